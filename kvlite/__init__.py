@@ -1,0 +1,39 @@
+"""kvlite: long chats and long documents on the one GPU you own.
+
+    import kvlite
+    runner = kvlite.load("smollm2-135m", method="kvx", budget=512)
+    answer = runner.generate(runner.tokenizer.encode("Once upon a time"), max_new_tokens=32)
+    print(answer.text, answer.ledger.line())
+
+Importing this changes nothing, needs no GPU, and does not import torch until it is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kvlite.errors import KvliteError
+from kvlite.settings import Settings
+
+if TYPE_CHECKING:
+    from kvlite.conversation import Conversation
+    from kvlite.ledger import Answer, Ledger, Piece
+    from kvlite.runner import Runner, load
+
+__version__ = "0.1.0"
+__all__ = ["Answer", "Conversation", "KvliteError", "Ledger", "Piece", "Runner", "Settings", "load"]
+
+_HOMES = {
+    "load": "runner",
+    "Runner": "runner",
+    "Conversation": "conversation",
+    "Answer": "ledger",
+    "Ledger": "ledger",
+    "Piece": "ledger",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvlite' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"kvlite.{_HOMES[name]}"), name)

@@ -1,0 +1,161 @@
+"""Attention without n x n masks: blocks that return their log-sum-exp, and how to merge them.
+
+Every function takes unrepeated KV heads: queries `(batch, heads, L, dim)`, keys and values
+`(batch, kv heads, N, dim)`, query head h reading KV head h // (heads / kv heads).
+`scale` multiplies the logits; `softcap` c bends them to c * tanh(logit / c) (Gemma 2).
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROW_BLOCK = 256
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention of L queries over N entries, and its log-sum-exp.
+
+    Args:
+        q, k, v: as in the module's header. With `causal`, L == N and row i sees entries 0..i.
+
+    Returns:
+        output `(batch, heads, L, dim)` in the queries' dtype and natural-log lse
+        `(batch, heads, L)` float32.
+    """
+    if softcap is not None:
+        return _plain(q, k, v, scale, softcap, causal)
+    return _backend(q)(q, k, v, scale, causal)
+
+
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention over two disjoint sets of entries from attention over each (output, lse)."""
+    (out_a, lse_a), (out_b, lse_b) = first, second
+    share = torch.sigmoid(lse_a - lse_b)[..., None]
+    return torch.lerp(out_b.float(), out_a.float(), share).to(out_a.dtype)
+
+
+def attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """Attention under a boolean mask `(L, N)`, True where entry j is visible to row i."""
+    if softcap is not None:
+        probabilities = _softmax(_logits(q, k, scale, softcap), ~mask)
+        return _weigh(probabilities, v, q)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+    )
+
+
+def attend_with_rows(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Decode attention that also says where it looked.
+
+    Returns:
+        output `(batch, heads, L, dim)` and the probabilities averaged over a KV head's queries,
+        `(batch, kv heads, L, N)` float32.
+    """
+    probabilities = _softmax(_logits(q, k, scale, softcap), None)
+    return _weigh(probabilities, v, q), probabilities.mean(2)
+
+
+def grouped(q: Tensor, kv_heads: int) -> Tensor:
+    """View queries `(batch, heads, L, dim)` as `(batch, kv heads, heads per KV head, L, dim)`."""
+    return q.view(q.shape[0], kv_heads, -1, *q.shape[2:])
+
+
+def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Logits `(batch, kv heads, group, L, N)` float32."""
+    group = grouped(q, k.shape[1])
+    batch, kv_heads, per_head, length, dim = group.shape
+    flat = group.reshape(batch, kv_heads, per_head * length, dim)
+    logits = torch.matmul(flat, k.transpose(-1, -2)).float().mul_(scale)
+    if softcap is not None:
+        logits = logits.div_(softcap).tanh_().mul_(softcap)
+    return logits.view(batch, kv_heads, per_head, length, -1)
+
+
+def _softmax(logits: Tensor, hidden: Tensor | None) -> Tensor:
+    if hidden is not None:
+        logits.masked_fill_(hidden, -torch.inf)
+    return logits.softmax(-1)
+
+
+def _weigh(probabilities: Tensor, v: Tensor, q: Tensor) -> Tensor:
+    """Values weighed by `(batch, kv heads, group, L, N)`, in the shape and dtype of q."""
+    out = torch.matmul(probabilities.flatten(2, 3).to(v.dtype), v)
+    return out.view(*q.shape[:1], v.shape[1], -1, q.shape[2], v.shape[3]).flatten(1, 2).to(q.dtype)
+
+
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Any device, any dtype, soft caps: row blocks in plain torch. The others' reference."""
+    outs, lses = [], []
+    columns = torch.arange(k.shape[2], device=q.device)
+    for start in range(0, q.shape[2], ROW_BLOCK):
+        rows = q[:, :, start : start + ROW_BLOCK]
+        stop = start + rows.shape[2] if causal else k.shape[2]
+        logits = _logits(rows, k[:, :, :stop], scale, softcap)
+        if causal:
+            index = torch.arange(start, stop, device=q.device)
+            logits.masked_fill_(columns[:stop] > index[:, None], -torch.inf)
+        lse = logits.logsumexp(-1)
+        outs.append(_weigh((logits - lse[..., None]).exp_(), v[:, :, :stop], rows))
+        lses.append(lse.flatten(1, 2))
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
+
+
+def _backend(q: Tensor) -> Backend:
+    if q.device.type == "cpu":
+        return _flash_cpu
+    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16):
+        return _flash_cuda
+    if q.device.type == "cuda":
+        return _efficient_cuda
+    return lambda q, k, v, scale, causal: _plain(q, k, v, scale, None, causal)
+
+
+def _flash_cpu(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, scale=scale
+    )
+    return out, lse
+
+
+def _flash_cuda(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    q_heads, k_heads, v_heads = _equal_heads(q, k, v, causal)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
+        q_heads, k_heads, v_heads, 0.0, causal, False, scale=scale
+    )[:2]
+    return out.reshape(q.shape), lse.reshape(q.shape[:3])
+
+
+def _efficient_cuda(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    q_heads, k_heads, v_heads = _equal_heads(q, k, v, causal)
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_heads, k_heads, v_heads, None, True, 0.0, causal, scale=scale
+    )[:2]
+    return out.reshape(q.shape), lse[..., : q_heads.shape[2]].reshape(q.shape[:3])
+
+
+def _equal_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As many KV heads as query heads: a causal block repeats its own (short) keys and values,
+    else a KV head's queries become rows of one head, and nothing is repeated."""
+    group = q.shape[1] // k.shape[1]
+    if causal:
+        return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    return grouped(q, k.shape[1]).flatten(2, 3), k, v

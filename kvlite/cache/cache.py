@@ -1,0 +1,190 @@
+"""The KV cache: flat, ragged storage a layer, true bytes, no write past its end."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.bank import Bank
+from kvlite.errors import InterruptedCacheError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What some KV heads of a bank keep: equally many entries a head.
+
+    Attributes:
+        source: the bank that holds the entries now.
+        slots: `(batch, heads, kept)` int64, ascending in position along the last dimension.
+        heads: which heads of `source`, as indices into `source.heads`; None for all of them.
+    """
+
+    source: Bank
+    slots: Tensor
+    heads: tuple[int, ...] | None = None
+
+
+def _gather(tensor: Tensor, slots: Tensor) -> Tensor:
+    """Pick `slots` (batch, heads, k) from `tensor` (batch, heads, capacity, dim)."""
+    return tensor.gather(2, slots[..., None].expand(-1, -1, -1, tensor.shape[-1]))
+
+
+class LayerCache:
+    """One layer's entries: flat buffers of `total` slots a sequence, and banks that view them.
+
+    Each KV head owns a run of slots; heads of equal capacity lie together as one `Bank`.
+
+    Attributes:
+        keys, values: `(batch, total, dim)` flat storage.
+        positions: `(batch, total)` int32.
+        banks: views of it, in order of their offset.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[tuple[tuple[int, ...], int]],
+        *,
+        batch: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        decode_rows: int = 0,
+    ) -> None:
+        """Allocate room for `sizes`: (KV heads, slots a head) for each bank."""
+        total = sum(len(heads) * capacity for heads, capacity in sizes)
+        self.keys = torch.empty(batch, total, dim, dtype=dtype, device=device)
+        self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
+        self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
+        self.banks: list[Bank] = []
+        offset = 0
+        for heads, capacity in sizes:
+            span = slice(offset, offset + len(heads) * capacity)
+            shape = (batch, len(heads), capacity)
+            rows = None
+            if decode_rows:
+                rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
+            self.banks.append(
+                Bank(
+                    heads=heads,
+                    keys=self.keys[:, span].view(*shape, dim),
+                    values=self.values[:, span].view(*shape, dim),
+                    positions=self.positions[:, span].view(shape),
+                    rows=rows,
+                )
+            )
+            offset = span.stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held, filled or not: keys, values, positions, remembered rows."""
+        held = [self.keys, self.values, self.positions]
+        held += [bank.rows for bank in self.banks if bank.rows is not None]
+        return sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+    @property
+    def entries_mean(self) -> float:
+        """Entries held, on average over the KV heads."""
+        heads = sum(len(bank.heads) for bank in self.banks)
+        return sum(len(bank.heads) * bank.used for bank in self.banks) / heads
+
+    def resized(self, capacities: Iterable[int], decode_rows: int = 0) -> "LayerCache":
+        """A copy with banks of `capacities` slots, entries ascending in position."""
+        ordered = [
+            Selection(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
+            for bank in self.banks
+        ]
+        return self.kept(ordered, capacities, decode_rows)
+
+    def kept(
+        self, selections: Iterable[Selection], capacities: Iterable[int], decode_rows: int = 0
+    ) -> "LayerCache":
+        """A new layer that holds only what `selections` name, in banks of `capacities` slots.
+
+        The entries are copied, so this layer's storage is free as soon as it is let go.
+        """
+        chosen = list(selections)
+        sizes = [
+            (
+                tuple(s.source.heads[i] for i in s.heads) if s.heads else s.source.heads,
+                capacity,
+            )
+            for s, capacity in zip(chosen, capacities, strict=True)
+        ]
+        layer = LayerCache(
+            sizes,
+            batch=self.keys.shape[0],
+            dim=self.keys.shape[2],
+            dtype=self.keys.dtype,
+            device=self.keys.device,
+            decode_rows=decode_rows,
+        )
+        for selection, bank in zip(chosen, layer.banks, strict=True):
+            _copy(selection, bank)
+        return layer
+
+
+def _copy(selection: Selection, bank: Bank) -> None:
+    source, slots = selection.source, selection.slots
+    pick = slice(None) if selection.heads is None else list(selection.heads)
+    bank.used = slots.shape[2]
+    bank.keys[:, :, : bank.used] = _gather(source.keys[:, pick], slots)
+    bank.values[:, :, : bank.used] = _gather(source.values[:, pick], slots)
+    bank.positions[:, :, : bank.used] = source.positions[:, pick].gather(2, slots)
+    if bank.rows is not None and source.rows is not None:
+        index = slots[:, :, None].expand(-1, -1, source.rows.shape[2], -1)
+        bank.rows[..., : bank.used] = source.rows[:, pick].gather(3, index)
+        bank.newest_row = source.newest_row
+
+
+@dataclass
+class KVCache:
+    """All layers, and how many tokens they have seen.
+
+    Attributes:
+        layers: one `LayerCache` a layer of the model.
+        seen: tokens read or generated so far; the next token's position.
+        writing: a decode step has begun and not ended.
+    """
+
+    layers: list[LayerCache]
+    seen: int = 0
+    writing: bool = False
+
+    @classmethod
+    def empty(
+        cls,
+        layers: int,
+        kv_heads: int,
+        dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch: int = 1,
+    ) -> "KVCache":
+        """A cache that has seen nothing."""
+        sizes = [(tuple(range(kv_heads)), 0)]
+        return cls(
+            [
+                LayerCache(sizes, batch=batch, dim=dim, dtype=dtype, device=device)
+                for _ in range(layers)
+            ]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held by all layers, filled or not."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def entries_mean(self) -> float:
+        """Entries held, on average over layers and KV heads."""
+        return sum(layer.entries_mean for layer in self.layers) / len(self.layers)
+
+    def require_whole(self) -> None:
+        """Raises InterruptedCacheError if the last step never ended, so that layers disagree."""
+        if self.writing:
+            raise InterruptedCacheError(
+                "an interrupted step left this conversation's cache half written: "
+                "start a new conversation"
+            )

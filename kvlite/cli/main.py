@@ -1,0 +1,49 @@
+"""The `kvlite` program."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from kvlite import __version__
+from kvlite.cli.ask import ask
+from kvlite.cli.methods import methods
+from kvlite.errors import KvliteError
+
+BAD_INPUT = 2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Long chats and long documents on the one GPU you own.",
+    epilog='Try: kvlite ask report.pdf "What does it conclude?"',
+)
+app.command()(ask)
+app.command()(methods)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"kvlite {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command line; what users can mend is one sentence and exit code 2."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        app()
+    except (KvliteError, OSError) as error:
+        print(f"kvlite: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)

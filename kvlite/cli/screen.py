@@ -1,0 +1,68 @@
+"""What a command shows beside its result, on standard error: notices and progress."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+
+def console(quiet: bool = False) -> Console:
+    """Standard error as it is now, whatever is redirected later."""
+    return Console(file=sys.stderr, quiet=quiet, highlight=False, soft_wrap=True)
+
+
+class ReadingBar:
+    """A bar for `engine.prefill.Progress`, with the time left; gone once closed."""
+
+    def __init__(self, screen: Console, title: str) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
+        shown = screen.is_terminal and not screen.quiet
+        self._bar = Progress(*columns, console=screen, transient=True, disable=not shown)
+        self._task = self._bar.add_task(title, total=None)
+        self._bar.start()
+
+    def update(self, done: int, total: int) -> None:
+        """So much of the work is done."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    def close(self) -> None:
+        """Take the bar off the screen; harmless to repeat."""
+        self._bar.stop()
+
+
+@contextmanager
+def reading_bar(screen: Console, title: str) -> Iterator[ReadingBar]:
+    """A bar that is closed at the latest when the block ends."""
+    bar = ReadingBar(screen, title)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Event]:
+    """The first Ctrl-C sets the event, so that work stops where nothing is lost; a second one
+    interrupts at once."""
+    stop = Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,55 @@
+"""From logits to the next token, with transformers' own logits processors."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kvlite.settings import Settings
+
+
+class Sampler:
+    """Draws tokens as the settings say; greedy at temperature 0."""
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        from transformers import (
+            LogitsProcessorList,
+            MinPLogitsWarper,
+            RepetitionPenaltyLogitsProcessor,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
+        self.greedy = settings.temperature == 0
+        self.penalised = settings.repetition_penalty != 1
+        self.processors = LogitsProcessorList()
+        if self.penalised:
+            self.processors.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+        if not self.greedy:
+            self.processors.append(TemperatureLogitsWarper(settings.temperature))
+            if settings.top_k:
+                self.processors.append(TopKLogitsWarper(settings.top_k))
+            if settings.top_p < 1:
+                self.processors.append(TopPLogitsWarper(settings.top_p))
+            if settings.min_p:
+                self.processors.append(MinPLogitsWarper(settings.min_p))
+        self.generator = torch.Generator(device)
+        if settings.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(settings.seed)
+
+    def __call__(self, logits: Tensor, seen: list[int]) -> int:
+        """The next token of one sequence.
+
+        Args:
+            logits: `(1, vocab)` float32.
+            seen: every token before it; looked at only where repetition is penalised.
+        """
+        context = torch.tensor([seen if self.penalised else []], device=logits.device)
+        scores: Tensor = self.processors(cast(torch.LongTensor, context.long()), logits)
+        if self.greedy:
+            return int(scores.argmax(-1))
+        draw = torch.multinomial(scores.softmax(-1), 1, generator=self.generator)
+        return int(draw)

@@ -1,0 +1,65 @@
+"""Tokens to text as they come, never splitting a character, never showing a stop string."""
+
+from typing import Any
+
+_UNFINISHED = "\ufffd"
+
+
+class TextStream:
+    """Turns tokens into pieces of text; what may still change is held back.
+
+    Attributes:
+        stopped: a stop string was met; text from it on is dropped.
+    """
+
+    def __init__(self, tokenizer: Any, stops: tuple[str, ...] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.stops = tuple(stop for stop in stops if stop)
+        self.stopped = False
+        self.ids: list[int] = []
+        self.shown = 0
+        self.decoded = 0
+        self.held = ""
+
+    def push(self, token_id: int) -> str:
+        """The text that is now certain; often empty in the middle of a character."""
+        self.ids.append(token_id)
+        before = self._decode(self.ids[self.shown : self.decoded])
+        after = self._decode(self.ids[self.shown :])
+        if after.endswith(_UNFINISHED) or len(after) <= len(before):
+            return ""
+        self.shown, self.decoded = self.decoded, len(self.ids)
+        return self._release(after[len(before) :])
+
+    def flush(self) -> str:
+        """The rest, at the end of an answer, half characters included."""
+        if self.stopped:
+            return ""
+        before = self._decode(self.ids[self.shown : self.decoded])
+        rest = self._release(self._decode(self.ids[self.shown :])[len(before) :])
+        self.shown = self.decoded = len(self.ids)
+        held, self.held = ("", "") if self.stopped else (self.held, "")
+        return rest + held
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _release(self, text: str) -> str:
+        self.held += text
+        met = [at for at in (self.held.find(stop) for stop in self.stops) if at >= 0]
+        if met:
+            self.stopped = True
+            text, self.held = self.held[: min(met)], ""
+            return text
+        keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
+        text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

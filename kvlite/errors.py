@@ -1,0 +1,33 @@
+"""What can go wrong, in sentences for people.
+
+Every error a user can cause is a `KvliteError` whose message names the value and the remedy;
+front ends print it as it is and exit with code 2.
+"""
+
+
+class KvliteError(Exception):
+    """Something the user asked for cannot be done; the message says what and what to do."""
+
+
+class DocumentError(KvliteError):
+    """A file cannot be read as a document."""
+
+
+class ModelError(KvliteError):
+    """A model cannot be found, opened, or run by this engine."""
+
+
+class SettingError(KvliteError):
+    """A setting has an unknown name or a value out of its range."""
+
+
+class ContextError(KvliteError):
+    """What should be read is longer than the model was trained for."""
+
+
+class CapacityError(KvliteError):
+    """A cache would be written past its end; torch itself drops such a write without a word."""
+
+
+class InterruptedCacheError(KvliteError):
+    """A cache was left half written by an interrupted step and must not be used further."""

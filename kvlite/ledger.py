@@ -1,0 +1,113 @@
+"""What an answer was made from, and what it cost: the account every front end shows."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Accounting of one answer, as it stands.
+
+    Attributes:
+        finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted";
+            None while the answer goes on.
+        model, device, dtype, method: what was used.
+        budget: mean entries a KV head and layer that were allowed.
+        prompt_tokens: tokens read for this answer.
+        seen_tokens: tokens the conversation has read and written.
+        generated_tokens: tokens of the answer.
+        kept_entries_mean: entries held, mean over layers and KV heads.
+        kv_bytes: bytes of the cache's storage.
+        full_kv_bytes: bytes of keys and values if nothing were dropped.
+        peak_bytes: peak memory, weights included.
+        time_to_first_token_s, prefill_tokens_per_s, decode_tokens_per_s: speed.
+    """
+
+    finish_reason: FinishReason | None
+    model: str
+    device: str
+    dtype: str
+    method: str
+    budget: int
+    prompt_tokens: int
+    seen_tokens: int
+    generated_tokens: int
+    kept_entries_mean: float
+    kv_bytes: int
+    full_kv_bytes: int
+    peak_bytes: int
+    time_to_first_token_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """One line for people."""
+        share = self.kept_entries_mean / max(1, self.seen_tokens)
+        parts = [
+            f"read {self.prompt_tokens:,} tokens",
+            f"kept {self.kept_entries_mean:,.0f} of {self.seen_tokens:,} ({share:.0%}) "
+            f"with {self.method}",
+            f"KV {readable(self.kv_bytes)} of {readable(self.full_kv_bytes)}",
+            f"peak {readable(self.peak_bytes)}",
+            f"first token {self.time_to_first_token_s:.1f} s",
+            f"{self.decode_tokens_per_s:.1f} tokens/s",
+        ]
+        if self.finish_reason == "length":
+            parts.append("stopped at the length limit")
+        if self.finish_reason == "interrupted":
+            parts.append("interrupted")
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer as it streams: a token, the text that became certain, the account."""
+
+    token_id: int
+    text: str
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer.
+
+    Attributes:
+        text: without special tokens and stop strings.
+        token_ids: every generated token, the ending one included.
+        ledger: what it was made from.
+    """
+
+    text: str
+    token_ids: list[int]
+    ledger: Ledger
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+        return self.ledger.finish_reason
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the cache's storage at the end."""
+        return self.ledger.kv_bytes
+
+    @property
+    def full_kv_bytes(self) -> int:
+        """Bytes of keys and values if nothing were dropped."""
+        return self.ledger.full_kv_bytes
+
+
+def readable(count: float) -> str:
+    """Bytes as people write them: `24.3 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

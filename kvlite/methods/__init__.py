@@ -1,0 +1,57 @@
+"""The methods kvlite knows. Adding one is one file and one line here."""
+
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
+from kvlite.errors import SettingError
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.full import Full
+from kvlite.methods.kvx import KVX
+from kvlite.methods.pyramidkv import PyramidKV
+from kvlite.methods.random import Random
+from kvlite.methods.snapkv import SnapKV
+from kvlite.methods.streaming import Streaming
+
+__all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Full, Random, Streaming, SnapKV, PyramidKV, KVX)
+}
+
+
+def parse_method(spec: str) -> Method:
+    """The method a user wrote: `kvx`, or with options `kvx:omega=8,pool=31`.
+
+    Raises:
+        SettingError: no such method or option, or a value of the wrong kind.
+    """
+    name, _, options = spec.strip().partition(":")
+    if name not in METHODS:
+        raise SettingError(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
+    kind = METHODS[name]
+    hints = get_type_hints(kind)
+    known = {option.name: hints[option.name] for option in fields(kind)}
+    values: dict[str, object] = {}
+    for pair in filter(None, options.split(",")):
+        key, _, text = pair.partition("=")
+        if key not in known:
+            offer = ", ".join(known) or "none"
+            raise SettingError(f"method {name} has no option {key!r}: it has {offer}")
+        values[key] = _value(f"{name}:{key}", text, known[key])
+    return kind(**values)
+
+
+def _value(where: str, text: str, hint: object) -> object:
+    choices = get_args(hint)
+    if choices:
+        if text not in choices:
+            raise SettingError(f"{where}={text!r} is not one of {', '.join(choices)}")
+        return text
+    if hint is bool:
+        if text not in ("true", "false", "True", "False"):
+            raise SettingError(f"{where}={text!r} is not true or false")
+        return text.lower() == "true"
+    try:
+        return float(text) if hint is float else int(text)
+    except ValueError:
+        raise SettingError(f"{where}={text!r} is not a number") from None

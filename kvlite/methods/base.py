@@ -1,0 +1,120 @@
+"""What a method is: how much each layer keeps, which entries, and what gives way in decode."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvlite.cache import Bank, Selection
+from kvlite.errors import SettingError
+from kvlite.methods.budgets import uniform
+from kvlite.methods.scores import Window
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer as it stands when all new tokens went through it.
+
+    Attributes:
+        layer: its index in the model.
+        banks: every candidate, old and new, ascending in position within a head.
+        window: the last queries read, as many as `Method.observation` asked for.
+        budget: entries a KV head may keep.
+    """
+
+    layer: int
+    banks: list[Bank]
+    window: Window
+    budget: int
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to keep a cache small. Pure: all state is in the banks it is shown.
+
+    Subclasses are frozen dataclasses; their fields are the options a user can set.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    frees_memory: ClassVar[bool] = True
+
+    @abstractmethod
+    def select(self, view: LayerView) -> list[Selection]:
+        """Which entries of a layer stay, once it has been read; called only if it holds more
+        than its budget."""
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """Entries a KV head each layer keeps, summing to `layers * average`.
+
+        Args:
+            average: mean entries a KV head and layer, windows and sinks included.
+            seen: tokens to choose from, more than `average`.
+        """
+        return uniform(average, layers)
+
+    def observation(self, budget: int) -> int:
+        """How many of the last queries `select` wants to see."""
+        return 0
+
+    @property
+    def decode_rows(self) -> int:
+        """How many attention rows a bank must remember for `evict`."""
+        return 0
+
+    @property
+    def least_budget(self) -> int:
+        """The smallest mean budget that makes sense."""
+        return 1
+
+    @property
+    def bounded(self) -> bool:
+        """Whether lines stay within their budget while decoding."""
+        return False
+
+    def evict(self, bank: Bank, budget: int) -> Tensor:
+        """What a new token overwrites in a full bank, if the method is `bounded`.
+
+        Returns:
+            `(batch, heads)` int64 slots.
+        """
+        raise AssertionError(f"{self.name} does not evict while decoding")
+
+    def trim(self, bank: Bank, budget: int) -> Tensor | None:
+        """What a bank keeps after a decode step, where more than one entry a step goes.
+
+        Returns:
+            `(batch, heads, kept)` int64 slots ascending in position; None keeps everything.
+        """
+        return None
+
+    def check(self, average: int) -> None:
+        """Raises SettingError if the budget is too small for this method's options."""
+        if average < self.least_budget:
+            raise SettingError(
+                f"a budget of {average} entries is too small for {self.spec}: "
+                f"give it at least {self.least_budget} (--budget), or a smaller window"
+            )
+
+    def require(self, option: str, holds: bool, rule: str) -> None:
+        """Raises SettingError naming the option if its value breaks `rule`."""
+        if not holds:
+            value = getattr(self, option)
+            raise SettingError(f"{self.name}:{option}={value} is out of range: it must be {rule}")
+
+    @classmethod
+    def defaults(cls) -> dict[str, object]:
+        """The options a user can set, and their defaults."""
+        return {option.name: option.default for option in fields(cls)}
+
+    @property
+    def spec(self) -> str:
+        """How a user writes this method: its name and the options that are not defaults."""
+        options = [
+            f"{name}={getattr(self, name)}"
+            for name, default in self.defaults().items()
+            if getattr(self, name) != default
+        ]
+        return f"{self.name}:{','.join(options)}" if options else self.name

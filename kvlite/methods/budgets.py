@@ -1,0 +1,100 @@
+"""How many entries each layer keeps: integers that sum exactly to what was asked for."""
+
+from collections.abc import Sequence
+from math import floor
+from typing import Literal
+
+Rounding = Literal["exact", "official"]
+Short = Literal["uniform", "reflect"]
+
+
+def largest_remainder(ideal: Sequence[float], total: int, low: int, high: int) -> list[int]:
+    """Round `ideal` entries a layer to integers within `low .. high` that sum to `total`.
+
+    The leftovers of rounding down go to the largest fractions, ties to the lower layer; what
+    clamping adds or takes is shared out over the layers that are not clamped.
+
+    Returns:
+        One integer a layer; their sum is `total` brought within `len(ideal) * low .. high`.
+    """
+    layers = len(ideal)
+    total = max(layers * low, min(total, layers * high))
+    free = list(range(layers))
+    fixed: dict[int, int] = {}
+    while True:
+        spare = total - sum(fixed.values())
+        shift = (spare - sum(ideal[i] for i in free)) / len(free) if free else 0.0
+        wanted = {i: ideal[i] + shift for i in free}
+        over = [i for i in free if wanted[i] > high]
+        under = [i for i in free if wanted[i] < low]
+        if not over and not under:
+            break
+        # Clamping one side at a time, the heavier first, never has to be undone.
+        excess = sum(wanted[i] - high for i in over)
+        lack = sum(low - wanted[i] for i in under)
+        for i in over if excess >= lack else under:
+            fixed[i] = high if excess >= lack else low
+        free = [i for i in free if i not in fixed]
+    whole = {i: floor(wanted[i] + 1e-9) for i in free}
+    left = total - sum(fixed.values()) - sum(whole.values())
+    by_fraction = sorted(free, key=lambda i: (-round(wanted[i] - whole[i], 9), i))
+    for i in by_fraction[:left]:
+        whole[i] += 1
+    return [fixed[i] if i in fixed else whole[i] for i in range(layers)]
+
+
+def uniform(average: int, layers: int) -> list[int]:
+    """The same for every layer."""
+    return [average] * layers
+
+
+def pyramid(
+    average: int,
+    layers: int,
+    seen: int,
+    *,
+    window: int,
+    beta: float,
+    rounding: Rounding = "exact",
+    short: Short = "uniform",
+    least: int = 1,
+) -> list[int]:
+    """Arithmetically falling budgets: much for the first layer, little for the last.
+
+    Source: "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling",
+    section 4.2.1, Eq. 1, and its official code for the cap at the prompt's length and for
+    prompts under twice the budget.
+
+    Args:
+        average: mean entries a layer, the window included.
+        seen: tokens to choose from.
+        window: entries every layer keeps beside the line; 0 for a line alone (KV-X).
+        beta: the last layer's share of the mean is 1 / beta; 1 is uniform.
+        rounding: "exact" sums to `average * layers`; "official" rounds the step down as the
+            released code does, which spends more than was asked for.
+        short: prompts under `2 * (average - window)` get uniform budgets, or the same line
+            reflected at the prompt's length.
+        least: entries of the line that every layer gets.
+
+    Returns:
+        Entries a layer, the window included.
+    """
+    chosen, available = average - window, seen - window
+    if chosen >= available:
+        return [seen] * layers
+    if layers == 1 or (short == "uniform" and seen < 2 * chosen):
+        return uniform(average, layers)
+    if rounding == "official":
+        bottom = int(chosen // beta)
+        top = 2 * chosen - bottom
+        if top >= available:
+            top, bottom = available, 2 * chosen - available
+        step = (top - bottom) // (layers - 1)
+        return [top - step * layer + window for layer in range(layers)]
+    low = chosen / beta
+    high = 2 * chosen - low
+    if high > available:
+        high, low = float(available), float(2 * chosen - available)
+    line = [high - (high - low) * layer / (layers - 1) for layer in range(layers)]
+    rounded = largest_remainder(line, chosen * layers, min(least, chosen), available)
+    return [entries + window for entries in rounded]

@@ -1,0 +1,25 @@
+"""Keep everything: the yardstick."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlite.cache import Selection
+from kvlite.methods.base import LayerView, Method
+
+
+@dataclass(frozen=True)
+class Full(Method):
+    """Every token stays in the cache, as in any other runner; nothing is freed."""
+
+    name: ClassVar[str] = "full"
+    summary: ClassVar[str] = "keeps every entry; the yardstick the others are measured by"
+    paper: ClassVar[str] = "Attention Is All You Need, section 3.2"
+    frees_memory: ClassVar[bool] = False
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """All of it, whatever the budget."""
+        return [seen] * layers
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """Never called: a full layer never holds more than its budget."""
+        raise AssertionError("full keeps everything")

@@ -1,0 +1,158 @@
+"""KV-X: a lambda mask of sink and stream, and the top k of the middle, in every layer's line."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.budgets import pyramid
+from kvlite.methods.scores import Pooling, Reduce, pool, window_scores
+from kvlite.methods.snapkv import with_ends
+
+
+@dataclass(frozen=True)
+class KVX(Method):
+    """Sink and stream by position, the middle by attention, lines shorter in higher layers,
+    while reading and at every decode step.
+
+    Source: "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference",
+    sections 3.1 to 3.3. The paper leaves open: the first and last line lengths (we take
+    PyramidKV's line, which it follows), whether scores are per head (they are, unless
+    `per_layer`), and what a line is cut to. Of that it gives two readings:
+
+    - middle="budget" (Eq. 6): line C keeps C/(2 omega) sinks, as many stream entries, and fills
+      up with the best of the middle. While decoding, each new token costs the weakest middle
+      entry its slot.
+    - middle="example" (the example of section 4, and what Table 1's memory agrees with): a line
+      of N entries keeps N/(2 omega) sinks, stream and middle each, whenever it is longer than
+      the context limit.
+
+    Attributes:
+        omega: lambda mask width: the mask takes 1/omega of the line (2, 4, 8, 16, 32).
+        middle: which reading.
+        limit: entries a line must exceed to be compressed; 0 for the budget.
+        until_limit: with "example", repeat until the line is within the limit.
+        alpha: last queries that vote while reading; 0 for as many as the line holds (the paper).
+        beta: steepness of the lines; 1 for equal lines.
+        recent: attention rows that vote while decoding.
+        per_layer: one vote for all heads of a layer.
+        pool, pooling, queries, heads: as in SnapKV; the paper does not pool.
+    """
+
+    name: ClassVar[str] = "kvx"
+    summary: ClassVar[str] = "keeps sink, stream and the middle's top k; also while answering"
+    paper: ClassVar[str] = (
+        "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference, sections 3.1-3.3"
+    )
+
+    omega: int = 4
+    middle: Literal["budget", "example"] = "budget"
+    limit: int = 0
+    until_limit: bool = False
+    alpha: int = 0
+    beta: float = 20
+    recent: int = 8
+    per_layer: bool = False
+    pool: int = 1
+    pooling: Pooling = "max"
+    queries: Reduce = "sum"
+    heads: Reduce = "mean"
+
+    def __post_init__(self) -> None:
+        self.require("omega", self.omega >= 1, "1 or more")
+        self.require("limit", self.limit >= 0, "0 or more")
+        self.require("alpha", self.alpha >= 0, "0 or more")
+        self.require("beta", self.beta >= 1, "1 or more")
+        self.require("recent", self.recent >= 1, "1 or more")
+        self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
+
+    @property
+    def least_budget(self) -> int:
+        """A sink, a stream entry and a middle one, in the shortest line."""
+        return 3
+
+    @property
+    def decode_rows(self) -> int:
+        """Votes come from the last few decode steps."""
+        return self.recent
+
+    @property
+    def bounded(self) -> bool:
+        """Lines of the "budget" reading never grow past their budget."""
+        return self.middle == "budget"
+
+    def observation(self, budget: int) -> int:
+        """The last alpha queries."""
+        return self.alpha or budget
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """Lines on the arithmetic slope of Eq. 2; in the "example" reading the limit itself."""
+        if seen <= (self.limit or average):
+            return [max(seen, average)] * layers
+        if self.middle == "example":
+            return [self.limit or average] * layers
+        return pyramid(average, layers, seen, window=0, beta=self.beta, least=self.least_budget)
+
+    def mask_width(self, line: int) -> int:
+        """Sinks (and as many stream entries) of a line, Eq. 5."""
+        if self.middle == "example":
+            return max(1, line // (2 * self.omega))
+        return min(max(1, line // (2 * self.omega)), (line - 1) // 2)
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """Eq. 3 to 7."""
+        votes = [window_scores(bank, view.window, self.queries, self.heads) for bank in view.banks]
+        return [
+            Selection(bank, self._cut(bank, score, view.budget))
+            for bank, score in zip(view.banks, self._shared(votes), strict=True)
+        ]
+
+    def evict(self, bank: Bank, budget: int) -> Tensor:
+        """The weakest entry between sinks and stream; the newcomer counts to the stream."""
+        width = self.mask_width(budget)
+        order = bank.positions.sort(dim=-1).values
+        sink_end = order[..., width - 1, None]
+        stream_start = order[..., bank.used - width + 1, None] if width > 1 else order[..., -1:] + 1
+        outside = (bank.positions <= sink_end) | (bank.positions >= stream_start)
+        votes = self._shared([bank.scores()])[0]
+        return votes.masked_fill(outside, torch.inf).argmin(-1)
+
+    def trim(self, bank: Bank, budget: int) -> Tensor | None:
+        """The "example" reading's cut of a line that outgrew the limit."""
+        if self.middle == "budget" or bank.used <= budget:
+            return None
+        order = bank.positions[..., : bank.used].argsort(-1)
+        votes = self._shared([bank.scores()])[0].gather(-1, order)
+        return order.gather(-1, self._cut(bank, votes, budget))
+
+    def _shared(self, votes: list[Tensor]) -> list[Tensor]:
+        if not self.per_layer:
+            return votes
+        return [score.mean(1, keepdim=True).expand_as(score) for score in votes]
+
+    def _cut(self, bank: Bank, votes: Tensor, budget: int) -> Tensor:
+        """Slots to keep of a line in order, by votes `(batch, heads, used)`."""
+        if self.middle == "budget":
+            width = self.mask_width(budget)
+            middle = votes[..., width : bank.used - width]
+            scores = pool(middle, self.pool, self.pooling)
+            return with_ends(scores, bank, budget - 2 * width, width, width)
+        kept = torch.arange(bank.used, device=votes.device).expand(votes.shape)
+        while kept.shape[-1] > budget:
+            line = kept.shape[-1]
+            width = self.mask_width(line)
+            if line < 3 * width + 1:
+                break
+            survivors = votes.gather(-1, kept)
+            scores = pool(survivors[..., width : line - width], self.pool, self.pooling)
+            best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :width]
+            inner = best.sort(dim=-1).values + width
+            kept = torch.cat(
+                [kept[..., :width], kept.gather(-1, inner), kept[..., line - width :]], -1
+            )
+            if not self.until_limit:
+                break
+        return kept

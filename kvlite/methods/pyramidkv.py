@@ -1,0 +1,55 @@
+"""PyramidKV: SnapKV's choice, with more entries for the first layers and fewer for the last."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlite.methods.budgets import Rounding, Short, pyramid, uniform
+from kvlite.methods.snapkv import SnapKV
+
+
+@dataclass(frozen=True)
+class PyramidKV(SnapKV):
+    """Budgets fall linearly from layer to layer; within a layer it chooses as SnapKV does.
+
+    Source: "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling",
+    section 4.2; window, pooling and beta as in its experiments (section 5.1).
+
+    Attributes:
+        beta: steepness; the last layer chooses 1 / beta of the mean, 1 is SnapKV.
+        rounding: "exact" spends the budget; "official" as the released code, which over-spends.
+        short: budgets of prompts under twice the budget: "uniform" or "reflect".
+        least: chosen entries every layer gets.
+    """
+
+    name: ClassVar[str] = "pyramidkv"
+    summary: ClassVar[str] = "SnapKV with budgets that shrink from the first layer to the last"
+    paper: ClassVar[str] = (
+        "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, "
+        "section 4.2"
+    )
+
+    window: int = 8
+    beta: float = 20
+    rounding: Rounding = "exact"
+    short: Short = "uniform"
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("beta", self.beta >= 1, "1 or more")
+        self.require("least", self.least >= 0, "0 or more")
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """The pyramid of Eq. 1; prompts within the budget are left alone."""
+        if seen <= average:
+            return uniform(average, layers)
+        return pyramid(
+            average,
+            layers,
+            seen,
+            window=self.window,
+            beta=self.beta,
+            rounding=self.rounding,
+            short=self.short,
+            least=self.least,
+        )

@@ -1,0 +1,46 @@
+"""Keep entries at random: the control that a method must beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from kvlite.cache import Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.snapkv import with_ends
+
+
+@dataclass(frozen=True)
+class Random(Method):
+    """Entries drawn evenly, and the last `window`, as SnapKV would keep them.
+
+    Attributes:
+        window: last tokens that stay.
+        seed: the draw; the same for the same seed, layer and length.
+    """
+
+    name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "keeps entries at random and the last few; the control"
+    paper: ClassVar[str] = "none; the control every selection is compared with"
+
+    window: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.require("window", self.window >= 1, "1 or more")
+
+    @property
+    def least_budget(self) -> int:
+        """The window and one chosen entry."""
+        return self.window + 1
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """As many random entries as fit before the window."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + view.layer)
+        selections = []
+        for bank in view.banks:
+            shape = (*bank.positions.shape[:2], bank.used - self.window)
+            scores = torch.rand(shape, generator=generator).to(bank.keys.device)
+            chosen = view.budget - self.window
+            selections.append(Selection(bank, with_ends(scores, bank, chosen, 0, self.window)))
+        return selections

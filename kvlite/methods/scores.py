@@ -1,0 +1,133 @@
+"""Which entries matter: attention from an observation window, pooled, and its top k.
+
+Source: "SnapKV: LLM Knows What You are Looking for Before Generation", section 4; the rules for
+grouped queries are ours (docs/architecture.md).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.attention import grouped
+from kvlite.cache import Bank
+
+Reduce = Literal["sum", "mean", "max"]
+Pooling = Literal["max", "avg"]
+
+ELEMENTS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Window:
+    """The queries a layer is judged by: the last ones read.
+
+    Attributes:
+        queries: `(batch, heads, rows, dim)`, after their rotation.
+        start: position of the first of them; the rest follow it.
+        kv_heads: KV heads of the layer.
+        scale, softcap: how the model turns products into logits.
+    """
+
+    queries: Tensor
+    start: int
+    kv_heads: int
+    scale: float
+    softcap: float | None = None
+
+    @property
+    def end(self) -> int:
+        """Position after the last query."""
+        return self.start + self.queries.shape[2]
+
+    def last(self, rows: int) -> "Window":
+        """The same window, its last `rows` queries only."""
+        dropped = max(0, self.queries.shape[2] - rows)
+        return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
+
+    def row(self, index: int) -> "Window":
+        """The window of one query, the `index`-th."""
+        return replace(
+            self, queries=self.queries[:, :, index : index + 1], start=self.start + index
+        )
+
+    def attention(self, bank: Bank, head: int, rows: slice) -> Tensor:
+        """Probabilities of some rows over one head's entries.
+
+        Args:
+            head: index into `bank.heads`.
+            rows: which of the window's queries.
+
+        Returns:
+            `(batch, heads per KV head, rows, used)` float32; later entries have 0.
+        """
+        queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
+        keys = bank.keys[:, head, : bank.used]
+        logits = torch.matmul(queries.flatten(1, 2), keys.transpose(-1, -2)).float()
+        logits = logits.mul_(self.scale).view(*queries.shape[:3], -1)
+        if self.softcap is not None:
+            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
+        # Entries ascend in position, so only the last few can lie ahead of a row.
+        tail = slice(max(0, bank.used - (self.end - self.start - rows.start)), bank.used)
+        future = bank.positions[:, None, head, None, tail] > asked[:, None]
+        logits[..., tail].masked_fill_(future, -torch.inf)
+        return logits.softmax(-1)
+
+
+def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: Reduce) -> Tensor:
+    """How much attention each entry got from the window: first over rows, then over a KV
+    head's query heads.
+
+    Computed a head and a block of rows at a time, so the workspace stays at a few megabytes.
+
+    Returns:
+        `(batch, heads of the bank, used)` float32.
+    """
+    count = window.queries.shape[2]
+    group = window.queries.shape[1] // window.kv_heads
+    block = max(1, ELEMENTS_AT_ONCE // max(1, bank.used * group * window.queries.shape[0]))
+    scores = []
+    for head in range(len(bank.heads)):
+        total: Tensor | None = None
+        for start in range(0, count, block):
+            rows = slice(start, min(start + block, count))
+            part = window.attention(bank, head, rows)
+            if over_queries == "max":
+                part = part.amax(2)
+                total = part if total is None else torch.maximum(total, part)
+            else:
+                part = part.sum(2)
+                total = part if total is None else total.add_(part)
+        assert total is not None
+        if over_queries == "mean":
+            total = total / count
+        scores.append(_reduce(total, over_heads))
+    return torch.stack(scores, 1)
+
+
+def _reduce(scores: Tensor, how: Reduce) -> Tensor:
+    if how == "max":
+        return scores.amax(1)
+    return scores.mean(1) if how == "mean" else scores.sum(1)
+
+
+def pool(scores: Tensor, kernel: int, kind: Pooling) -> Tensor:
+    """Smooth scores `(batch, heads, n)` over `kernel` neighbours, so that spans are kept, not
+    single tokens. The kernel shrinks to the largest odd number that fits; 1 changes nothing."""
+    n = scores.shape[-1]
+    kernel = min(kernel, n if n % 2 else n - 1)
+    if kernel <= 1:
+        return scores
+    function = F.max_pool1d if kind == "max" else F.avg_pool1d
+    pooled: Tensor = function(scores, kernel, stride=1, padding=kernel // 2)
+    return pooled
+
+
+def top(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest scores along the last dimension, ascending; ties go to the
+    lower index, which `torch.topk` does not promise."""
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return best.sort(dim=-1).values

@@ -1,0 +1,62 @@
+"""StreamingLLM: the first few tokens and the most recent ones."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, Selection
+from kvlite.methods.base import LayerView, Method
+
+_NEVER = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True)
+class Streaming(Method):
+    """Sinks and a rolling window, with the tokens' original positions.
+
+    Source: "Efficient Streaming Language Models with Attention Sinks", section 3.2.
+
+    Attributes:
+        sinks: first tokens that always stay.
+    """
+
+    name: ClassVar[str] = "streaming"
+    summary: ClassVar[str] = "keeps the first tokens and the most recent ones; the middle is lost"
+    paper: ClassVar[str] = "Efficient Streaming Language Models with Attention Sinks, section 3.2"
+
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        self.require("sinks", self.sinks >= 0, "0 or more")
+
+    @property
+    def least_budget(self) -> int:
+        """Room for the sinks and one more."""
+        return self.sinks + 1
+
+    @property
+    def bounded(self) -> bool:
+        """The window rolls while decoding."""
+        return True
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """The first `sinks` slots and the last ones."""
+        return [
+            Selection(bank, ends(bank, self.sinks, view.budget - self.sinks)) for bank in view.banks
+        ]
+
+    def evict(self, bank: Bank, budget: int) -> Tensor:
+        """The oldest entry that is not a sink."""
+        age = bank.positions.masked_fill(bank.positions < self.sinks, _NEVER)
+        return age.argmin(-1)
+
+
+def ends(bank: Bank, first: int, last: int) -> Tensor:
+    """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`."""
+    used, device = bank.used, bank.keys.device
+    slots = torch.cat(
+        [torch.arange(first, device=device), torch.arange(used - last, used, device=device)]
+    )
+    return slots.expand(*bank.positions.shape[:2], -1)

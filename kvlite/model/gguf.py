@@ -1,0 +1,92 @@
+"""GGUF files: converted once to safetensors, kept under the user's cache folder by content."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from kvlite.errors import ModelError
+from kvlite.model.shape import ADMITTED, require_admitted
+
+_GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+_FORMAT = 1
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept; `KVLITE_CACHE` overrides the platform's cache folder."""
+    from platformdirs import user_cache_path
+
+    return Path(os.environ.get("KVLITE_CACHE") or user_cache_path("kvlite"))
+
+
+def converted_folder(gguf: Path, notify: Callable[[str], None] | None = None) -> Path:
+    """The safetensors folder of a GGUF file, made on first use (about 20 s for 135M weights).
+
+    It is written to a temporary folder and renamed, so it is whole or not there. The name is
+    the SHA-256 of the file's content: a changed file is converted anew.
+
+    Raises:
+        ModelError: the file is not a whole GGUF, or its architecture is not admitted.
+    """
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = cache_folder() / "models" / f"{gguf.stem}-{digest[:16]}-v{_FORMAT}"
+    if folder.is_dir():
+        return folder
+    _check(gguf)
+    if notify is not None:
+        notify(f"Converting {gguf.name} to safetensors, once, into {folder.parent}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        _convert(gguf, partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            # Another process finished the same conversion first.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _check(gguf: Path) -> None:
+    """Raises ModelError unless the file is a whole GGUF of an admitted architecture."""
+    from gguf import GGUFReader
+
+    with gguf.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{gguf} is not a GGUF file: its first bytes are not 'GGUF'")
+    try:
+        reader = GGUFReader(gguf)
+        architecture = reader.fields["general.architecture"].contents()
+        end = max(int(t.data_offset) + int(t.n_bytes) for t in reader.tensors)
+    except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
+        raise ModelError(f"{gguf} is truncated or damaged ({error}): download it again") from None
+    if end > gguf.stat().st_size:
+        raise ModelError(f"{gguf} is truncated: download it again")
+    require_admitted(_GGUF_NAMES.get(architecture, architecture), str(gguf))
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
+    with redirect_stderr(StringIO()):  # transformers draws thousands of progress lines
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
+        model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **place)
+    assert model.config.model_type in ADMITTED
+    # transformers refuses to save what it believes is still quantized.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    with redirect_stderr(StringIO()):
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,153 @@
+"""Weights and tokenizer in memory, and the parts of a model the engine runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.errors import ModelError, SettingError
+from kvlite.model.hook import ATTENTION, register_attention
+from kvlite.model.shape import ModelShape, shape_of
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class LoadedModel:
+    """A transformers model taken apart for a layer-by-layer loop.
+
+    Attributes:
+        module: the whole model, which owns the weights.
+        tokenizer: its tokenizer.
+        shape: its sizes.
+        path: the folder its safetensors came from.
+        stop_ids: tokens that end an answer.
+    """
+
+    module: Any
+    tokenizer: Any
+    shape: ModelShape
+    path: Path
+    stop_ids: frozenset[int]
+
+    @property
+    def layers(self) -> list[Any]:
+        """The decoder layers, in order."""
+        return list(self.module.model.layers[: self.shape.layers])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.module.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type, and the cache's."""
+        dtype: torch.dtype = self.module.dtype
+        return dtype
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""
+        hidden: Tensor = self.module.model.embed_tokens(token_ids)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
+        logits: Tensor = self.module.lm_head(self.module.model.norm(hidden)).float()
+        cap = getattr(self.module.config, "final_logit_softcapping", None)
+        return logits.div(cap).tanh().mul(cap) if cap else logits
+
+    def rotations(self, start: int, count: int) -> list[tuple[Tensor, Tensor]]:
+        """cos and sin, each `(1, count, dim)`, of positions from `start`, for every layer.
+
+        Computed once for the whole range: frequencies that depend on the length (dynamic,
+        longrope) are then the same for every chunk.
+        """
+        rotary = self.module.model.rotary_emb
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        positions = torch.arange(start, start + count, device=self.device)[None]
+        kinds = getattr(self.module.config, "layer_types", None)
+        if kinds is None or not isinstance(getattr(rotary, "rope_type", None), dict):
+            return [rotary(like, positions)] * self.shape.layers
+        by_kind = {kind: rotary(like, positions, kind) for kind in set(kinds)}
+        return [by_kind[kind] for kind in kinds]
+
+
+def choose_device(device: str) -> torch.device:
+    """The device a setting names; `auto` is the GPU if there is one.
+
+    Raises:
+        SettingError: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise SettingError(f"unknown device {device!r}: use auto, cpu or cuda") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise SettingError(f"device {device!r} is not supported: use auto, cpu or cuda")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise SettingError(
+            f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices "
+            "(use --device cpu)"
+        )
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The number type a setting names; `auto` is bfloat16 on a GPU (float16 where it has none)
+    and float32 on a CPU."""
+    if dtype != "auto":
+        return DTYPES[dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Load safetensors from `folder`; nothing in it is executed.
+
+    Raises:
+        ModelError: files are missing, damaged or do not fit together.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    register_attention()
+    quiet = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        shape = shape_of(config)
+        module = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            device_map={"": device} if device.type == "cuda" else None,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+        ).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason}") from None
+    finally:
+        if quiet:
+            logging.enable_progress_bar()
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    return LoadedModel(module, tokenizer, shape, folder, _stop_ids(module, tokenizer))
+
+
+def _stop_ids(module: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (module.generation_config.eos_token_id, tokenizer.eos_token_id):
+        if source is not None:
+            ids.update(source if isinstance(source, list) else [source])
+    return frozenset(ids)

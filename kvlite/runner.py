@@ -1,0 +1,96 @@
+"""A loaded model, ready to read and answer."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvlite.conversation import Conversation
+from kvlite.ledger import Answer
+from kvlite.methods import parse_method
+from kvlite.methods.amount import check_fit, parse_amount
+from kvlite.model.load import LoadedModel, choose_device, choose_dtype, load_model
+from kvlite.model.shape import ModelShape
+from kvlite.model.source import find_model
+from kvlite.settings import Settings
+
+
+class Runner:
+    """Answers from token ids, and opens conversations.
+
+    Attributes:
+        model: the loaded model.
+        settings: defaults for everything asked of it.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+        self.model = model
+        self.settings = settings
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self.model.shape
+
+    @property
+    def model_path(self) -> Path:
+        """The folder of the safetensors in use."""
+        return self.model.path
+
+    def conversation(self, **settings: Any) -> Conversation:
+        """A new, empty conversation.
+
+        Args:
+            settings: override the runner's, for this conversation.
+        """
+        return Conversation(self.model, self.settings.replace(settings))
+
+    def generate(
+        self,
+        token_ids: Sequence[int],
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        **settings: Any,
+    ) -> Answer:
+        """Read `token_ids` and answer, in a conversation of its own.
+
+        Args:
+            max_new_tokens: the longest answer; None as the settings say.
+            ignore_eos: go on past the model's end-of-text tokens.
+            settings: override the runner's, for this answer.
+        """
+        return self.conversation(**settings).generate(
+            token_ids, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
+        )
+
+
+def load(
+    model: str | None = None, *, notify: Callable[[str], None] | None = None, **settings: Any
+) -> Runner:
+    """Open a model.
+
+    Args:
+        model: the embedded `smollm2-135m` (default), a folder, a GGUF file, or a Hugging Face id.
+        notify: told in a sentence before anything that takes more than a few seconds.
+        settings: defaults for everything asked of the runner (see `Settings`).
+
+    Raises:
+        ModelError: it cannot be found, opened or run.
+        SettingError: a setting is unknown or out of range.
+    """
+    if model is not None:
+        settings["model"] = model
+    return open_runner(Settings().replace(settings), notify)
+
+
+def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
+    """`load` from whole settings; everything is checked before a weight is read."""
+    check_fit(parse_method(settings.method), parse_amount(settings.budget))
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    folder = find_model(settings.model, notify)
+    return Runner(load_model(folder, device=device, dtype=dtype), settings)

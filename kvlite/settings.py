@@ -1,0 +1,112 @@
+"""What a user can set: each option's name, default, range and help, once.
+
+The command line's flags, and every other front end's controls, are made from `Settings`.
+Nothing here imports torch, so that a front end can show its options at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvlite.errors import SettingError
+
+EMBEDDED_MODEL = "smollm2-135m"
+
+
+def _option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    flag: str = "",
+    panel: str = "Model and memory",
+) -> Any:
+    about = {"help": help, "low": low, "high": high, "choices": choices, "flag": flag}
+    return dataclasses.field(default=default, metadata={**about, "panel": panel})
+
+
+def _sampling(default: Any, help: str, **about: Any) -> Any:
+    return _option(default, help, panel="Answer", **about)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run's settings, checked when made.
+
+    Raises:
+        SettingError: a value is out of its range.
+    """
+
+    model: str = _option(
+        EMBEDDED_MODEL,
+        "the embedded smollm2-135m, a folder, a .gguf file, or a Hugging Face id",
+    )
+    method: str = _option(
+        "kvx:alpha=16,queries=max,heads=max,pool=31",
+        "how the cache is compressed, e.g. full, snapkv, kvx:omega=8 (see `kvlite methods`)",
+    )
+    budget: str = _option(
+        "auto",
+        "entries a KV head keeps, mean over layers, sink and window included: a number, a share "
+        "of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at least 1024",
+    )
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N")
+    dtype: str = _option(
+        "auto",
+        "numbers of weights and cache; auto is bfloat16 on a GPU, float32 on a CPU",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    chunk: int = _option(1024, "tokens that pass through a layer together while reading", low=1)
+    measure: str = _option(
+        "process",
+        "what peak memory means: of the process (on CUDA its allocator), or of live tensors, "
+        "counted exactly but slower",
+        choices=("process", "tensors"),
+    )
+    max_new_tokens: int = _sampling(256, "longest answer, in tokens", low=1, flag="--max-tokens")
+    temperature: float = _sampling(0.0, "0 takes the likeliest token every time", low=0, high=10)
+    top_k: int = _sampling(0, "draw from the k likeliest tokens; 0 for all", low=0)
+    top_p: float = _sampling(1.0, "draw from the likeliest tokens that make up p", low=0, high=1)
+    min_p: float = _sampling(
+        0.0, "drop tokens less likely than p times the likeliest", low=0, high=1
+    )
+    repetition_penalty: float = _sampling(
+        1.0, "above 1 makes tokens already seen less likely", low=0.01, high=10
+    )
+    seed: int | None = _sampling(None, "makes draws repeatable", low=0)
+    stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            _check(option, getattr(self, option.name))
+
+    def replace(self, values: Mapping[str, Any]) -> "Settings":
+        """These settings with some values changed.
+
+        Raises:
+            SettingError: an unknown name or a value out of range.
+        """
+        known = {option.name for option in dataclasses.fields(self)}
+        for name in values:
+            if name not in known:
+                raise SettingError(f"unknown setting {name!r}: there is {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **values)
+
+
+def _check(option: "dataclasses.Field[Any]", value: Any) -> None:
+    name, about = option.metadata["flag"] or f"--{option.name.replace('_', '-')}", option.metadata
+    if about["choices"] and value not in about["choices"]:
+        raise SettingError(f"{name} {value!r} is not one of {', '.join(about['choices'])}")
+    low, high = about["low"], about["high"]
+    if value is None or (low is None and high is None):
+        return
+    if (
+        not isinstance(value, int | float)
+        or (low is not None and value < low)
+        or (high is not None and value > high)
+    ):
+        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise SettingError(f"{name} {value!r} is out of range: it must be {limits}")
