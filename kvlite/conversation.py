@@ -27,7 +27,8 @@ class Conversation:
 
     Attributes:
         cache: keys and values held.
-        token_ids: every token read or generated, in order.
+        token_ids: every token in the cache, in order; an answer's last one follows with the
+            next turn.
         messages: the turns that went through the chat template.
     """
 
@@ -255,7 +256,6 @@ class _Turn:
         while True:
             token = sampler(self.logits, talk.token_ids)
             self.generated.append(token)
-            talk.token_ids.append(token)
             talk._unread = [token]
             self.last_s = perf_counter() - self.started
             self.first_s = self.first_s or self.last_s
@@ -275,6 +275,7 @@ class _Turn:
                     self.rules,
                     rotation,
                 )
+            talk.token_ids.append(token)
 
     def _reason(self, ended: bool, stop: Event | None) -> FinishReason | None:
         if ended:

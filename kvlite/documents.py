@@ -11,7 +11,6 @@ import logging
 import lzma
 import os
 import re
-import struct
 import sys
 import threading
 import warnings
@@ -53,8 +52,7 @@ _ENCODINGS = (
 # What damaged bytes make the parsers raise besides their own errors; found by fuzzing them.
 _PARSER_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError),
-    *(RuntimeError, TypeError, ValueError, struct.error),
-    *(lzma.LZMAError, zipfile.BadZipFile, zlib.error),
+    *(RuntimeError, TypeError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error),
 )
 _HIDDEN = frozenset(("script", "style", "template", "noscript"))
 _PARAGRAPHS = "title p h1 h2 h3 h4 h5 h6 ul ol dl table pre blockquote hr"

@@ -1,0 +1,158 @@
+"""Shared models: tiny random ones of every architecture, and the embedded one."""
+
+import os
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+# Tests convert the embedded model once, into a cache of their own.
+CACHE = Path(__file__).parent / ".cache"
+os.environ["KVLITE_CACHE"] = str(CACHE)
+
+import pytest
+import torch
+import transformers
+
+import kvlite
+from kvlite.model.hook import ATTENTION, register_attention
+from kvlite.model.load import LoadedModel
+from kvlite.model.shape import shape_of
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SLIDING = {"sliding_window": 24}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, **SLIDING}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def _rope(kind: str, **options: Any) -> dict[str, Any]:
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **options}
+    return {"rope_parameters": rope}
+
+
+LLAMA3 = _rope(
+    "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
+)
+LONGROPE = _rope(
+    "longrope",
+    short_factor=[1.0] * 8,
+    long_factor=[2.0] * 8,
+    original_max_position_embeddings=32,
+)
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4}),
+    "llama-rope-llama3": ("LlamaConfig", LLAMA3),
+    "llama-rope-yarn": ("LlamaConfig", _rope("yarn", original_max_position_embeddings=128)),
+    "llama-rope-linear": ("LlamaConfig", _rope("linear")),
+    "llama-rope-dynamic": ("LlamaConfig", _rope("dynamic")),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-sliding": ("MistralConfig", SLIDING),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2-sliding": ("Qwen2Config", {"use_sliding_window": True, **ALTERNATING}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "gemma2": ("Gemma2Config", {**GEMMA, **ALTERNATING}),
+    "gemma3": ("Gemma3TextConfig", {**GEMMA, **ALTERNATING}),
+    "phi3": ("Phi3Config", {"sliding_window": None}),
+    "phi3-sliding": ("Phi3Config", SLIDING),
+    "phi3-longrope": ("Phi3Config", {"sliding_window": None, **LONGROPE}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
+    "qwen3-moe": ("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS}),
+}
+
+
+class IntegerTokenizer:
+    """Text is numbers with spaces between; enough to stream from a random model."""
+
+    chat_template = None
+    eos_token_id = 2
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(f"{i} " for i in ids)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A random model twice: as transformers runs it, and as kvlite does."""
+
+    reference: Any
+    model: LoadedModel
+
+
+def make_tiny(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tiny:
+    register_attention()
+    kind, changes = ARCHITECTURES[name]
+    config = getattr(transformers, kind)(**{**SIZES, **changes})
+    auto = transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    reference = auto.from_config(deepcopy(config), attn_implementation="eager")
+    module = auto.from_config(deepcopy(config), attn_implementation=ATTENTION)
+    module.load_state_dict(reference.state_dict())
+    for each in (reference, module):
+        each.eval().to(device, dtype)
+    # .to(dtype) also rounds the rotary frequencies, which must stay float32.
+    reference.model.rotary_emb.to(torch.float32)
+    module.model.rotary_emb.to(torch.float32)
+    model = LoadedModel(
+        module, IntegerTokenizer(), shape_of(config), Path(), stop_ids=frozenset({2})
+    )
+    return Tiny(reference, model)
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """Tiny models are fastest on one thread; the embedded one gets all."""
+    real = "smollm" in request.fixturenames
+    torch.set_num_threads((os.cpu_count() or 1) if real else 1)
+
+
+@pytest.fixture(scope="session", params=sorted(ARCHITECTURES))
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    """Every admitted architecture in turn."""
+    return make_tiny(request.param)
+
+
+@pytest.fixture(scope="session")
+def llama() -> Tiny:
+    """One tiny Llama."""
+    return make_tiny("llama")
+
+
+@pytest.fixture(scope="session")
+def smollm() -> kvlite.Runner:
+    """The embedded model."""
+    return kvlite.load("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm_reference(smollm: kvlite.Runner) -> Any:
+    """The embedded model as transformers runs it."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        smollm.model_path, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def prose(smollm: kvlite.Runner) -> list[int]:
+    """Token ids of some 10,000 tokens of real prose."""
+    text = (Path(__file__).parent / "data" / "prose.txt").read_text()
+    ids: list[int] = smollm.tokenizer.encode(text)
+    return ids

@@ -1,0 +1,48 @@
+"""An oracle for compressed decoding: one dense forward in which every layer and head may see
+only what the cache held at that moment."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+Held = list[list[list[set[int]]]]  # per step, layer and KV head: the positions attended to
+
+
+def masked_logits(reference: Any, token_ids: Tensor, held: Held, prompt: int) -> Tensor:
+    """Logits `(tokens - prompt + 1, vocab)` from the prompt's last row on.
+
+    Args:
+        token_ids: `(1, tokens)`.
+        held: one item a decoded token, the rows after the prompt's.
+    """
+    allowed: dict[int, Tensor] = {}
+    count = token_ids.shape[1]
+    layers, kv_heads = len(held[0]), len(held[0][0])
+    for layer in range(layers):
+        mask = torch.ones(count, count, dtype=torch.bool).tril().repeat(kv_heads, 1, 1)
+        for step, rows in enumerate(held):
+            for head in range(kv_heads):
+                mask[head, prompt + step] = False
+                mask[head, prompt + step, sorted(rows[layer][head])] = True
+        allowed[layer] = mask
+
+    def attention(
+        module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, scaling: float, **_: Any
+    ) -> tuple[Tensor, None]:
+        group = q.shape[1] // k.shape[1]
+        logits = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scaling
+        seen = allowed[module.layer_idx].repeat_interleave(group, 0)
+        weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+        return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("masked-oracle", attention)
+    model = AutoModelForCausalLM.from_config(
+        deepcopy(reference.config), attn_implementation="masked-oracle"
+    )
+    model.load_state_dict(reference.state_dict())
+    with torch.no_grad():
+        logits: Tensor = model.eval()(token_ids, use_cache=False).logits[0, prompt - 1 :]
+    return logits

@@ -1,0 +1,281 @@
+"""Reading and answering: equal to transformers, whatever the architecture, chunk or batch."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVCache
+from kvlite.conversation import Conversation
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import Stopped, prefill
+from kvlite.errors import ContextError, InterruptedCacheError
+from kvlite.methods import parse_method
+from kvlite.methods.rules import layer_rules
+from kvlite.model.load import LoadedModel
+from kvlite.settings import Settings
+from tests.conftest import Tiny, make_tiny
+from tests.masked import masked_logits
+
+FULL = Settings(method="full")
+
+
+def empty(model: LoadedModel, batch: int = 1) -> KVCache:
+    shape = model.shape
+    return KVCache.empty(
+        shape.layers,
+        shape.kv_heads,
+        shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        batch=batch,
+    )
+
+
+def run(
+    model: LoadedModel,
+    cache: KVCache,
+    prompt: Tensor,
+    steps: int,
+    *,
+    method: str = "full",
+    budget: int = 10**6,
+    chunk: int = 20,
+) -> tuple[Tensor, Tensor]:
+    """Greedy tokens `(batch, steps)` and the logits each came from."""
+    n = prompt.shape[1]
+    rules = layer_rules(parse_method(method), model.shape, budget, cache.seen + n)
+    rotations = model.rotations(cache.seen, n + steps)
+    logits = prefill(model, cache, prompt, rules, rotations, reserve=steps, chunk=chunk)
+    tokens, rows = [], [logits]
+    for step in range(steps):
+        tokens.append(rows[-1].argmax(-1))
+        rotation = [(c[:, n + step, None], s[:, n + step, None]) for c, s in rotations]
+        rows.append(decode_step(model, cache, tokens[-1], rules, rotation))
+    return torch.stack(tokens, 1) if tokens else prompt[:, :0], torch.stack(rows, 1)
+
+
+def reference_tokens(reference: Any, ids: list[int], count: int) -> list[int]:
+    with torch.no_grad():
+        out = reference.generate(
+            torch.tensor([ids]), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+    return [int(i) for i in out[0, len(ids) :]]
+
+
+def test_full_answers_as_transformers_does_over_two_turns(tiny: Tiny) -> None:
+    torch.manual_seed(1)
+    first, second = (torch.randint(3, 199, (n,)).tolist() for n in (75, 20))
+    talk = Conversation(tiny.model, FULL)
+    answer = talk.generate(first, max_new_tokens=64, ignore_eos=True)
+    assert answer.token_ids == reference_tokens(tiny.reference, first, 64)
+    again = talk.generate(second, max_new_tokens=64, ignore_eos=True)
+    assert again.token_ids == reference_tokens(
+        tiny.reference, first + answer.token_ids + second, 64
+    )
+
+
+def test_logits_of_a_batch_equal_transformers_in_both_turns(tiny: Tiny) -> None:
+    torch.manual_seed(2)
+    first, second = torch.randint(3, 199, (2, 75)), torch.randint(3, 199, (2, 30))
+    cache = empty(tiny.model, batch=2)
+    tokens, logits = run(tiny.model, cache, first, 20)
+    whole = torch.cat([first, tokens], 1)
+    with torch.no_grad():
+        expected = tiny.reference(whole).logits
+    assert (logits - expected[:, 74:]).abs().max() < 1e-4
+    later, logits = run(tiny.model, cache, second, 8)
+    whole = torch.cat([whole, second, later], 1)
+    with torch.no_grad():
+        expected = tiny.reference(whole).logits
+    assert (logits - expected[:, 95 + 29 :]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2"])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 150, 1000])
+def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
+    tiny = make_tiny(name)
+    torch.manual_seed(3)
+    prompt = torch.randint(3, 199, (1, 150))
+    with torch.no_grad():
+        expected = tiny.reference(prompt).logits[:, -1]
+    _, logits = run(tiny.model, empty(tiny.model), prompt, 0, chunk=chunk)
+    assert (logits[:, 0] - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "streaming",
+        "random:window=4",
+        "snapkv:window=8",
+        "pyramidkv",
+        "kvx",
+        "kvx:omega=2,recent=1",
+        "kvx:middle=example,omega=4",
+        "kvx:per_layer=true,pool=3",
+    ],
+)
+def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
+    llama: Tiny, method: str
+) -> None:
+    torch.manual_seed(4)
+    prompt, steps = torch.randint(3, 199, (1, 90)), 32
+    cache = empty(llama.model)
+    n = prompt.shape[1]
+    rules = layer_rules(parse_method(method), llama.model.shape, 24, n)
+    rotations = llama.model.rotations(0, n + steps)
+    rows = [prefill(llama.model, cache, prompt, rules, rotations, reserve=steps, chunk=32)]
+    ids, held = [prompt], []
+    for step in range(steps):
+        before = positions(cache)
+        ids.append(rows[-1].argmax(-1)[None])
+        rotation = [(c[:, n + step, None], s[:, n + step, None]) for c, s in rotations]
+        rows.append(decode_step(llama.model, cache, ids[-1][0], rules, rotation))
+        after = positions(cache)
+        held.append(
+            [
+                [
+                    # What is cut after the step was still attended to in it.
+                    old | new if "example" in method else new
+                    for old, new in zip(was, now, strict=True)
+                ]
+                for was, now in zip(before, after, strict=True)
+            ]
+        )
+        assert all(n + step in head for layer in after for head in layer)
+    expected = masked_logits(llama.reference, torch.cat(ids, 1), held, n)
+    assert (torch.cat(rows) - expected).abs().max() < 1e-4
+
+
+def positions(cache: KVCache) -> list[list[set[int]]]:
+    return [
+        [
+            set(bank.positions[0, i, : bank.used].tolist())
+            for bank in layer.banks
+            for i in range(len(bank.heads))
+        ]
+        for layer in cache.layers
+    ]
+
+
+@pytest.mark.parametrize("method", ["streaming", "snapkv:window=8", "pyramidkv", "kvx", "random"])
+def test_prompts_within_the_budget_are_left_alone(llama: Tiny, method: str) -> None:
+    torch.manual_seed(5)
+    prompt = torch.randint(3, 199, (3, 40))
+    expected_tokens, expected = run(llama.model, empty(llama.model, 3), prompt, 8)
+    tokens, logits = run(llama.model, empty(llama.model, 3), prompt, 8, method=method, budget=48)
+    assert torch.equal(tokens, expected_tokens)
+    assert (logits - expected).abs().max() < 1e-5
+    assert torch.equal(logits[:, 0], expected[:, 0])
+
+
+def test_lines_stay_within_their_budget_while_a_long_answer_is_written(llama: Tiny) -> None:
+    for method in ("kvx", "streaming"):
+        cache = empty(llama.model)
+        run(llama.model, cache, torch.randint(3, 199, (1, 100)), 150, method=method, budget=32)
+        assert cache.entries_mean == 32
+        assert cache.seen == 250
+
+
+def test_the_example_reading_shrinks_a_line_step_by_step_to_the_limit(llama: Tiny) -> None:
+    cache = empty(llama.model)
+    method = "kvx:middle=example,omega=2,limit=32"
+    run(llama.model, cache, torch.randint(3, 199, (1, 200)), 0, method=method, budget=32)
+    assert cache.entries_mean == 150  # m = 50: sink, stream and middle
+    held = cache.nbytes
+    cache = empty(llama.model)
+    run(llama.model, cache, torch.randint(3, 199, (1, 200)), 30, method=method, budget=32)
+    assert cache.entries_mean <= 32
+    assert cache.nbytes < held
+
+
+def test_memory_of_what_was_dropped_is_given_back(llama: Tiny) -> None:
+    cache = empty(llama.model)
+    run(llama.model, cache, torch.randint(3, 199, (1, 400)), 0, method="snapkv", budget=40)
+    shape = llama.model.shape
+    assert cache.nbytes == shape.layers * shape.kv_heads * 40 * shape.entry_bytes(4)
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for layer in cache.layers
+        for t in (layer.keys, layer.values, layer.positions)
+    }
+    assert cache.nbytes == sum(storages.values())
+
+
+def test_a_second_turn_on_a_compressed_cache_reads_at_the_right_positions(llama: Tiny) -> None:
+    talk = Conversation(llama.model, Settings(method="kvx", budget="24"))
+    torch.manual_seed(6)
+    talk.generate(torch.randint(3, 199, (90,)).tolist(), max_new_tokens=10, ignore_eos=True)
+    talk.generate(torch.randint(3, 199, (50,)).tolist(), max_new_tokens=10, ignore_eos=True)
+    # The last token of an answer is read with the next turn.
+    assert talk.cache.seen == 90 + 10 + 50 + 9
+    for layer in positions(talk.cache):
+        assert all(max(head) == talk.cache.seen - 1 for head in layer)
+    assert talk.cache.entries_mean == 24
+
+
+def test_reading_that_is_stopped_leaves_the_conversation_as_it_was(llama: Tiny) -> None:
+    talk = Conversation(llama.model, FULL)
+    first = list(range(3, 60))
+    talk.generate(first, max_new_tokens=4, ignore_eos=True)
+    before, seen, stop = positions(talk.cache), talk.cache.seen, threading.Event()
+    chunks = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal chunks
+        chunks += 1
+        if chunks == 5:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        talk.generate(list(range(3, 90)), max_new_tokens=4, progress=progress, stop=stop, chunk=16)
+    assert positions(talk.cache) == before
+    assert talk.cache.seen == seen
+    stop.clear()
+    again = talk.generate([5, 6], max_new_tokens=8, ignore_eos=True)
+    fresh = Conversation(llama.model, FULL)
+    whole = talk.token_ids[: 1 - len(again.token_ids)]
+    assert fresh.generate(whole, max_new_tokens=8, ignore_eos=True).token_ids == again.token_ids
+
+
+def test_stopping_an_answer_keeps_its_part(llama: Tiny) -> None:
+    talk, stop = Conversation(llama.model, FULL), threading.Event()
+    pieces = []
+    for piece in talk.stream_tokens([5, 6, 7], stop=stop, ignore_eos=True, max_new_tokens=50):
+        pieces.append(piece)
+        if len(pieces) == 3:
+            stop.set()
+    assert len(pieces) == 4
+    assert pieces[-1].ledger.finish_reason == "interrupted"
+    assert talk.token_ids[3:] == [piece.token_id for piece in pieces[:-1]]
+    assert len(talk.token_ids) == talk.cache.seen
+
+
+def test_a_cache_left_half_written_is_not_used_again(llama: Tiny) -> None:
+    talk = Conversation(llama.model, FULL)
+    talk.generate([5, 6, 7], max_new_tokens=4)
+    talk.cache.writing = True
+    with pytest.raises(InterruptedCacheError, match="new conversation"):
+        talk.generate([8], max_new_tokens=1)
+
+
+def test_more_than_the_trained_context_is_refused_with_the_numbers(llama: Tiny) -> None:
+    talk = Conversation(llama.model, FULL)
+    with pytest.raises(ContextError, match=r"1,030 tokens.*1,024"):
+        talk.read([5] * 1030)
+    assert talk.cache.seen == 0
+    talk.read([5] * 1000)
+    answer = talk.generate([6] * 20, max_new_tokens=50, ignore_eos=True)
+    assert len(answer.token_ids) == 4  # the context holds no more
+    assert answer.finish_reason == "length"
+
+
+def test_reading_first_and_asking_later_is_reading_in_one_piece_for_full(llama: Tiny) -> None:
+    ids = list(range(3, 150))
+    whole = Conversation(llama.model, FULL).generate(ids, max_new_tokens=12, ignore_eos=True)
+    talk = Conversation(llama.model, FULL)
+    talk.read(ids[:100])
+    assert talk.generate(ids[100:], max_new_tokens=12, ignore_eos=True).token_ids == whole.token_ids
