@@ -17,6 +17,7 @@ import torch
 import transformers
 
 import kvlite
+from kvlite.bench.niah import bundled_prose
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import shape_of
@@ -153,6 +154,5 @@ def smollm_reference(smollm: kvlite.Runner) -> Any:
 @pytest.fixture(scope="session")
 def prose(smollm: kvlite.Runner) -> list[int]:
     """Token ids of some 10,000 tokens of real prose."""
-    text = (Path(__file__).parent / "data" / "prose.txt").read_text()
-    ids: list[int] = smollm.tokenizer.encode(text)
+    ids: list[int] = smollm.tokenizer.encode(bundled_prose())
     return ids

@@ -94,14 +94,15 @@ class LayerCache:
             Selection(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
             for bank in self.banks
         ]
-        return self.kept(ordered, capacities, decode_rows)
+        return LayerCache.gathered(ordered, capacities, decode_rows)
 
-    def kept(
-        self, selections: Iterable[Selection], capacities: Iterable[int], decode_rows: int = 0
+    @staticmethod
+    def gathered(
+        selections: Iterable[Selection], capacities: Iterable[int], decode_rows: int = 0
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in banks of `capacities` slots.
 
-        The entries are copied, so this layer's storage is free as soon as it is let go.
+        The entries are copied, so the storage they came from is free as soon as it is let go.
         """
         chosen = list(selections)
         sizes = [
@@ -111,12 +112,13 @@ class LayerCache:
             )
             for s, capacity in zip(chosen, capacities, strict=True)
         ]
+        keys = chosen[0].source.keys
         layer = LayerCache(
             sizes,
-            batch=self.keys.shape[0],
-            dim=self.keys.shape[2],
-            dtype=self.keys.dtype,
-            device=self.keys.device,
+            batch=keys.shape[0],
+            dim=keys.shape[3],
+            dtype=keys.dtype,
+            device=keys.device,
             decode_rows=decode_rows,
         )
         for selection, bank in zip(chosen, layer.banks, strict=True):

@@ -73,7 +73,7 @@ class LayerStep:
             if slots is not None
         ]
         sizes = [line_capacity(self.rule, s.slots.shape[2], ROOM) for s in selections]
-        return self.layer.kept(selections, sizes, method.decode_rows)
+        return LayerCache.gathered(selections, sizes, method.decode_rows)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvlite.attention import attend, attend_masked, grouped, merge
 from kvlite.cache import Bank, KVCache, LayerCache
-from kvlite.methods.base import LayerView
+from kvlite.methods.base import LayerView, Method
 from kvlite.methods.rules import Rule
 from kvlite.methods.scores import Window, window_scores
 from kvlite.model.load import LoadedModel
@@ -134,23 +134,31 @@ class LayerReader:
         return Window(queries, start, self.kv_heads, self.scale, self.softcap)
 
     def compressed(self, index: int) -> LayerCache:
-        """What is left of the layer, the `index`-th, once all its chunks went through.
+        """What is left of the layer, the `index`-th, once all its chunks went through."""
+        window = self.observation()
+        if self.fits:
+            cast_first_votes(self.layer, self.rule.method, window)
+            return self.layer
+        view = LayerView(index, self.layer.banks, window, self.rule.budget)
+        return cut(view, self.rule, self.room)
 
-        With methods that judge entries by their last attention rows, the last queries read cast
-        the first votes, over what was kept.
-        """
-        rule, layer = self.rule, self.layer
-        method, window = rule.method, self.observation()
-        if not self.fits:
-            selections = method.select(LayerView(index, layer.banks, window, rule.budget))
-            capacities = [line_capacity(rule, s.slots.shape[2], self.room) for s in selections]
-            layer = layer.kept(selections, capacities, method.decode_rows)
-        if method.decode_rows:
-            votes = window.last(method.decode_rows)
-            for bank in layer.banks:
-                for row in range(votes.queries.shape[2]):
-                    bank.record(window_scores(bank, votes.row(row), "sum", "mean"))
-        return layer
+
+def cut(view: LayerView, rule: Rule, room: int) -> LayerCache:
+    """The entries a method keeps of a layer, in storage of their own with `room` to grow."""
+    selections = rule.method.select(view)
+    capacities = [line_capacity(rule, s.slots.shape[2], room) for s in selections]
+    layer = LayerCache.gathered(selections, capacities, rule.method.decode_rows)
+    cast_first_votes(layer, rule.method, view.window)
+    return layer
+
+
+def cast_first_votes(layer: LayerCache, method: Method, window: Window) -> None:
+    """For methods that judge entries by their last attention rows: let the last queries read be
+    the first rows, over what was kept."""
+    votes = window.last(method.decode_rows)
+    for bank in layer.banks if method.decode_rows else ():
+        for row in range(votes.queries.shape[2]):
+            bank.record(window_scores(bank, votes.row(row), "sum", "mean"))
 
 
 @torch.no_grad()

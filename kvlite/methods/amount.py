@@ -38,16 +38,15 @@ class Amount:
         if self.entries is not None:
             return self.entries
         if self.share is not None:
-            return max(self.least, int(self.share * seen))
+            return max(self.least, int(self.share * seen + 1e-9))
         assert self.nbytes is not None
         entry = shape.kv_heads * (shape.entry_bytes(itemsize) + 4 * method.decode_rows)
         sliding = sum(min(window, seen) for window in shape.windows if window is not None)
+        sliding *= shape.kv_heads * shape.entry_bytes(itemsize)
         layers = max(1, len(shape.full_layers))
-        entries = (self.nbytes - sliding * shape.kv_heads * shape.entry_bytes(itemsize)) // (
-            layers * entry
-        )
+        entries = (self.nbytes - sliding) // (layers * entry)
         if entries < 1:
-            least = (sliding + layers) * entry
+            least = sliding + layers * entry
             raise SettingError(
                 f"--budget {self.nbytes} bytes holds no entry of this model: "
                 f"one in every layer takes {least} bytes"
@@ -64,7 +63,7 @@ def parse_amount(text: str | int) -> Amount:
     written = str(text).strip()
     if written == "auto":
         return Amount(share=AUTO_SHARE, least=AUTO_LEAST)
-    match = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)\s*(%|[kKmMgG]?[iI]?[bB])?", written)
+    match = re.fullmatch(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*(%|[kKmMgG]?[iI]?[bB])?", written)
     if match is None:
         raise SettingError(
             f"--budget {written!r} is not a budget: give entries (512), a share (25%), "

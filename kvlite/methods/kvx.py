@@ -104,7 +104,8 @@ class KVX(Method):
 
     def select(self, view: LayerView) -> list[Selection]:
         """Eq. 3 to 7."""
-        votes = [window_scores(bank, view.window, self.queries, self.heads) for bank in view.banks]
+        window = view.window.last(self.observation(view.budget))
+        votes = [window_scores(bank, window, self.queries, self.heads) for bank in view.banks]
         return [
             Selection(bank, self._cut(bank, score, view.budget))
             for bank, score in zip(view.banks, self._shared(votes), strict=True)
@@ -113,12 +114,11 @@ class KVX(Method):
     def evict(self, bank: Bank, budget: int) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         width = self.mask_width(budget)
-        order = bank.positions.sort(dim=-1).values
-        sink_end = order[..., width - 1, None]
-        stream_start = order[..., bank.used - width + 1, None] if width > 1 else order[..., -1:] + 1
-        outside = (bank.positions <= sink_end) | (bank.positions >= stream_start)
-        votes = self._shared([bank.scores()])[0]
-        return votes.masked_fill(outside, torch.inf).argmin(-1)
+        order = bank.positions.argsort(-1)
+        votes = self._shared([bank.scores()])[0].gather(-1, order)
+        middle = votes[..., width : bank.used - max(0, width - 1)]
+        weakest = middle.argmin(-1, keepdim=True) + width
+        return order.gather(-1, weakest).squeeze(-1)
 
     def trim(self, bank: Bank, budget: int) -> Tensor | None:
         """The "example" reading's cut of a line that outgrew the limit."""
@@ -131,7 +131,8 @@ class KVX(Method):
     def _shared(self, votes: list[Tensor]) -> list[Tensor]:
         if not self.per_layer:
             return votes
-        return [score.mean(1, keepdim=True).expand_as(score) for score in votes]
+        mean = torch.cat(votes, 1).mean(1, keepdim=True)
+        return [mean.expand_as(score) for score in votes]
 
     def _cut(self, bank: Bank, votes: Tensor, budget: int) -> Tensor:
         """Slots to keep of a line in order, by votes `(batch, heads, used)`."""

@@ -37,7 +37,7 @@ class PyramidKV(SnapKV):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("beta", self.beta >= 1, "1 or more")
-        self.require("least", self.least >= 0, "0 or more")
+        self.require("least", self.least >= 1, "1 or more")
 
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """The pyramid of Eq. 1; prompts within the budget are left alone."""

@@ -28,6 +28,7 @@ class Random(Method):
 
     def __post_init__(self) -> None:
         self.require("window", self.window >= 1, "1 or more")
+        self.require("seed", abs(self.seed) < 1 << 40, "within 2^40 of 0")
 
     @property
     def least_budget(self) -> int:

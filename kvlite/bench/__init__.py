@@ -1,0 +1,1 @@
+"""Measurements that tell the truth: needles, speed, memory."""

@@ -1,0 +1,176 @@
+"""Needle in a haystack: a fact hidden in real prose, asked for at the end of the prompt.
+
+As in "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling",
+section 5.3, and KV-X, section 4: depth x length x method x budget. A hit is strict: the whole
+key must be in the answer.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
+import torch
+
+from kvlite.bench.fork import read_once
+from kvlite.engine.decode import decode_step
+from kvlite.methods import Method
+from kvlite.runner import Runner
+
+Kind = Literal["number", "sentence"]
+
+_SIGHTS = "eat a sandwich and sit in Dolores Park on a sunny day"
+NEW_TOKENS = 40
+
+
+@dataclass(frozen=True)
+class Needle:
+    """What is hidden, what is asked, and what the answer must hold."""
+
+    text: str
+    question: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer of the grid.
+
+    Attributes:
+        kind, tokens, depth: which prompt (tokens as read).
+        method, budget: as asked for.
+        entries_mean, kv_bytes: what the cache really held after reading.
+        hit: the key is in the answer.
+        leading: share of a number's digits right from the left; of a sentence's words found.
+        answer: what was said.
+    """
+
+    kind: Kind
+    tokens: int
+    depth: float
+    method: str
+    budget: int
+    entries_mean: float
+    kv_bytes: int
+    hit: bool
+    leading: float
+    answer: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+def bundled_prose() -> str:
+    """Some 12,000 tokens of real, public-domain prose: the Constitution of the United States
+    with its amendments and the Declaration of Independence."""
+    return files("kvlite.bench").joinpath("prose.txt").read_text(encoding="utf-8")
+
+
+def make_needle(kind: Kind, seed: int) -> Needle:
+    """The needle of a seed."""
+    if kind == "sentence":
+        return Needle(
+            f"The best thing to do in San Francisco is {_SIGHTS}.",
+            "What is the best thing to do in San Francisco?",
+            _SIGHTS,
+        )
+    number = str(random.Random(seed).randrange(1_000_000, 10_000_000))
+    return Needle(
+        f"The secret passcode of the harbour office is {number}.",
+        "What is the secret passcode of the harbour office?",
+        number,
+    )
+
+
+def prompt_ids(runner: Runner, prose: str, needle: Needle, tokens: int, depth: float) -> list[int]:
+    """A prompt of at most `tokens`: prose with the needle at `depth` (0 to 1) of it, moved to the
+    next end of a sentence, and the question, in the model's chat template."""
+    tokenizer = runner.tokenizer
+    frame = len(_templated(tokenizer, f"{needle.text}\n\n{needle.question}"))
+    hay = tokenizer.decode(tokenizer.encode(prose)[: tokens - frame])
+    ends = [match.end() for match in re.finditer(r"\.\s+", hay)]
+    at = min(ends, key=lambda end: abs(end - depth * len(hay))) if depth > 0 else 0
+    text = f"{hay[:at]}{needle.text} {hay[at:]}\n\n{needle.question}"
+    return _templated(tokenizer, text)
+
+
+def _templated(tokenizer: Any, text: str) -> list[int]:
+    if tokenizer.chat_template is None:
+        ids: list[int] = tokenizer.encode(f"{text}\nAnswer:")
+        return ids
+    message = [{"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    templated: list[int] = tokenizer.encode(rendered, add_special_tokens=False)
+    return templated
+
+
+def niah(
+    runner: Runner,
+    choices: Sequence[tuple[Method, int]],
+    *,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    kinds: Sequence[Kind],
+    prose: str,
+) -> Iterator[Row]:
+    """Every cell of the grid, as it is done. Each prompt is read once for all choices.
+
+    Args:
+        choices: methods and mean budgets (`full` with any).
+    """
+    for tokens in lengths:
+        for kind in kinds:
+            for index, depth in enumerate(depths):
+                needle = make_needle(kind, index)
+                ids = prompt_ids(runner, prose, needle, tokens, depth)
+                yield from _answers(runner, ids, needle, kind, depth, choices)
+
+
+@torch.no_grad()
+def _answers(
+    runner: Runner,
+    ids: list[int],
+    needle: Needle,
+    kind: Kind,
+    depth: float,
+    choices: Sequence[tuple[Method, int]],
+) -> Iterator[Row]:
+    model = runner.model
+    logits, branches, rotations = read_once(model, ids, list(choices), reserve=NEW_TOKENS)
+    for (method, budget), (cache, rules) in zip(choices, branches, strict=True):
+        held, nbytes = cache.entries_mean, cache.nbytes
+        token, said = int(logits.argmax(-1)), list[int]()
+        while token not in model.stop_ids and len(said) < NEW_TOKENS:
+            said.append(token)
+            at = cache.seen
+            rotation = [(cos[:, at : at + 1], sin[:, at : at + 1]) for cos, sin in rotations]
+            step = torch.tensor([token], device=model.device)
+            token = int(decode_step(model, cache, step, rules, rotation).argmax(-1))
+        text = runner.tokenizer.decode(said, skip_special_tokens=True)
+        yield Row(
+            kind=kind,
+            tokens=len(ids),
+            depth=depth,
+            method=method.spec,
+            budget=budget,
+            entries_mean=held,
+            kv_bytes=nbytes,
+            hit=needle.key.lower() in text.lower(),
+            leading=_leading(kind, needle.key, text),
+            answer=text,
+        )
+
+
+def _leading(kind: Kind, key: str, text: str) -> float:
+    if kind == "sentence":
+        words = set(re.findall(r"\w+", text.lower()))
+        wanted = re.findall(r"\w+", key.lower())
+        return sum(word in words for word in wanted) / len(wanted)
+    best = 0
+    for number in re.findall(r"\d+", text.replace(",", "")):
+        same = next((i for i, (a, b) in enumerate(zip(key, number, strict=False)) if a != b), None)
+        best = max(best, min(len(key), len(number)) if same is None else same)
+    return best / len(key)

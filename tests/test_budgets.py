@@ -1,0 +1,410 @@
+"""How much each layer keeps: sums, bounds and slopes, against `oracles/budgets.py`."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from kvlite.cache import LayerCache
+from kvlite.errors import SettingError
+from kvlite.methods import METHODS, Method
+from kvlite.methods.amount import AUTO_LEAST, AUTO_SHARE, Amount, parse_amount
+from kvlite.methods.budgets import Rounding, Short, largest_remainder, pyramid, uniform
+from kvlite.methods.kvx import KVX
+from kvlite.methods.pyramidkv import PyramidKV
+from kvlite.methods.rules import layer_rules
+from kvlite.methods.snapkv import SnapKV
+from kvlite.methods.streaming import Streaming
+from kvlite.model.shape import ModelShape
+
+from .oracles import budgets as oracle
+
+LAYERS = [1, 2, 4, 30, 32, 40, 80]
+BETAS = [1, 1.5, 2, 3, 7, 10, 14, 16, 18, 20, 33, 100]
+
+quick = settings(max_examples=300, deadline=None)
+
+# --- largest remainder ---------------------------------------------------------------------------
+
+
+@st.composite
+def ideals(draw: st.DrawFn) -> tuple[list[Fraction], int, int, int]:
+    """Ideals with many ties, in and out of the bounds; a total that the bounds allow or exceed."""
+    layers = draw(st.integers(1, 12))
+    denominator = draw(st.sampled_from([1, 2, 3, 7, 10, 62, 620]))
+    numerators = st.integers(-20 * denominator, 120 * denominator)
+    ideal = [Fraction(draw(numerators), denominator) for _ in range(layers)]
+    low = draw(st.integers(0, 20))
+    high = draw(st.integers(low, 100))
+    total = draw(st.integers(layers * low, layers * high + 50))
+    return ideal, total, low, high
+
+
+@quick
+@given(ideals())
+@example(([Fraction(3, 2)] * 4, 6, 0, 10))
+@example(([Fraction(10), Fraction(4), Fraction(0)], 14, 1, 5))
+@example(([Fraction(50), Fraction(40)], 90, 0, 7))
+def test_largest_remainder_equals_the_oracle(case: tuple[list[Fraction], int, int, int]) -> None:
+    ideal, total, low, high = case
+    rounded = largest_remainder([float(value) for value in ideal], total, low, high)
+    assert sum(rounded) == min(total, len(ideal) * high)
+    assert all(low <= value <= high for value in rounded)
+    assert rounded == oracle.largest_remainder(ideal, total, low, high)
+
+
+@quick
+@given(
+    st.lists(st.floats(0, 10_000), min_size=1, max_size=40),
+    st.integers(-5, 300_000),
+    st.integers(0, 50),
+    st.integers(0, 9000),
+)
+def test_largest_remainder_sums_to_the_clamped_total(
+    ideal: list[float], total: int, low: int, spread: int
+) -> None:
+    """Of any real numbers, and of totals that the bounds do not allow."""
+    layers, high = len(ideal), low + spread
+    rounded = largest_remainder(ideal, total, low, high)
+    assert sum(rounded) == max(layers * low, min(total, layers * high))
+    assert all(low <= value <= high for value in rounded)
+
+
+def test_largest_remainder_by_hand() -> None:
+    assert largest_remainder([2.5, 1.7, 0.8], 5, 0, 10) == [2, 2, 1]
+    assert largest_remainder([1.5, 1.5, 1.5, 1.5], 6, 0, 10) == [2, 2, 1, 1]
+    assert largest_remainder([0.3, 0.1 + 0.2, 0.2, 0.2], 1, 0, 1) == [1, 0, 0, 0]
+    assert largest_remainder([10.0, 4.0, 0.0], 14, 1, 5) == [5, 5, 4]
+
+
+# --- pyramid -------------------------------------------------------------------------------------
+
+
+@st.composite
+def pyramids(draw: st.DrawFn) -> tuple[int, int, int, int, float]:
+    """(average, layers, seen, window, beta), seen near the branches or far beyond them."""
+    window = draw(st.integers(0, 64))
+    chosen = draw(st.integers(1, 400))
+    average = window + chosen
+    seen = draw(
+        st.one_of(
+            st.integers(average, 2 * average + 2),
+            st.integers(max(1, 2 * chosen - 2), 2 * chosen + window + 2),
+            st.integers(average, 20_000),
+        )
+    )
+    layers, beta = draw(st.sampled_from(LAYERS)), draw(st.sampled_from(BETAS))
+    return average, layers, max(seen, average), window, beta
+
+
+@quick
+@given(pyramids(), st.sampled_from(["uniform", "reflect"]), st.integers(1, 9))
+@example((128, 32, 10_000, 8, 20), "uniform", 1)
+def test_exact_pyramid_sums_falls_and_equals_the_oracle(
+    case: tuple[int, int, int, int, float], short: Short, least: int
+) -> None:
+    average, layers, seen, window, beta = case
+    least = min(least, average - window)
+    kept = pyramid(average, layers, seen, window=window, beta=beta, short=short, least=least)
+    assert sum(kept) == layers * average
+    assert kept == sorted(kept, reverse=True)
+    assert all(window + least <= entries <= seen for entries in kept)
+    assert kept == oracle.pyramid(
+        average, window, layers, seen, beta=beta, short=short, floor=least
+    )
+
+
+@quick
+@given(pyramids(), st.sampled_from(["uniform", "reflect"]))
+def test_official_pyramid_equals_the_oracle(
+    case: tuple[int, int, int, int, float], short: Short
+) -> None:
+    average, layers, seen, window, beta = case
+    kept = pyramid(
+        average, layers, seen, window=window, beta=beta, rounding="official", short=short
+    )
+    assert kept == oracle.pyramid(
+        average, window, layers, seen, beta=beta, rounding="official", short=short
+    )
+    # It rounds the step down, so it spends the budget or more.
+    assert sum(kept) >= layers * average
+    assert kept == sorted(kept, reverse=True)
+
+
+@pytest.mark.parametrize("rounding", ["exact", "official"])
+@pytest.mark.parametrize("short", ["uniform", "reflect"])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_pyramid_over_a_grid_of_branches(layers: int, short: Short, rounding: Rounding) -> None:
+    for average in (9, 11, 17, 28, 64, 96, 255):
+        edges = (8, average - 1, average, average + 1, 2 * average - 17, 2 * average - 16)
+        for seen in (*edges, 2 * average, 5000):
+            kept = pyramid(average, layers, seen, window=8, beta=20, rounding=rounding, short=short)
+            assert kept == oracle.pyramid(average, 8, layers, seen, rounding=rounding, short=short)
+            if seen <= average:
+                assert kept == [seen] * layers
+            elif rounding == "exact":
+                assert sum(kept) == layers * average
+
+
+def test_pyramid_fixtures_of_128_entries_in_32_layers() -> None:
+    exact = [k - 8 for k in pyramid(128, 32, 10_000, window=8, beta=20)]
+    assert exact[:4] == [234, 227, 219, 212] and exact[-4:] == [28, 21, 13, 6]
+    assert sum(exact) == 3840
+    official = [k - 8 for k in pyramid(128, 32, 10_000, window=8, beta=20, rounding="official")]
+    assert official[:4] == [234, 227, 220, 213] and official[-4:] == [38, 31, 24, 17]
+    assert sum(official) == 4016
+
+
+@pytest.mark.parametrize(
+    ("average", "means"),
+    [
+        (64, (71.5, 79.0, 78.5)),
+        (96, (102.5, 102.0, 101.0)),
+        (128, (133.5, 144.5, 163.0)),
+        (256, (259.5, 258.0, 294.5)),
+        (2048, (2048.5, 2055.5, 2050.5)),
+    ],
+)
+def test_official_pyramid_overspends_as_the_released_code(
+    average: int, means: tuple[float, ...]
+) -> None:
+    for layers, mean in zip((32, 40, 80), means, strict=True):
+        kept = pyramid(average, layers, 100_000, window=8, beta=20, rounding="official")
+        assert sum(kept) / layers == mean
+        assert PyramidKV(rounding="official").budgets(layers, average, 100_000) == kept
+
+
+def test_uniform() -> None:
+    assert uniform(7, 3) == [7, 7, 7]
+    assert SnapKV().budgets(3, 64, 1000) == Streaming().budgets(3, 64, 1000) == [64] * 3
+
+
+# --- budgets of the methods ----------------------------------------------------------------------
+
+
+@quick
+@given(st.sampled_from(LAYERS), st.integers(9, 600), st.integers(1, 20_000), st.sampled_from(BETAS))
+def test_pyramidkv_budgets_sum_to_the_average(
+    layers: int, average: int, beyond: int, beta: float
+) -> None:
+    seen = average + beyond
+    kept = PyramidKV(beta=beta).budgets(layers, average, seen)
+    assert sum(kept) == layers * average
+    assert kept == oracle.pyramid(average, 8, layers, seen, beta=beta)
+    reflected = PyramidKV(beta=beta, short="reflect").budgets(layers, average, seen)
+    assert reflected == oracle.pyramid(average, 8, layers, seen, beta=beta, short="reflect")
+
+
+@quick
+@given(st.sampled_from(LAYERS), st.integers(3, 600), st.integers(1, 20_000), st.sampled_from(BETAS))
+def test_kvx_lines_sum_to_the_average(layers: int, average: int, beyond: int, beta: float) -> None:
+    seen = average + beyond
+    lines = KVX(beta=beta).budgets(layers, average, seen)
+    assert sum(lines) == layers * average
+    assert lines == sorted(lines, reverse=True)
+    assert all(3 <= line <= seen for line in lines)
+    assert lines == oracle.pyramid(average, 0, layers, seen, beta=beta, floor=3)
+
+
+def test_kvx_lines_equal_the_oracle_where_none_is_short() -> None:
+    for average in (60, 100, 333):
+        for seen in (average + 1, 2 * average - 1, 2 * average, 5000):
+            assert KVX().budgets(32, average, seen) == oracle.kvx_lines(average, 32, seen)
+
+
+def test_kvx_leaves_lines_within_the_limit_alone() -> None:
+    assert KVX(limit=300).budgets(4, 100, 300) == [300] * 4
+    assert KVX(limit=300).budgets(4, 100, 301) == oracle.kvx_lines(100, 4, 301)
+    example = KVX(middle="example", limit=300)
+    assert example.budgets(4, 100, 300) == example.budgets(4, 100, 5000) == [300] * 4
+    assert KVX(middle="example").budgets(4, 100, 5000) == [100] * 4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_layer_loses_an_entry_of_a_prompt_within_the_budget(name: str) -> None:
+    method = METHODS[name]()
+    for seen in (1, 5, 99, 100):
+        assert all(entries >= seen for entries in method.budgets(6, 100, seen))
+
+
+# --- amounts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("512", Amount(entries=512)),
+        (" 1 ", Amount(entries=1)),
+        ("+7", Amount(entries=7)),
+        ("512.0", Amount(entries=512)),
+        (64, Amount(entries=64)),
+        ("25%", Amount(share=0.25)),
+        ("12.5 %", Amount(share=0.125)),
+        ("100%", Amount(share=1.0)),
+        ("900B", Amount(nbytes=900)),
+        ("64KB", Amount(nbytes=64_000)),
+        ("1.5kib", Amount(nbytes=1536)),
+        ("64MiB", Amount(nbytes=64 << 20)),
+        ("64 mb", Amount(nbytes=64 * 10**6)),
+        ("0.5GiB", Amount(nbytes=1 << 29)),
+        ("2gB", Amount(nbytes=2 * 10**9)),
+        ("auto", Amount(share=AUTO_SHARE, least=AUTO_LEAST)),
+    ],
+)
+def test_amounts_that_can_be_read(text: str | int, amount: Amount) -> None:
+    assert parse_amount(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0", "more than 0"),
+        ("0%", "more than 0"),
+        ("0.0MiB", "more than 0"),
+        ("-5", "more than 0"),
+        ("-5%", "more than 0"),
+        (-3, "more than 0"),
+        ("100.1%", "up to 100%"),
+        ("1000%", "up to 100%"),
+        ("", "not a budget"),
+        ("many", "not a budget"),
+        ("5 apples", "not a budget"),
+        ("1e3", "not a budget"),
+        ("1,000", "not a budget"),
+        ("nan", "not a budget"),
+        ("inf", "not a budget"),
+        ("5K", "not a budget"),
+        ("64MiBs", "not a budget"),
+        ("%", "not a budget"),
+        ("5iB", "unknown unit"),
+        ("5TiB", "not a budget"),
+        ("512.5", "whole number"),
+    ],
+)
+def test_amounts_that_cannot_be_read(text: str | int, reason: str) -> None:
+    with pytest.raises(SettingError, match=reason) as error:
+        parse_amount(text)
+    assert str(text) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "9" * 400 + "%", "9" * 400 + "GiB"])
+def test_an_absurdly_large_amount_is_an_error_for_people(text: str) -> None:
+    """Not an OverflowError from somewhere inside; or it is simply taken, being a number."""
+    try:
+        amount = parse_amount(text)
+    except SettingError:
+        return
+    assert (amount.entries or amount.nbytes or 0) > 10**300
+
+
+def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int = 8) -> ModelShape:
+    return ModelShape(
+        model_type="llama",
+        layers=len(windows),
+        heads=4 * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=32,
+        intermediate=64,
+        vocab=100,
+        max_context=32_768,
+        windows=windows,
+        parameters={},
+    )
+
+
+def test_shares_and_entries_resolve() -> None:
+    shape = make_shape((None,) * 4)
+    assert Amount(entries=512).resolve(shape, SnapKV(), 100, 2) == 512
+    assert Amount(share=0.25).resolve(shape, SnapKV(), 1001, 2) == 250
+    assert Amount(share=1.0).resolve(shape, SnapKV(), 1001, 2) == 1001
+    assert Amount(share=0.001).resolve(shape, SnapKV(), 10, 2) == 1
+    assert parse_amount("auto").resolve(shape, SnapKV(), 100, 2) == 1024
+    assert parse_amount("auto").resolve(shape, SnapKV(), 8000, 2) == 2000
+
+
+def test_whole_percents_of_whole_numbers_are_exact() -> None:
+    """29% of 100 tokens are 29 entries, whatever 0.29 * 100 is in floating point."""
+    shape = make_shape((None,))
+    for percent in range(1, 101):
+        share = parse_amount(f"{percent}%")
+        for seen in (100, 700, 4100, 32_700):
+            entries = share.resolve(shape, SnapKV(), seen, 2)
+            assert entries == percent * seen // 100, (percent, seen)
+
+
+METHODS_IN_BYTES = [
+    Streaming(),
+    SnapKV(window=6),
+    PyramidKV(window=6),
+    PyramidKV(window=6, short="reflect", beta=1),
+    KVX(),
+    KVX(recent=1, beta=3),
+]
+
+
+def allocated(shape: ModelShape, method: Method, average: int, seen: int, itemsize: int) -> int:
+    """Bytes of storage of all layers, filled to their budgets. Nothing is really allocated."""
+    dtype = {2: torch.float16, 4: torch.float32}[itemsize]
+    total = 0
+    for rule in layer_rules(method, shape, average, seen):
+        layer = LayerCache(
+            [(tuple(range(shape.kv_heads)), min(rule.budget, seen))],
+            batch=1,
+            dim=shape.head_dim,
+            dtype=dtype,
+            device=torch.device("meta"),
+            decode_rows=rule.method.decode_rows,
+        )
+        total += layer.nbytes
+    return total
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    method=st.sampled_from(METHODS_IN_BYTES),
+    windows=st.lists(st.sampled_from([None, None, 16, 128]), min_size=1, max_size=8),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([8, 64]),
+    nbytes=st.integers(1_000, 3_000_000),
+    seen=st.integers(1, 5000),
+    itemsize=st.sampled_from([2, 4]),
+)
+def test_bytes_are_never_exceeded(
+    method: Method,
+    windows: list[int | None],
+    kv_heads: int,
+    head_dim: int,
+    nbytes: int,
+    seen: int,
+    itemsize: int,
+) -> None:
+    shape = make_shape(tuple(windows), kv_heads, head_dim)
+    try:
+        entries = Amount(nbytes=nbytes).resolve(shape, method, seen, itemsize)
+    except SettingError:
+        if shape.full_layers:
+            assert allocated(shape, method, 1, seen, itemsize) > nbytes
+        return
+    assume(entries >= method.least_budget)
+    assert allocated(shape, method, entries, seen, itemsize) <= nbytes
+    if shape.full_layers and entries + 1 < seen:
+        # And no entry that would fit is left unused.
+        assert allocated(shape, method, entries + 1, seen, itemsize) > nbytes
+
+
+@pytest.mark.parametrize("method", [SnapKV(), KVX()])
+@pytest.mark.parametrize("windows", [(None,) * 4, (16, None, 128, None)])
+def test_bytes_that_hold_no_entry_are_refused_with_what_it_takes(
+    method: Method, windows: tuple[int | None, ...]
+) -> None:
+    shape = make_shape(windows)
+    with pytest.raises(SettingError, match="--budget 99 bytes holds no entry") as error:
+        Amount(nbytes=99).resolve(shape, method, 5000, 2)
+    least = int(str(error.value).split("takes ")[1].split()[0])
+    assert least == allocated(shape, method, 1, 5000, 2)
+    assert Amount(nbytes=least).resolve(shape, method, 5000, 2) == 1
+    with pytest.raises(SettingError):
+        Amount(nbytes=least - 1).resolve(shape, method, 5000, 2)

@@ -1,0 +1,776 @@
+"""Every method keeps exactly the entries that the loops in `oracles/selection.py` keep."""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.attention import attend
+from kvlite.cache import Bank, LayerCache, Selection
+from kvlite.errors import SettingError
+from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
+from kvlite.methods.kvx import KVX
+from kvlite.methods.pyramidkv import PyramidKV
+from kvlite.methods.random import Random
+from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
+from kvlite.methods.snapkv import SnapKV
+from kvlite.methods.streaming import Streaming
+
+from .oracles import budgets, selection
+from .oracles.attention import FloatArray, masked_attention
+
+Kept = list[list[list[int]]]
+Sizes = Sequence[tuple[int, ...]]
+Layout = dict[str, Any]
+
+DIM = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer with all its candidates, and the queries that judge them."""
+
+    layer: LayerCache
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    window: Window
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Query heads and KV heads."""
+        return self.window.queries.shape[1], self.window.kv_heads
+
+    @property
+    def length(self) -> int:
+        return self.keys.shape[2]
+
+    def sequence(self, index: int) -> tuple[FloatArray, FloatArray, list[int], FloatArray, float]:
+        """What the oracles take, for one sequence of the batch."""
+        return (
+            self.window.queries[index].double().numpy(),
+            self.keys[index].double().numpy(),
+            list(range(self.window.start, self.window.end)),
+            self.positions[index].numpy(),
+            self.window.scale,
+        )
+
+
+def make_case(
+    *,
+    kv_heads: int = 2,
+    group: int = 3,
+    batch: int = 1,
+    n: int = 41,
+    rows: int = 6,
+    compressed: bool = False,
+    split: Sizes | None = None,
+    softcap: float | None = None,
+    seed: int = 0,
+) -> Case:
+    """Random keys and queries, scaled so that attention is neither flat nor on one entry.
+
+    A compressed line holds old entries with gaps, other ones in every head and sequence, before
+    the tokens just read. Banks have spare slots full of NaN, which must not be looked at.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = torch.randn(2, batch, kv_heads, n, DIM, generator=generator) * 1.5
+    queries = torch.randn(batch, kv_heads * group, rows, DIM, generator=generator) * 1.5
+    positions = torch.arange(n, dtype=torch.int32).expand(batch, kv_heads, n).clone()
+    fresh = rows + 3
+    if compressed:
+        old, before = n - fresh, 4 * n
+        for line in positions.view(-1, n):
+            line[:old] = torch.randperm(before, generator=generator)[:old].sort().values
+            line[old:] = torch.arange(before, before + fresh)
+    layer = make_layer(keys, values, positions, split or [tuple(range(kv_heads))], spare=3)
+    start = int(positions[0, 0, -1]) + 1 - rows
+    window = Window(queries, start, kv_heads, DIM**-0.5, softcap)
+    return Case(layer, keys, values, positions, window)
+
+
+def make_layer(
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    split: Sizes,
+    spare: int = 0,
+    decode_rows: int = 0,
+) -> LayerCache:
+    batch, _, n, dim = keys.shape
+    layer = LayerCache(
+        [(heads, n + spare) for heads in split],
+        batch=batch,
+        dim=dim,
+        dtype=keys.dtype,
+        device=keys.device,
+        decode_rows=decode_rows,
+    )
+    for flat in (layer.keys, layer.values):
+        flat.fill_(torch.nan)
+    layer.positions.fill_(-1)
+    for bank in layer.banks:
+        heads = list(bank.heads)
+        bank.append(keys[:, heads], values[:, heads], 0)
+        bank.positions[:, :, :n] = positions[:, heads]
+    return layer
+
+
+def kept_positions(selections: list[Selection]) -> Kept:
+    """Positions that a layer holds after the selection: a list a sequence and KV head."""
+    after = LayerCache.gathered(selections, [s.slots.shape[2] for s in selections])
+    by_head = {
+        head: bank.positions[:, index, : bank.used].tolist()
+        for bank in after.banks
+        for index, head in enumerate(bank.heads)
+    }
+    lines = [by_head[head] for head in sorted(by_head)]
+    return [list(sequence) for sequence in zip(*lines, strict=True)]
+
+
+def selected(method: Method, case: Case, budget: int, layer: int = 0) -> Kept:
+    view = LayerView(layer, case.layer.banks, case.window, budget)
+    return kept_positions(method.select(view))
+
+
+def at(case: Case, slots: Kept) -> Kept:
+    """Positions of the oracle's slots."""
+    return [
+        [[int(case.positions[b, h, slot]) for slot in line] for h, line in enumerate(sequence)]
+        for b, sequence in enumerate(slots)
+    ]
+
+
+def snapkv_oracle(method: SnapKV, case: Case, budget: int) -> Kept:
+    slots = [
+        selection.snapkv(
+            *case.sequence(b),
+            budget,
+            method.window,
+            method.pool,
+            method.pooling,
+            method.queries,
+            method.heads,
+            case.window.softcap,
+        )
+        for b in range(case.keys.shape[0])
+    ]
+    return at(case, slots)
+
+
+def kvx_oracle(method: KVX, case: Case, budget: int) -> Kept:
+    """Votes of the last alpha queries, by default as many as the line holds."""
+    case = replace(case, window=case.window.last(method.alpha or budget))
+    slots = [
+        selection.kvx_prefill(
+            *case.sequence(b),
+            budget,
+            omega=method.omega,
+            middle=method.middle,
+            until_limit=method.until_limit,
+            kernel=method.pool,
+            kind=method.pooling,
+            over_queries=method.queries,
+            over_heads=method.heads,
+            per_layer=method.per_layer,
+            softcap=case.window.softcap,
+        )
+        for b in range(case.keys.shape[0])
+    ]
+    return at(case, slots)
+
+
+LAYOUTS = [
+    pytest.param(
+        {"kv_heads": kv_heads, "group": group, "batch": batch, "compressed": compressed},
+        id=f"{kv_heads}x{group}-batch{batch}-{'compressed' if compressed else 'fresh'}",
+    )
+    for (kv_heads, group), batch, compressed in product(
+        [(3, 1), (2, 3), (2, 4)], [1, 2], [False, True]
+    )
+]
+REDUCTIONS = list(product(["sum", "mean", "max"], ["sum", "mean", "max"]))
+POOLS = [(1, "max"), (7, "max"), (31, "max"), (7, "avg"), (31, "avg")]
+
+# --- streaming -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sinks", [0, 1, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_streaming_keeps_what_the_oracle_keeps(layout: Layout, sinks: int) -> None:
+    case = make_case(**layout, rows=1)
+    slots = selection.streaming(case.length, layout["kv_heads"], 15, sinks)
+    assert selected(Streaming(sinks), case, 15) == at(case, [slots] * layout["batch"])
+
+
+@pytest.mark.parametrize("sinks", [0, 1, 4])
+def test_streaming_rolls_like_a_list(sinks: int) -> None:
+    """100 decode steps over slots in any order, against lists of positions."""
+    budget, batch, heads = 11, 2, 3
+    bank = shuffled_bank(batch, heads, budget, 0)
+    line = sorted(bank.positions[0, 0].tolist())
+    method = Streaming(sinks)
+    for position in range(budget, budget + 100):
+        entry = torch.full((batch, heads, 1, DIM), float(position))
+        bank.overwrite(method.evict(bank, budget), entry, entry, position)
+        del line[sinks]
+        line.append(position)
+        assert bank.positions.sort().values.tolist() == [[line] * heads] * batch
+        # The keys moved with the positions.
+        fresh = bank.positions >= budget
+        assert torch.equal(bank.keys[..., 0][fresh], bank.positions[fresh].float())
+
+
+# --- SnapKV and PyramidKV ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [7, 20, 40])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_snapkv_keeps_what_the_oracle_keeps(layout: Layout, budget: int) -> None:
+    case = make_case(**layout, seed=1)
+    method = SnapKV(window=6)
+    assert selected(method, case, budget) == snapkv_oracle(method, case, budget)
+
+
+@pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_snapkv_reduces_rows_then_heads(queries: str, heads: str, compressed: bool) -> None:
+    case = make_case(group=4, compressed=compressed, seed=2)
+    method = SnapKV(window=6, queries=queries, heads=heads)  # type: ignore[arg-type]
+    assert selected(method, case, 17) == snapkv_oracle(method, case, 17)
+
+
+@pytest.mark.parametrize(("pool", "pooling"), POOLS)
+@pytest.mark.parametrize("n", [24, 41, 42])
+def test_snapkv_pools_the_candidates(pool: int, pooling: str, n: int) -> None:
+    """Also where the kernel is longer than the line: odd and even numbers of candidates."""
+    case = make_case(n=n, seed=3)
+    method = SnapKV(window=6, pool=pool, pooling=pooling)  # type: ignore[arg-type]
+    assert selected(method, case, 15) == snapkv_oracle(method, case, 15)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 20.0])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_snapkv_sees_through_a_soft_cap(softcap: float, compressed: bool) -> None:
+    case = make_case(softcap=softcap, compressed=compressed, batch=2, seed=4)
+    method = SnapKV(window=6)
+    assert selected(method, case, 15) == snapkv_oracle(method, case, 15)
+
+
+def test_snapkv_soft_cap_changes_the_choice() -> None:
+    """So the test above can fail."""
+    capped, plain = make_case(softcap=0.5, seed=4), make_case(seed=4)
+    assert selected(SnapKV(window=6), capped, 15) != selected(SnapKV(window=6), plain, 15)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6, 11])
+def test_snapkv_with_other_than_window_rows(rows: int) -> None:
+    """A short question has fewer queries than the window; the engine may hand over more."""
+    case = make_case(rows=rows, compressed=True, seed=5)
+    method = SnapKV(window=6)
+    assert selected(method, case, 15) == snapkv_oracle(method, case, 15)
+
+
+@pytest.mark.parametrize("queries", ["sum", "mean", "max"])
+@pytest.mark.parametrize("elements", [1, 500])
+def test_scores_in_blocks_of_rows_are_the_same(
+    queries: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "ELEMENTS_AT_ONCE", elements)
+    case = make_case(rows=11, batch=2, compressed=True, seed=6)
+    method = SnapKV(window=11, queries=queries)  # type: ignore[arg-type]
+    assert selected(method, case, 20) == snapkv_oracle(method, case, 20)
+
+
+@pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)
+def test_scores_are_the_oracles_numbers(queries: Reduce, heads: Reduce) -> None:
+    """Not only in their order, which a mean shares with a sum."""
+    case = make_case(group=4, batch=2, compressed=True, softcap=3.0, seed=19)
+    ours = window_scores(case.layer.banks[0], case.window, queries, heads)
+    for b in range(2):
+        expected = selection.window_scores(*case.sequence(b), queries, heads, softcap=3.0)
+        assert np.allclose(ours[b].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize("kernel", [1, 3, 7, 31])
+def test_pooling_gives_the_oracles_numbers(kernel: int, kind: Pooling) -> None:
+    """Of lines longer and shorter than the kernel, of odd and even length."""
+    generator = torch.Generator().manual_seed(kernel)
+    for n in (*range(9), 30, 31, 32, 50):
+        values = torch.rand(1, 2, n, generator=generator)
+        pooled = pool(values, kernel, kind)
+        for line, expected in zip(pooled[0], values[0].tolist(), strict=True):
+            assert np.allclose(line.numpy(), selection.pool(expected, kernel, kind), atol=1e-6)
+
+
+@pytest.mark.parametrize("rounding", ["exact", "official"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_pyramidkv_keeps_what_the_oracle_keeps(rounding: str, compressed: bool) -> None:
+    method = PyramidKV(window=6, beta=8, rounding=rounding)  # type: ignore[arg-type]
+    case = make_case(n=60, compressed=compressed, batch=2, seed=7)
+    expected = budgets.pyramid(16, 6, 5, 60, beta=8, rounding=rounding)  # type: ignore[arg-type]
+    assert method.budgets(5, 16, 60) == expected
+    assert len(set(expected)) == 5
+    for layer, budget in enumerate(expected):
+        assert selected(method, case, budget, layer) == snapkv_oracle(method, case, budget)
+
+
+def test_pyramidkv_without_slope_is_snapkv() -> None:
+    case = make_case(seed=8)
+    assert PyramidKV(window=6, beta=1).budgets(5, 15, 41) == [15] * 5
+    assert selected(PyramidKV(window=6), case, 15) == selected(SnapKV(window=6), case, 15)
+
+
+def test_attention_over_what_is_kept_equals_a_mask_over_everything() -> None:
+    case = make_case(batch=2, compressed=True, seed=9)
+    method = SnapKV(window=6)
+    chosen = method.select(LayerView(0, case.layer.banks, case.window, 15))
+    bank = LayerCache.gathered(chosen, [15]).banks[0]
+    query = torch.randn(2, 6, 1, DIM, generator=torch.Generator().manual_seed(1))
+    out, _ = attend(query, bank.keys, bank.values, scale=0.3, softcap=None, causal=False)
+    for b, slots in enumerate(chosen[0].slots.tolist()):
+        expected = masked_attention(
+            query[b].numpy(),
+            case.keys[b].numpy(),
+            case.values[b].numpy(),
+            [case.window.end],
+            case.positions[b].numpy(),
+            0.3,
+            slots,
+        )
+        assert np.allclose(out[b].numpy(), expected, atol=1e-5)
+
+
+# --- KV-X ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("omega", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kvx_keeps_what_the_oracle_keeps(layout: Layout, omega: int) -> None:
+    case = make_case(**layout, rows=16, seed=10)
+    method = KVX(omega=omega)
+    assert selected(method, case, 20) == kvx_oracle(method, case, 20)
+
+
+@pytest.mark.parametrize("until_limit", [False, True])
+@pytest.mark.parametrize("omega", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("layout", LAYOUTS[2::4])
+def test_kvx_example_keeps_what_the_oracle_keeps(
+    layout: Layout, omega: int, until_limit: bool
+) -> None:
+    case = make_case(**layout, rows=16, n=70, seed=11)
+    method = KVX(omega=omega, middle="example", until_limit=until_limit)
+    assert selected(method, case, 30) == kvx_oracle(method, case, 30)
+
+
+@pytest.mark.parametrize("limit", [2, 3, 5, 9, 20])
+def test_kvx_example_shrinks_until_it_cannot(limit: int) -> None:
+    method = KVX(omega=2, middle="example", until_limit=True)
+    for n in (21, 34, 70):
+        case = make_case(n=n, rows=8, seed=12)
+        assert selected(method, case, limit) == kvx_oracle(method, case, limit)
+
+
+@pytest.mark.parametrize("budget", [3, 4, 7, 8, 9, 33, 40])
+def test_kvx_of_any_line_length(budget: int) -> None:
+    for omega in (1, 2, 4):
+        case = make_case(rows=9, seed=13)
+        method = KVX(omega=omega)
+        assert selected(method, case, budget) == kvx_oracle(method, case, budget)
+
+
+@pytest.mark.parametrize("middle", ["budget", "example"])
+@pytest.mark.parametrize("layout", LAYOUTS[::3])
+def test_kvx_per_layer_keeps_the_same_slots_in_all_heads(layout: Layout, middle: str) -> None:
+    case = make_case(**layout, rows=12, seed=14)
+    method = KVX(per_layer=True, middle=middle)  # type: ignore[arg-type]
+    kept = selected(method, case, 20)
+    assert kept == kvx_oracle(method, case, 20)
+    assert kept != selected(replace(method, per_layer=False), case, 20)
+    if not layout["compressed"]:
+        assert all(line == lines[0] for lines in kept for line in lines)
+
+
+@pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)
+def test_kvx_reduces_rows_then_heads(queries: str, heads: str) -> None:
+    case = make_case(group=4, rows=12, compressed=True, seed=15)
+    method = KVX(queries=queries, heads=heads)  # type: ignore[arg-type]
+    assert selected(method, case, 17) == kvx_oracle(method, case, 17)
+
+
+@pytest.mark.parametrize(("pool", "pooling"), POOLS)
+@pytest.mark.parametrize("middle", ["budget", "example"])
+def test_kvx_pools_the_middle(pool: int, pooling: str, middle: str) -> None:
+    case = make_case(rows=12, seed=16)
+    method = KVX(pool=pool, pooling=pooling, middle=middle, omega=2)  # type: ignore[arg-type]
+    assert selected(method, case, 17) == kvx_oracle(method, case, 17)
+
+
+def test_kvx_sees_through_a_soft_cap() -> None:
+    case = make_case(rows=12, softcap=0.7, batch=2, seed=17)
+    method = KVX()
+    assert selected(method, case, 17) == kvx_oracle(method, case, 17)
+
+
+def test_kvx_asks_for_alpha_queries() -> None:
+    assert KVX().observation(300) == 300
+    assert KVX(alpha=8).observation(300) == 8
+
+
+@pytest.mark.parametrize("middle", ["budget", "example"])
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_kvx_votes_with_its_last_alpha_queries_of_a_longer_window(alpha: int, middle: str) -> None:
+    """The engine collects the queries of the first votes too, which may be more than alpha."""
+    case = make_case(rows=8, seed=18)
+    method = KVX(alpha=alpha, middle=middle)  # type: ignore[arg-type]
+    expected = kvx_oracle(method, case, 17)
+    judged = replace(case, window=case.window.last(alpha))
+    assert selected(method, judged, 17) == expected
+    assert selected(method, case, 17) == expected
+
+
+# --- KV-X while decoding -------------------------------------------------------------------------
+
+
+def shuffled_bank(batch: int, heads: int, size: int, seed: int, rows: int = 0) -> Bank:
+    """A full bank of positions 0 .. size - 1, in another slot order in every head."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(size, generator=generator) for _ in range(batch * heads)]
+    positions = torch.stack(orders).view(batch, heads, size).int()
+    entries = positions[..., None].expand(batch, heads, size, DIM).float()
+    layer = make_layer(entries, entries, positions, [tuple(range(heads))], decode_rows=rows)
+    return layer.banks[0]
+
+
+def probabilities(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return (torch.randn(shape, generator=generator) * 2).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "omega", "recent"),
+    [(3, 4, 8), (8, 4, 8), (9, 2, 1), (24, 2, 3), (24, 4, 8), (40, 1, 4), (40, 32, 8)],
+)
+def test_kvx_gives_up_the_slot_the_oracle_gives_up(budget: int, omega: int, recent: int) -> None:
+    """100 simulated decode steps, slots in any order."""
+    batch, heads = 2, 3
+    generator = torch.Generator().manual_seed(budget)
+    bank = shuffled_bank(batch, heads, budget, 1, rows=recent)
+    method = KVX(omega=omega, recent=recent)
+    seen: deque[FloatArray] = deque(maxlen=recent)
+    positions = bank.positions.numpy().copy()
+
+    def look() -> None:
+        row = probabilities((batch, heads, budget), generator)
+        bank.record(row)
+        seen.append(row.double().numpy())
+
+    look()
+    for position in range(budget, budget + 100):
+        total = np.sum(list(seen), axis=0)
+        victims = np.array(
+            [
+                [
+                    selection.kvx_victim(list(positions[b, h]), list(total[b, h]), budget, omega)
+                    for h in range(heads)
+                ]
+                for b in range(batch)
+            ]
+        )
+        slots = method.evict(bank, budget)
+        assert slots.tolist() == victims.tolist()
+        entry = torch.full((batch, heads, 1, DIM), float(position))
+        bank.overwrite(slots, entry, entry, position)
+        for b, h in np.ndindex(batch, heads):
+            positions[b, h, victims[b, h]] = position
+            for row in seen:
+                row[b, h, victims[b, h]] = 0
+        assert (bank.positions.numpy() == positions).all()
+        assert torch.equal(bank.keys[..., 0], bank.positions.float())
+        look()
+
+
+def test_kvx_gives_up_the_same_position_in_all_heads_if_per_layer() -> None:
+    budget = 16
+    generator = torch.Generator().manual_seed(3)
+    bank = shuffled_bank(1, 1, budget, 4)
+    positions = bank.positions.expand(1, 3, budget)
+    entries = positions[..., None].expand(1, 3, budget, DIM).float()
+    bank = make_layer(entries, entries, positions, [(0, 1, 2)], decode_rows=8).banks[0]
+    row = probabilities((1, 3, budget), generator)
+    bank.record(row)
+    mean = row[0].double().mean(0).tolist()
+    victim = selection.kvx_victim(positions[0, 0].tolist(), mean, budget, 2)
+    assert KVX(omega=2, per_layer=True).evict(bank, budget).tolist() == [[victim] * 3]
+
+
+@pytest.mark.parametrize("omega", [2, 4])
+def test_kvx_gives_up_the_oldest_of_equal_entries(omega: int) -> None:
+    """Attention underflows to 0, and before the first row all votes are equal."""
+    for seed in range(5):
+        bank = shuffled_bank(2, 3, 17, seed, rows=2)
+        slots = KVX(omega=omega).evict(bank, 17)
+        victims = [
+            [selection.kvx_victim(line, [0.0] * 17, 17, omega) for line in lines]
+            for lines in bank.positions.tolist()
+        ]
+        assert slots.tolist() == victims
+
+
+@pytest.mark.parametrize("until_limit", [False, True])
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize(("pool", "pooling"), [(1, "max"), (5, "max"), (5, "avg")])
+@pytest.mark.parametrize("omega", [1, 2, 4, 16])
+def test_kvx_example_trims_as_the_oracle(
+    omega: int, pool: int, pooling: str, per_layer: bool, until_limit: bool
+) -> None:
+    """Slots in any order, votes from two attention rows, a bank with room left."""
+    size, limit, heads = 33, 12, 3
+    order = shuffled_bank(1, 1 if per_layer else heads, size, 5).positions
+    positions = order.expand(1, heads, size)
+    entries = positions[..., None].expand(1, heads, size, DIM).float()
+    bank = make_layer(entries, entries, positions, [(0, 1, 2)], spare=4, decode_rows=2).banks[0]
+    bank.rows.fill_(torch.nan)  # type: ignore[union-attr]
+    generator = torch.Generator().manual_seed(omega)
+    for _ in range(2):
+        bank.record(probabilities((1, heads, size), generator))
+    method = KVX(
+        omega=omega,
+        middle="example",
+        until_limit=until_limit,
+        per_layer=per_layer,
+        pool=pool,
+        pooling=pooling,  # type: ignore[arg-type]
+    )
+    slots = method.trim(bank, limit)
+    assert slots is not None
+
+    # Attention in proportion to the votes: dot products that are their logarithms, in order.
+    ascending = positions.argsort(-1)
+    votes = bank.scores().gather(-1, ascending)[0].double().numpy()
+    kept = selection.kvx_prefill(
+        np.ones((heads, 1, 1)),
+        np.log(votes)[:, :, None],
+        [size],
+        np.array([range(size)] * heads),
+        1.0,
+        limit,
+        omega=omega,
+        middle="example",
+        until_limit=until_limit,
+        kernel=pool,
+        kind=pooling,  # type: ignore[arg-type]
+        per_layer=per_layer,
+    )
+    # Positions are 0 .. size - 1, so they are the oracle's slots.
+    assert positions.gather(-1, slots)[0].tolist() == kept
+
+
+def test_kvx_trims_nothing_within_the_limit_or_in_the_budget_reading() -> None:
+    bank = shuffled_bank(1, 2, 20, 6, rows=1)
+    assert KVX(middle="example").trim(bank, 20) is None
+    assert KVX(middle="budget").trim(bank, 10) is None
+
+
+# --- banks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "streaming",
+        "snapkv:window=6",
+        "snapkv:window=6,heads=max,pooling=avg",
+        "pyramidkv:window=6",
+        "kvx",
+        "kvx:middle=example",
+        "kvx:per_layer=true",
+        "kvx:per_layer=true,middle=example",
+    ],
+)
+def test_heads_in_two_banks_keep_what_they_keep_in_one(spec: str) -> None:
+    method = parse_method(spec)
+    layout: Layout = {"kv_heads": 3, "batch": 2, "rows": 8, "compressed": True, "seed": 20}
+    whole = make_case(**layout)
+    split = make_case(**layout, split=[(0, 2), (1,)])
+    assert selected(method, split, 15) == selected(method, whole, 15)
+
+
+# --- random --------------------------------------------------------------------------------------
+
+
+def test_random_keeps_its_window_and_the_right_number() -> None:
+    case = make_case(n=60, batch=2, compressed=True)
+    for budget in (7, 8, 25, 59):
+        kept = selected(Random(window=6), case, budget)
+        for b, h in np.ndindex(2, 2):
+            line = case.positions[b, h].tolist()
+            assert len(kept[b][h]) == budget
+            assert kept[b][h][-6:] == line[-6:]
+            assert kept[b][h] == sorted(set(kept[b][h]) & set(line))
+
+
+def test_random_repeats_itself_by_seed_and_layer() -> None:
+    case = make_case(n=60, batch=2)
+    first = selected(Random(window=6), case, 25)
+    assert selected(Random(window=6), case, 25) == first
+    assert selected(Random(window=6, seed=1), case, 25) != first
+    assert selected(Random(window=6), case, 25, layer=1) != first
+    lines = [tuple(line) for sequence in first for line in sequence]
+    assert len(set(lines)) == len(lines)
+
+
+def test_random_draws_evenly() -> None:
+    """About half of the candidates from either half of the line."""
+    case = make_case(n=206, kv_heads=4, group=1)
+    early = [
+        sum(position < 100 for position in line)
+        for seed in range(20)
+        for line in selected(Random(window=6, seed=seed), case, 106)[0]
+    ]
+    assert abs(np.mean(early) - 50) < 2
+    assert min(early) < 50 < max(early)
+
+
+# --- every method --------------------------------------------------------------------------------
+
+
+def small(name: str) -> Method:
+    """The method by its defaults, with a window that fits these lines."""
+    method = METHODS[name]()
+    return parse_method(f"{name}:window=6") if hasattr(method, "window") else method
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[::5])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "full"])
+def test_kept_slots_ascend_and_fill_the_budget(name: str, layout: Layout) -> None:
+    case = make_case(**layout)
+    method = small(name)
+    for budget in (max(3, method.least_budget), 20, case.length - 1):
+        view = LayerView(1, case.layer.banks, case.window, budget)
+        for chosen in method.select(view):
+            slots = chosen.slots
+            assert slots.dtype == torch.int64
+            assert slots.shape == (layout["batch"], layout["kv_heads"], budget)
+            assert (slots[..., 1:] > slots[..., :-1]).all()
+            assert (slots >= 0).all() and (slots < case.length).all()
+
+
+def test_full_is_never_asked_to_choose() -> None:
+    assert METHODS["full"]().budgets(3, 10, 500) == [500] * 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_introduces_itself(name: str) -> None:
+    kind = METHODS[name]
+    assert kind.name == name
+    for text in ("name", "summary", "paper"):
+        assert vars(kind)[text].strip()
+    assert vars(kind)["__doc__"] and not kind.__doc__.startswith(f"{kind.__name__}(")  # type: ignore[union-attr]
+    assert parse_method(name) == kind()
+    assert kind().spec == name
+
+
+def other_values(kind: type[Method]) -> list[Method]:
+    """The method with each option in turn set to something else than its default."""
+    hints = get_type_hints(kind)
+    methods = []
+    for option in fields(kind):
+        hint, default = hints[option.name], option.default
+        choices: tuple[object, ...] = get_args(hint)
+        if not choices:
+            assert isinstance(default, (bool, int, float))
+            changed = {bool: not default, int: default + 2, float: default + 1.5}
+            choices = (changed[hint],)
+        methods += [kind(**{option.name: value}) for value in choices if value != default]
+    return methods
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_can_be_read_from_what_it_writes(name: str) -> None:
+    methods = other_values(METHODS[name])
+    assert len({method.spec for method in methods}) == len(methods) >= len(fields(METHODS[name]))
+    for method in methods:
+        again = parse_method(method.spec)
+        assert again == method and type(again) is type(method)
+        assert [type(value) for value in vars(again).values()] == [
+            type(value) for value in vars(method).values()
+        ]
+
+
+def test_parse_method_takes_several_options() -> None:
+    assert parse_method(" kvx:omega=8,pool=31,until_limit=true,beta=2.5 ") == KVX(
+        omega=8, pool=31, until_limit=True, beta=2.5
+    )
+    assert parse_method("kvx:") == KVX()
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("", ["''", "snapkv"]),
+        ("snapkw", ["'snapkw'", "snapkv"]),
+        ("SnapKV", ["'SnapKV'", "snapkv"]),
+        ("snapkv:width=3", ["'width'", "window", "pooling"]),
+        ("full:window=3", ["'window'", "none"]),
+        ("snapkv:spec=3", ["'spec'"]),
+        ("snapkv:window=many", ["snapkv:window", "'many'"]),
+        ("snapkv:window=", ["snapkv:window", "''"]),
+        ("snapkv:window", ["snapkv:window", "''"]),
+        ("snapkv:window=8.5", ["snapkv:window", "'8.5'"]),
+        ("kvx:beta=steep", ["kvx:beta", "'steep'"]),
+        ("snapkv:pooling=min", ["snapkv:pooling", "'min'", "max", "avg"]),
+        ("kvx:middle=", ["kvx:middle", "''", "budget", "example"]),
+        ("kvx:queries=median", ["kvx:queries", "'median'", "sum", "mean", "max"]),
+        ("kvx:until_limit=yes", ["kvx:until_limit", "'yes'"]),
+        ("streaming:sinks=-1", ["streaming:sinks", "-1"]),
+        ("random:window=0", ["random:window", "0"]),
+        (f"random:seed={10**20}", ["random:seed", f"{10**20}"]),
+        ("snapkv:window=0", ["snapkv:window", "0"]),
+        ("snapkv:pool=0", ["snapkv:pool", "0"]),
+        ("snapkv:pool=-3", ["snapkv:pool", "-3"]),
+        ("snapkv:pool=8", ["snapkv:pool", "8", "odd"]),
+        ("pyramidkv:pool=2", ["pyramidkv:pool", "2", "odd"]),
+        ("pyramidkv:window=-8", ["pyramidkv:window", "-8"]),
+        ("pyramidkv:beta=0.9", ["pyramidkv:beta", "0.9"]),
+        ("pyramidkv:beta=nan", ["pyramidkv:beta", "nan"]),
+        ("pyramidkv:least=-1", ["pyramidkv:least", "-1"]),
+        ("kvx:omega=0", ["kvx:omega", "0"]),
+        ("kvx:limit=-1", ["kvx:limit", "-1"]),
+        ("kvx:alpha=-1", ["kvx:alpha", "-1"]),
+        ("kvx:beta=0", ["kvx:beta", "0"]),
+        ("kvx:recent=0", ["kvx:recent", "0"]),
+        ("kvx:pool=30", ["kvx:pool", "30", "odd"]),
+        ("kvx:omega=8,pool=30", ["kvx:pool", "30"]),
+    ],
+)
+def test_parse_method_names_what_is_wrong(spec: str, names: list[str]) -> None:
+    with pytest.raises(SettingError) as error:
+        parse_method(spec)
+    for name in names:
+        # As a word: "30" must not pass for "3".
+        assert re.search(rf"(?<!\w){re.escape(name)}(?!\w)", str(error.value)), error.value
+
+
+@pytest.mark.parametrize(
+    ("method", "least"),
+    [
+        (Streaming(), 5),
+        (Streaming(sinks=0), 1),
+        (Random(window=6), 7),
+        (SnapKV(window=6), 7),
+        (PyramidKV(window=8), 9),
+        (KVX(), 3),
+    ],
+)
+def test_a_budget_too_small_is_refused(method: Method, least: int) -> None:
+    method.check(least)
+    with pytest.raises(SettingError, match=rf"budget of {least - 1} .*at least {least}\b"):
+        method.check(least - 1)

@@ -1,0 +1,49 @@
+"""Drawing tokens: greedy, seeded, and within what the settings allow."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from kvlite.engine.sampling import Sampler
+from kvlite.settings import Settings
+
+CPU = torch.device("cpu")
+LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]])
+
+
+def draws(count: int = 400, **settings: Any) -> Counter[int]:
+    sampler = Sampler(Settings(**settings), CPU)
+    return Counter(sampler(LOGITS.clone(), [0, 1]) for _ in range(count))
+
+
+def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
+    assert set(draws(5, seed=1)) == set(draws(5, seed=2)) == {4}
+
+
+def test_the_same_seed_draws_the_same_tokens() -> None:
+    def drawn(seed: int) -> list[int]:
+        sampler = Sampler(Settings(temperature=2.0, seed=seed), CPU)
+        return [sampler(LOGITS.clone(), []) for _ in range(40)]
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+
+
+def test_draws_follow_the_softmax_at_the_temperature() -> None:
+    seen = draws(4000, temperature=2.0, seed=0)
+    expected = (LOGITS[0] / 2).softmax(-1)
+    for token in range(5):
+        assert abs(seen[token] / 4000 - float(expected[token])) < 0.04
+
+
+def test_top_k_top_p_and_min_p_cut_the_tail() -> None:
+    assert set(draws(temperature=5.0, seed=0, top_k=2)) == {3, 4}
+    assert set(draws(temperature=1.0, seed=0, top_p=0.6)) == {4}
+    assert set(draws(temperature=1.0, seed=0, min_p=0.3)) == {3, 4}
+
+
+def test_repetition_is_penalised_where_asked() -> None:
+    sampler = Sampler(Settings(repetition_penalty=2.0), CPU)
+    assert sampler(LOGITS.clone(), [4]) == 3
+    assert sampler(LOGITS.clone(), []) == 4
