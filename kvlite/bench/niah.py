@@ -129,7 +129,7 @@ def niah(
                 yield from _answers(runner, ids, needle, kind, depth, choices)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _answers(
     runner: Runner,
     ids: list[int],

@@ -76,7 +76,7 @@ class LayerStep:
         return LayerCache.gathered(selections, sizes, method.decode_rows)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def decode_step(
     model: LoadedModel,
     cache: KVCache,

@@ -161,7 +161,7 @@ def cast_first_votes(layer: LayerCache, method: Method, window: Window) -> None:
             bank.record(window_scores(bank, votes.row(row), "sum", "mean"))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def prefill(
     model: LoadedModel,
     cache: KVCache,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import ModelError, SettingError
+from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.shape import ModelShape, shape_of
 
@@ -140,8 +141,9 @@ def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Loa
     finally:
         if quiet:
             logging.enable_progress_bar()
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
+    module.requires_grad_(False)
+    if device.type == "cpu":
+        split_linears(module, [module.get_input_embeddings().weight])
     return LoadedModel(module, tokenizer, shape, folder, _stop_ids(module, tokenizer))
 
 

@@ -1,0 +1,152 @@
+"""Speed and memory beside transformers' own `generate`, on the same prompt in the same run."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.memory.meter import TensorMeter
+from kvlite.runner import Runner
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One prompt, both programs; medians of the repetitions.
+
+    Attributes:
+        tokens: prompt length.
+        method, budget: kvlite's.
+        prefill_s, reference_prefill_s: reading the prompt, to the first token.
+        decode_s, reference_decode_s: one further token.
+        prefill_ratio, decode_ratio: median over repetitions of kvlite's time over transformers',
+            each pair measured back to back; below 1 is faster.
+        peak_bytes, reference_peak_bytes: peak of live tensor bytes over the weights.
+        kv_bytes, full_kv_bytes: kvlite's cache at the end, and one that drops nothing.
+    """
+
+    tokens: int
+    method: str
+    budget: str
+    prefill_s: float
+    reference_prefill_s: float
+    prefill_ratio: float
+    decode_s: float
+    reference_decode_s: float
+    decode_ratio: float
+    peak_bytes: int
+    reference_peak_bytes: int
+    kv_bytes: int
+    full_kv_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+def load_reference(runner: Runner) -> Any:
+    """The same weights as transformers runs them, with its own attention (SDPA)."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        runner.model_path, dtype=runner.model.dtype, local_files_only=True
+    )
+    return model.to(runner.model.device).eval()
+
+
+def compare(
+    runner: Runner, reference: Any, token_ids: Sequence[int], *, new_tokens: int, repeats: int
+) -> SpeedRow:
+    """Time reading and answering, in turn, with and without kvlite.
+
+    Reading is timed to the first token's logits, a decode step as the mean of the others.
+    """
+    ids = list(token_ids)
+    ours: list[tuple[float, float]] = []
+    theirs: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        theirs.append(_reference_times(reference, ids, new_tokens))
+        ours.append(_our_times(runner, ids, new_tokens))
+    peak, theirs_peak = peaks(runner, reference, ids)
+    answer = runner.generate(ids, max_new_tokens=2, ignore_eos=True)
+    return SpeedRow(
+        tokens=len(ids),
+        method=answer.ledger.method,
+        budget=str(runner.settings.budget),
+        prefill_s=median(t for t, _ in ours),
+        reference_prefill_s=median(t for t, _ in theirs),
+        prefill_ratio=median(a / b for (a, _), (b, _) in zip(ours, theirs, strict=True)),
+        decode_s=median(t for _, t in ours),
+        reference_decode_s=median(t for _, t in theirs),
+        decode_ratio=median(a / b for (_, a), (_, b) in zip(ours, theirs, strict=True)),
+        peak_bytes=peak,
+        reference_peak_bytes=theirs_peak,
+        kv_bytes=answer.kv_bytes,
+        full_kv_bytes=answer.full_kv_bytes,
+    )
+
+
+def _our_times(runner: Runner, ids: list[int], new_tokens: int) -> tuple[float, float]:
+    ledger = runner.generate(ids, max_new_tokens=new_tokens, ignore_eos=True).ledger
+    return ledger.time_to_first_token_s, 1 / ledger.decode_tokens_per_s
+
+
+class _Clock:
+    """A logits processor that notes when each token was due."""
+
+    def __init__(self) -> None:
+        self.times = [perf_counter()]
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if scores.device.type == "cuda":
+            torch.cuda.synchronize(scores.device)
+        self.times.append(perf_counter())
+        return scores
+
+
+def _reference_times(reference: Any, ids: list[int], new_tokens: int) -> tuple[float, float]:
+    clock = _Clock()
+    _generate(reference, ids, new_tokens, clock)
+    start, first, *rest = clock.times
+    return first - start, (rest[-1] - first) / len(rest)
+
+
+def _generate(reference: Any, ids: list[int], new_tokens: int, clock: _Clock | None = None) -> None:
+    from transformers import LogitsProcessorList
+
+    prompt = torch.tensor([ids], device=reference.device)
+    with torch.no_grad():
+        reference.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            logits_processor=LogitsProcessorList([clock] if clock else []),
+        )
+
+
+def peaks(runner: Runner, reference: Any, ids: list[int]) -> tuple[int, int]:
+    """Peak bytes over the weights while reading `ids`, kvlite's and transformers': the
+    allocator's on CUDA, live tensor storage elsewhere."""
+    return (
+        _peak(runner.model.module, lambda: runner.generate(ids, max_new_tokens=1)),
+        _peak(reference, lambda: _generate(reference, ids, 1)),
+    )
+
+
+def _peak(model: Any, run: Any) -> int:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return int(torch.cuda.max_memory_allocated()) - before
+    meter = TensorMeter([*model.parameters(), *model.buffers()])
+    weights = meter.live
+    with meter:
+        run()
+    return meter.peak - weights
