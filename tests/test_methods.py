@@ -19,12 +19,12 @@ from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
 from kvlite.methods.kvx import KVX
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
-from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
+from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_rows, window_scores
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 
 from .oracles import budgets, selection
-from .oracles.attention import FloatArray, masked_attention
+from .oracles.attention import FloatArray, attention_rows, masked_attention
 
 Kept = list[list[list[int]]]
 Sizes = Sequence[tuple[int, ...]]
@@ -296,6 +296,20 @@ def test_scores_are_the_oracles_numbers(queries: Reduce, heads: Reduce) -> None:
     ours = window_scores(case.layer.banks[0], case.window, queries, heads)
     for b in range(2):
         expected = selection.window_scores(*case.sequence(b), queries, heads, softcap=3.0)
+        assert np.allclose(ours[b].numpy(), expected, atol=1e-6)
+
+
+def test_rows_over_what_was_kept_are_the_oracles_numbers() -> None:
+    """Some of the window's own entries dropped: a row must see none of the later ones."""
+    case = make_case(group=4, batch=2, rows=8, softcap=3.0, seed=21)
+    kept = torch.tensor([0, 3, 9, *range(20, 33), 34, 36, 38, 40])
+    picked = Selection(case.layer.banks[0], kept.expand(2, 2, -1))
+    bank = LayerCache.gathered([picked], [len(kept)]).banks[0]
+    ours = window_rows(bank, case.window)
+    for b in range(2):
+        queries, keys, asked, positions, scale = case.sequence(b)
+        every = attention_rows(queries, keys[:, kept], asked, positions[:, kept], scale, 3.0)
+        expected = every.reshape(2, 4, 8, -1).mean(1)
         assert np.allclose(ours[b].numpy(), expected, atol=1e-6)
 
 

@@ -14,7 +14,7 @@ from kvlite.attention import attend, attend_masked, grouped, merge
 from kvlite.cache import Bank, KVCache, LayerCache
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.rules import Rule
-from kvlite.methods.scores import Window, window_scores
+from kvlite.methods.scores import Window, window_rows
 from kvlite.model.load import LoadedModel
 
 CHUNK = 1024
@@ -155,10 +155,11 @@ def cut(view: LayerView, rule: Rule, room: int) -> LayerCache:
 def cast_first_votes(layer: LayerCache, method: Method, window: Window) -> None:
     """For methods that judge entries by their last attention rows: let the last queries read be
     the first rows, over what was kept."""
-    votes = window.last(method.decode_rows)
-    for bank in layer.banks if method.decode_rows else ():
-        for row in range(votes.queries.shape[2]):
-            bank.record(window_scores(bank, votes.row(row), "sum", "mean"))
+    if not method.decode_rows:
+        return
+    for bank in layer.banks:
+        for row in window_rows(bank, window.last(method.decode_rows)).unbind(2):
+            bank.record(row)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from kvlite.cache import Bank
 Reduce = Literal["sum", "mean", "max"]
 Pooling = Literal["max", "avg"]
 
-ELEMENTS_AT_ONCE = 1 << 22
+ELEMENTS_AT_ONCE, ROWS_AT_ONCE = 1 << 22, 128
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,28 @@ class Window:
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
-    def row(self, index: int) -> "Window":
-        """The window of one query, the `index`-th."""
-        return replace(
-            self, queries=self.queries[:, :, index : index + 1], start=self.start + index
-        )
-
-    def attention(self, bank: Bank, head: int, rows: slice) -> Tensor:
-        """Probabilities of some rows over one head's entries.
+    def attention(self, bank: Bank, head: int, rows: slice, visible: int) -> Tensor:
+        """Probabilities of some rows over one head's first entries.
 
         Args:
             head: index into `bank.heads`.
             rows: which of the window's queries.
+            visible: entries to look at; those after it lie ahead of all the rows.
 
         Returns:
-            `(batch, heads per KV head, rows, used)` float32; later entries have 0.
+            `(batch, heads per KV head, rows, visible)` float32; entries ahead of a row have 0.
         """
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
-        keys = bank.keys[:, head, : bank.used]
+        keys = bank.keys[:, head, :visible]
         logits = torch.matmul(queries.flatten(1, 2), keys.transpose(-1, -2)).float()
         logits = logits.mul_(self.scale).view(*queries.shape[:3], -1)
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
         asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
         # Entries ascend in position, so only the last few can lie ahead of a row.
-        tail = slice(max(0, bank.used - (self.end - self.start - rows.start)), bank.used)
-        future = bank.positions[:, None, head, None, tail] > asked[:, None]
-        logits[..., tail].masked_fill_(future, -torch.inf)
+        tail = slice(max(0, bank.used - (self.end - self.start - rows.start)), visible)
+        ahead = bank.positions[:, None, head, None, tail] > asked[:, None]
+        logits[..., tail].masked_fill_(ahead, -torch.inf)
         return logits.softmax(-1)
 
 
@@ -83,29 +78,46 @@ def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: 
 
     Computed a head and a block of rows at a time, so the workspace stays at a few megabytes.
 
+    Args:
+        bank: entries ascending in position, the window's own the last of them.
+
     Returns:
         `(batch, heads of the bank, used)` float32.
     """
     count = window.queries.shape[2]
-    group = window.queries.shape[1] // window.kv_heads
-    block = max(1, ELEMENTS_AT_ONCE // max(1, bank.used * group * window.queries.shape[0]))
+    batch, group = window.queries.shape[0], window.queries.shape[1] // window.kv_heads
+    block = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (bank.used * group * batch)))
     scores = []
     for head in range(len(bank.heads)):
-        total: Tensor | None = None
+        total = bank.keys.new_zeros(batch, group, bank.used, dtype=torch.float32)
         for start in range(0, count, block):
             rows = slice(start, min(start + block, count))
-            part = window.attention(bank, head, rows)
+            visible = bank.used - (count - rows.stop)
+            part = window.attention(bank, head, rows, visible)
+            so_far = total[..., :visible]
             if over_queries == "max":
-                part = part.amax(2)
-                total = part if total is None else torch.maximum(total, part)
+                torch.maximum(so_far, part.amax(2), out=so_far)
             else:
-                part = part.sum(2)
-                total = part if total is None else total.add_(part)
-        assert total is not None
+                so_far += part.sum(2)
         if over_queries == "mean":
-            total = total / count
+            total /= count
         scores.append(_reduce(total, over_heads))
     return torch.stack(scores, 1)
+
+
+def window_rows(bank: Bank, window: Window) -> Tensor:
+    """Where each query of the window looks among the entries that were kept, averaged over a KV
+    head's query heads.
+
+    Args:
+        bank: entries ascending in position.
+
+    Returns:
+        `(batch, heads of the bank, rows, used)` float32.
+    """
+    rows = slice(0, window.queries.shape[2])
+    each = [window.attention(bank, head, rows, bank.used) for head in range(len(bank.heads))]
+    return torch.stack(each, 1).mean(2)
 
 
 def _reduce(scores: Tensor, how: Reduce) -> Tensor:

@@ -143,7 +143,7 @@ def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Loa
             logging.enable_progress_bar()
     module.requires_grad_(False)
     if device.type == "cpu":
-        split_linears(module, [module.get_input_embeddings().weight])
+        split_linears(module)
     return LoadedModel(module, tokenizer, shape, folder, _stop_ids(module, tokenizer))
 
 
