@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/kvlite ask examples/constitution.txt \
-		"How old must a person be to be elected Senator?" --budget 10%
+		"What is the term of office of the President?" --budget 10%
 
 check: setup
 	$(BIN)/ruff format --check .

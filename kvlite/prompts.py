@@ -12,5 +12,5 @@ def question_about(documents: Sequence[Document], question: str) -> str:
     """
     parts = [f"Document: {document.name}\n\n{document.text.strip()}" for document in documents]
     it = "the document" if len(documents) == 1 else "the documents"
-    parts.append(f"Answer this question from {it} above.\nQuestion: {question.strip()}")
+    parts.append(f"Based on {it} above, answer this question: {question.strip()}")
     return "\n\n".join(parts)

@@ -10,13 +10,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from itertools import product
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from kvlite.bench.fork import read_once
+from kvlite.cache import KVCache
 from kvlite.engine.decode import decode_step
+from kvlite.ledger import readable
 from kvlite.methods import Method
+from kvlite.methods.rules import Rule
+from kvlite.model.load import LoadedModel
 from kvlite.runner import Runner
 
 Kind = Literal["number", "sentence"]
@@ -39,7 +46,8 @@ class Row:
     """One answer of the grid.
 
     Attributes:
-        kind, tokens, depth: which prompt (tokens as read).
+        kind, length, depth: which prompt, as asked for.
+        tokens: its tokens as read, at most `length`.
         method, budget: as asked for.
         entries_mean, kv_bytes: what the cache really held after reading.
         hit: the key is in the answer.
@@ -48,8 +56,9 @@ class Row:
     """
 
     kind: Kind
-    tokens: int
+    length: int
     depth: float
+    tokens: int
     method: str
     budget: int
     entries_mean: float
@@ -61,6 +70,61 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Plain values by name."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """All depths of one kind, length, method and budget.
+
+    Attributes:
+        hits, asked: needles found, of how many.
+        leading: as in `Row`, mean over the depths.
+        entries_mean, kv_bytes: as in `Row`, mean over the depths.
+    """
+
+    kind: Kind
+    tokens: int
+    method: str
+    budget: int
+    hits: int
+    asked: int
+    leading: float
+    entries_mean: float
+    kv_bytes: float
+
+    def cells(self) -> dict[str, str]:
+        """What a table shows, by column."""
+        return {
+            "needle": self.kind,
+            "tokens": f"{self.tokens:,}",
+            "method": self.method,
+            "budget": f"{self.budget:,}",
+            "entries": f"{self.entries_mean:,.0f}",
+            "KV": readable(self.kv_bytes),
+            "found": f"{self.hits} of {self.asked}",
+            "leading": f"{self.leading:.2f}",
+        }
+
+
+def tallies(rows: Sequence[Row]) -> list[Tally]:
+    """Rows added up over the depths, in their order."""
+    groups: dict[tuple[Kind, int, str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.length, row.method, row.budget), []).append(row)
+    return [
+        Tally(
+            kind=kind,
+            tokens=length,
+            method=method,
+            budget=budget,
+            hits=sum(row.hit for row in cells),
+            asked=len(cells),
+            leading=fmean(row.leading for row in cells),
+            entries_mean=fmean(row.entries_mean for row in cells),
+            kv_bytes=fmean(row.kv_bytes for row in cells),
+        )
+        for (kind, length, method, budget), cells in groups.items()
+    ]
 
 
 def bundled_prose() -> str:
@@ -121,47 +185,46 @@ def niah(
     Args:
         choices: methods and mean budgets (`full` with any).
     """
-    for tokens in lengths:
-        for kind in kinds:
-            for index, depth in enumerate(depths):
-                needle = make_needle(kind, index)
-                ids = prompt_ids(runner, prose, needle, tokens, depth)
-                yield from _answers(runner, ids, needle, kind, depth, choices)
+    for length, kind, (index, depth) in product(lengths, kinds, enumerate(depths)):
+        needle = make_needle(kind, index)
+        ids = prompt_ids(runner, prose, needle, length, depth)
+        model = runner.model
+        logits, branches, rotations = read_once(model, ids, list(choices), reserve=NEW_TOKENS)
+        for (method, budget), (cache, rules) in zip(choices, branches, strict=True):
+            held, nbytes = cache.entries_mean, cache.nbytes
+            said = _answer(model, int(logits.argmax(-1)), cache, rules, rotations)
+            text = runner.tokenizer.decode(said, skip_special_tokens=True)
+            yield Row(
+                kind=kind,
+                length=length,
+                depth=depth,
+                tokens=len(ids),
+                method=method.spec,
+                budget=budget,
+                entries_mean=held,
+                kv_bytes=nbytes,
+                hit=needle.key.lower() in text.lower(),
+                leading=_leading(kind, needle.key, text),
+                answer=text,
+            )
 
 
-@torch.inference_mode()
-def _answers(
-    runner: Runner,
-    ids: list[int],
-    needle: Needle,
-    kind: Kind,
-    depth: float,
-    choices: Sequence[tuple[Method, int]],
-) -> Iterator[Row]:
-    model = runner.model
-    logits, branches, rotations = read_once(model, ids, list(choices), reserve=NEW_TOKENS)
-    for (method, budget), (cache, rules) in zip(choices, branches, strict=True):
-        held, nbytes = cache.entries_mean, cache.nbytes
-        token, said = int(logits.argmax(-1)), list[int]()
-        while token not in model.stop_ids and len(said) < NEW_TOKENS:
-            said.append(token)
-            at = cache.seen
-            rotation = [(cos[:, at : at + 1], sin[:, at : at + 1]) for cos, sin in rotations]
-            step = torch.tensor([token], device=model.device)
-            token = int(decode_step(model, cache, step, rules, rotation).argmax(-1))
-        text = runner.tokenizer.decode(said, skip_special_tokens=True)
-        yield Row(
-            kind=kind,
-            tokens=len(ids),
-            depth=depth,
-            method=method.spec,
-            budget=budget,
-            entries_mean=held,
-            kv_bytes=nbytes,
-            hit=needle.key.lower() in text.lower(),
-            leading=_leading(kind, needle.key, text),
-            answer=text,
-        )
+def _answer(
+    model: LoadedModel,
+    token: int,
+    cache: KVCache,
+    rules: list[Rule],
+    rotations: list[tuple[Tensor, Tensor]],
+) -> list[int]:
+    """Greedy tokens from the first one on, the ending one left out."""
+    said: list[int] = []
+    while token not in model.stop_ids and len(said) < NEW_TOKENS:
+        said.append(token)
+        at = cache.seen
+        rotation = [(cos[:, at : at + 1], sin[:, at : at + 1]) for cos, sin in rotations]
+        step = torch.tensor([token], device=model.device)
+        token = int(decode_step(model, cache, step, rules, rotation).argmax(-1))
+    return said
 
 
 def _leading(kind: Kind, key: str, text: str) -> float:

@@ -1,6 +1,6 @@
 """Speed and memory beside transformers' own `generate`, on the same prompt in the same run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvlite.ledger import readable
 from kvlite.memory.meter import TensorMeter
 from kvlite.runner import Runner
 
@@ -46,6 +47,22 @@ class SpeedRow:
         """Plain values by name."""
         return asdict(self)
 
+    def cells(self) -> dict[str, str]:
+        """What a table shows, by column; ratios below 1 are in kvlite's favour."""
+        return {
+            "tokens": f"{self.tokens:,}",
+            "method": self.method,
+            "budget": self.budget,
+            "reading": f"{self.prefill_s:.2f} s",
+            "ratio": f"{self.prefill_ratio:.2f}",
+            "a token": f"{1e3 * self.decode_s:.1f} ms",
+            "ratio ": f"{self.decode_ratio:.2f}",
+            "peak": readable(self.peak_bytes),
+            "ratio  ": f"{self.peak_bytes / self.reference_peak_bytes:.2f}",
+            "KV": readable(self.kv_bytes),
+            "ratio   ": f"{self.kv_bytes / self.full_kv_bytes:.3f}",
+        }
+
 
 def load_reference(runner: Runner) -> Any:
     """The same weights as transformers runs them, with its own attention (SDPA)."""
@@ -58,11 +75,21 @@ def load_reference(runner: Runner) -> Any:
 
 
 def compare(
-    runner: Runner, reference: Any, token_ids: Sequence[int], *, new_tokens: int, repeats: int
+    runner: Runner,
+    reference: Any,
+    token_ids: Sequence[int],
+    *,
+    new_tokens: int,
+    repeats: int,
+    done: Callable[[], None] = lambda: None,
 ) -> SpeedRow:
     """Time reading and answering, in turn, with and without kvlite.
 
     Reading is timed to the first token's logits, a decode step as the mean of the others.
+
+    Args:
+        new_tokens: tokens each run generates, at least 3.
+        done: called after each repetition.
     """
     ids = list(token_ids)
     ours: list[tuple[float, float]] = []
@@ -70,7 +97,9 @@ def compare(
     for _ in range(repeats):
         theirs.append(_reference_times(reference, ids, new_tokens))
         ours.append(_our_times(runner, ids, new_tokens))
-    peak, theirs_peak = peaks(runner, reference, ids)
+        done()
+    peak = peak_over_weights(runner.model.module, lambda: runner.generate(ids, max_new_tokens=1))
+    theirs_peak = peak_over_weights(reference, lambda: run_reference(reference, ids, 1))
     answer = runner.generate(ids, max_new_tokens=2, ignore_eos=True)
     return SpeedRow(
         tokens=len(ids),
@@ -109,12 +138,15 @@ class _Clock:
 
 def _reference_times(reference: Any, ids: list[int], new_tokens: int) -> tuple[float, float]:
     clock = _Clock()
-    _generate(reference, ids, new_tokens, clock)
+    run_reference(reference, ids, new_tokens, clock)
     start, first, *rest = clock.times
     return first - start, (rest[-1] - first) / len(rest)
 
 
-def _generate(reference: Any, ids: list[int], new_tokens: int, clock: _Clock | None = None) -> None:
+def run_reference(
+    reference: Any, ids: list[int], new_tokens: int, clock: _Clock | None = None
+) -> None:
+    """Read a prompt and answer greedily, as transformers does it."""
     from transformers import LogitsProcessorList
 
     prompt = torch.tensor([ids], device=reference.device)
@@ -129,16 +161,9 @@ def _generate(reference: Any, ids: list[int], new_tokens: int, clock: _Clock | N
         )
 
 
-def peaks(runner: Runner, reference: Any, ids: list[int]) -> tuple[int, int]:
-    """Peak bytes over the weights while reading `ids`, kvlite's and transformers': the
-    allocator's on CUDA, live tensor storage elsewhere."""
-    return (
-        _peak(runner.model.module, lambda: runner.generate(ids, max_new_tokens=1)),
-        _peak(reference, lambda: _generate(reference, ids, 1)),
-    )
-
-
-def _peak(model: Any, run: Any) -> int:
+def peak_over_weights(model: Any, run: Callable[[], object]) -> int:
+    """Peak bytes over a model's weights during `run`: the allocator's on CUDA, live tensor
+    storage elsewhere."""
     if model.device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

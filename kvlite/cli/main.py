@@ -8,6 +8,7 @@ import typer
 
 from kvlite import __version__
 from kvlite.cli.ask import ask
+from kvlite.cli.bench import app as bench
 from kvlite.cli.methods import methods
 from kvlite.errors import KvliteError
 
@@ -17,11 +18,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Long chats and long documents on the one GPU you own.",
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command()(ask)
 app.command()(methods)
+app.add_typer(bench, name="bench")
 
 
 def _version(asked: bool) -> None:
@@ -43,7 +46,24 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except typer.TyperException as error:
+        message = _usage(error)
     except (KvliteError, OSError) as error:
-        print(f"kvlite: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        message = str(error)
+    if message:
+        print(f"kvlite: {message}", file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def _usage(error: typer.TyperException) -> str:
+    """What is wrong with the flags, in one sentence; empty where help was printed instead."""
+    from pydantic import ValidationError
+
+    message = error.format_message().rstrip(".")
+    if not message:
+        return ""
+    if isinstance(error.__cause__, ValidationError):
+        message += f", not {error.__cause__.errors()[0]['input']!r}"
+    context = getattr(error, "ctx", None)
+    return f"{message} (see `{context.command_path if context else 'kvlite'} --help`)"

@@ -47,19 +47,26 @@ class LayerReader:
         self.observed = max(method.observation(rule.budget), method.decode_rows)
         self.kv_heads = sum(len(bank.heads) for bank in layer.banks)
         self.queries: list[Tensor] = []
+        self.answers = True
         self.scale = 1.0
         self.softcap: float | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """One chunk: over all earlier entries freely, over itself causally."""
+        """One chunk: over all earlier entries freely, over itself causally; nothing, and no
+        meaningful result, while `answers` is off."""
         self.scale, self.softcap = scale, softcap
         length, kv_heads = q.shape[2], self.kv_heads
         after = self.end - self.position - length
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             self.queries.append(q[:, :, length - wanted :].clone())
+        if not self.answers:
+            for bank in self.layer.banks:
+                bank.append(k[:, list(bank.heads)], v[:, list(bank.heads)], self.position)
+            self.position += length
+            return q
         outs = []
         for bank in self.layer.banks:
             whole = len(bank.heads) == kv_heads
@@ -200,21 +207,33 @@ def prefill(
     for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
         reader = LayerReader(cache.layers[index], rule, start, n, min(reserve, ROOM))
         cos, sin = rotations[index]
-        for first in range(0, n, chunk):
+        final = index == len(rules) - 1
+        for span in _spans(n, chunk, final):
             if stop is not None and stop.is_set():
                 raise Stopped
-            span = slice(first, min(first + chunk, n))
-            hidden[:, span] = module(
-                hidden[:, span],
-                position_embeddings=(cos[:, span], sin[:, span]),
-                kvlite=reader,
-            )
+            given = {"position_embeddings": (cos[:, span], sin[:, span]), "kvlite": reader}
+            reader.answers = not final or span.stop == n
+            if reader.answers:
+                hidden[:, span] = module(hidden[:, span], **given)
+            else:
+                # Nothing reads the final layer's output but the last token: it needs only keys,
+                # values and queries of the others.
+                module.self_attn(
+                    module.input_layernorm(hidden[:, span]), attention_mask=None, **given
+                )
             if progress is not None:
                 progress(index * n + span.stop, len(rules) * n)
         done.append(reader.compressed(index))
     cache.layers = done
     cache.seen += n
     return model.logits(hidden[:, -1])
+
+
+def _spans(n: int, chunk: int, final: bool) -> list[slice]:
+    """The chunks of `n` tokens; in the final layer the last token is one by itself."""
+    end = n - 1 if final else n
+    spans = [slice(first, min(first + chunk, end)) for first in range(0, end, chunk)]
+    return [*spans, slice(end, n)] if final else spans
 
 
 def line_capacity(rule: Rule, used: int, room: int) -> int:

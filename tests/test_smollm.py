@@ -1,0 +1,123 @@
+"""The embedded model, for real: transformers' answers, bytes that are freed, needles found."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import kvlite
+from kvlite.bench.niah import bundled_prose, make_needle, prompt_ids, tallies
+from kvlite.bench.niah import niah as grid
+from kvlite.bench.speed import peak_over_weights, run_reference
+from kvlite.engine.prefill import prefill
+from kvlite.memory.meter import TensorMeter
+from kvlite.methods import parse_method
+from kvlite.methods.rules import layer_rules
+
+LENGTHS = [30, 500, 2000, 7000]
+
+
+def greedy(reference: Any, ids: list[int], count: int) -> list[int]:
+    prompt = torch.tensor([ids])
+    with torch.no_grad():
+        out = reference.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    said: list[int] = out[0, len(ids) :].tolist()
+    return said
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_full_says_what_transformers_says(
+    smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
+) -> None:
+    ids = prose[:length]
+    answer = smollm.generate(ids, max_new_tokens=64, ignore_eos=True, method="full")
+    assert answer.token_ids == greedy(smollm_reference, ids, 64)
+
+
+@pytest.mark.parametrize("length", LENGTHS[:3])
+def test_logits_are_transformers_logits(
+    smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
+) -> None:
+    model, ids = smollm.model, torch.tensor([prose[:length]])
+    cache = smollm.conversation().cache
+    rules = layer_rules(parse_method("full"), model.shape, length, length)
+    ours = prefill(model, cache, ids, rules, model.rotations(0, length))
+    with torch.no_grad():
+        theirs = smollm_reference(ids, logits_to_keep=1).logits[:, -1]
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_a_second_turn_says_what_transformers_says(
+    smollm: kvlite.Runner, smollm_reference: Any
+) -> None:
+    """Through the chat template, on the cache of the first turn."""
+    talk = smollm.conversation(method="full", max_new_tokens=24)
+    turns = ["Name a city in France.", "And one in Italy?"]
+    messages: list[dict[str, str]] = []
+    for turn in turns:
+        said = [piece.token_id for piece in talk.stream(turn)]
+        messages.append({"role": "user", "content": turn})
+        rendered = smollm.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        ids = smollm.tokenizer.encode(rendered, add_special_tokens=False)
+        assert said == greedy(smollm_reference, ids, len(said))
+        text = smollm.tokenizer.decode(said, skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": text})
+    assert talk.messages == messages
+
+
+@pytest.fixture(scope="module")
+def reference_peak(smollm_reference: Any, prose: list[int]) -> int:
+    """Bytes over the weights that transformers needs to read 7,000 tokens."""
+    return peak_over_weights(
+        smollm_reference, lambda: run_reference(smollm_reference, prose[:7000], 1)
+    )
+
+
+@pytest.mark.parametrize("method", ["snapkv", "kvx"])
+def test_what_is_dropped_is_freed(
+    smollm: kvlite.Runner, reference_peak: int, prose: list[int], method: str
+) -> None:
+    """At 7,000 tokens and 512 entries: 8% of the bytes, 30% of transformers' peak."""
+    talk = smollm.conversation(method=method, budget="512")
+    with TensorMeter(smollm.model.module.parameters()) as meter:
+        weights = meter.live
+        talk.read(prose[:7000])
+        left = meter.live - weights
+    held = talk.cache.nbytes
+    assert 0 < held <= 0.08 * smollm.shape.full_kv_bytes(7000, itemsize=4)
+    assert held <= left <= 1.01 * held
+    assert held < meter.peak - weights <= 0.30 * reference_peak
+
+
+def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
+    """At 2,000 tokens with an eighth of the entries; entries at random find nothing."""
+    choices = [(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")]
+    rows = grid(
+        smollm,
+        choices,
+        lengths=[2000],
+        depths=[0.0, 0.5, 1.0],
+        kinds=["number"],
+        prose=bundled_prose(),
+    )
+    found = {tally.method.split(":")[0]: tally.hits for tally in tallies(list(rows))}
+    assert found == {"full": 3, "kvx": 3, "random": 0}
+
+
+def test_a_needle_prompt_holds_its_needle_at_its_depth(smollm: kvlite.Runner) -> None:
+    needle = make_needle("number", 3)
+    for depth in (0.0, 0.5, 1.0):
+        ids = prompt_ids(smollm, bundled_prose(), needle, 1000, depth)
+        assert 900 < len(ids) <= 1000
+        text = smollm.tokenizer.decode(ids)
+        assert text.count(needle.key) == 1
+        at = text.index(needle.text) / text.index(needle.question)
+        assert at == pytest.approx(depth, abs=0.12)
