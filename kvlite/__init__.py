@@ -10,7 +10,7 @@ Importing this changes nothing, needs no GPU, and does not import torch until it
 
 from typing import TYPE_CHECKING, Any
 
-from kvlite.errors import KvliteError
+from kvlite.errors import KvliteError, Stopped
 from kvlite.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from kvlite.runner import Runner, load
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Conversation", "KvliteError", "Ledger", "Piece", "Runner", "Settings", "load"]
+__all__ = [
+    "Answer",
+    "Conversation",
+    "KvliteError",
+    "Ledger",
+    "Piece",
+    "Runner",
+    "Settings",
+    "Stopped",
+    "load",
+]
 
 _HOMES = {
     "load": "runner",
@@ -37,3 +47,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"kvlite.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

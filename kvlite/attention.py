@@ -45,6 +45,9 @@ def attend_masked(
     if softcap is not None:
         probabilities = _softmax(_logits(q, k, scale, softcap), ~mask)
         return _weigh(probabilities, v, q)
+    if q.device.type == "cuda":
+        # With a mask, CUDA's fast kernels take only as many KV heads as query heads.
+        q, k, v = _equal_heads(q, k, v, causal=True)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
     )
@@ -68,15 +71,18 @@ def grouped(q: Tensor, kv_heads: int) -> Tensor:
     return q.view(q.shape[0], kv_heads, -1, *q.shape[2:])
 
 
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Bend logits within +-softcap, in place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
 def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Logits `(batch, kv heads, group, L, N)` float32."""
-    group = grouped(q, k.shape[1])
-    batch, kv_heads, per_head, length, dim = group.shape
-    flat = group.reshape(batch, kv_heads, per_head * length, dim)
-    logits = torch.matmul(flat, k.transpose(-1, -2)).float().mul_(scale)
-    if softcap is not None:
-        logits = logits.div_(softcap).tanh_().mul_(softcap)
-    return logits.view(batch, kv_heads, per_head, length, -1)
+    """Logits `(batch, kv heads, group, L, N)` float32, from float32 products: a product in
+    float16 may overflow before it is scaled."""
+    group = grouped(q, k.shape[1]).float() * scale
+    flat = group.flatten(2, 3)
+    logits = capped(torch.matmul(flat, k.float().transpose(-1, -2)), softcap)
+    return logits.view(*group.shape[:4], -1)
 
 
 def _softmax(logits: Tensor, hidden: Tensor | None) -> Tensor:
@@ -116,11 +122,20 @@ Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 def _backend(q: Tensor) -> Backend:
     if q.device.type == "cpu":
         return _flash_cpu
-    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16):
+    if q.device.type == "cuda" and _flash_takes(q):
         return _flash_cuda
     if q.device.type == "cuda":
         return _efficient_cuda
     return lambda q, k, v, scale, causal: _plain(q, k, v, scale, None, causal)
+
+
+def _flash_takes(q: Tensor) -> bool:
+    return (
+        q.dtype in (torch.float16, torch.bfloat16)
+        and q.shape[-1] <= 256
+        and q.shape[-1] % 8 == 0
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    )
 
 
 def _flash_cpu(

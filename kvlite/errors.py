@@ -29,5 +29,17 @@ class CapacityError(KvliteError):
     """A cache would be written past its end; torch itself drops such a write without a word."""
 
 
+class Stopped(KvliteError):
+    """Someone asked to stop while a prompt was read; nothing of it was."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped while reading: nothing of it was read")
+
+
 class InterruptedCacheError(KvliteError):
     """A cache was left half written by an interrupted step and must not be used further."""
+
+
+def reason(error: Exception) -> str:
+    """What a library's error says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

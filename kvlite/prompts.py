@@ -1,8 +1,11 @@
-"""How documents and a question become one message to the model."""
+"""What the model is told: documents and a question as one message, a message as a turn."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvlite.documents import Document
+
+_ANSWER = "<kvlite answer>"
 
 
 def question_about(documents: Sequence[Document], question: str) -> str:
@@ -14,3 +17,24 @@ def question_about(documents: Sequence[Document], question: str) -> str:
     it = "the document" if len(documents) == 1 else "the documents"
     parts.append(f"Based on {it} above, answer this question: {question.strip()}")
     return "\n\n".join(parts)
+
+
+def user_turn(tokenizer: Any, text: str, *, opening: bool) -> str:
+    """What a user's message adds to a conversation in the tokenizer's chat template: the message
+    with all that stands before it if it is the `opening`, else all that follows the last answer.
+
+    Later turns are cut out of a conversation with a stand-in for the past. The real past is in
+    the cache as it was said; templates that trim or drop parts of it have no say.
+    """
+    message = {"role": "user", "content": text}
+    alone = _rendered(tokenizer, [message])
+    if opening:
+        return alone
+    past = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    # A template that shows no past is given the message alone.
+    return _rendered(tokenizer, [*past, message]).partition(_ANSWER)[2] or alone
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text

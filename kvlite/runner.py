@@ -6,8 +6,7 @@ from typing import Any
 
 from kvlite.conversation import Conversation
 from kvlite.ledger import Answer
-from kvlite.methods import parse_method
-from kvlite.methods.amount import check_fit, parse_amount
+from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel, choose_device, choose_dtype, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
@@ -47,7 +46,7 @@ class Runner:
         Args:
             settings: override the runner's, for this conversation.
         """
-        return Conversation(self.model, self.settings.replace(settings))
+        return Conversation(self.model, self.settings.after_load(settings))
 
     def generate(
         self,
@@ -63,9 +62,9 @@ class Runner:
             ignore_eos: go on past the model's end-of-text tokens.
             settings: override the runner's, for this answer.
         """
-        return self.conversation(**settings).generate(
-            token_ids, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
-        )
+        if max_new_tokens is not None:
+            settings["max_new_tokens"] = max_new_tokens
+        return self.conversation(**settings).generate(token_ids, ignore_eos=ignore_eos)
 
 
 def load(
@@ -89,7 +88,7 @@ def load(
 
 def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
     """`load` from whole settings; everything is checked before a weight is read."""
-    check_fit(parse_method(settings.method), parse_amount(settings.budget))
+    method_and_amount(settings.method, settings.budget)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     folder = find_model(settings.model, notify)

@@ -5,6 +5,7 @@ Nothing here imports torch, so that a front end can show its options at once.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +77,13 @@ class Settings:
     repetition_penalty: float = _sampling(
         1.0, "above 1 makes tokens already seen less likely", low=0.01, high=10
     )
-    seed: int | None = _sampling(None, "makes draws repeatable", low=0)
+    seed: int | None = _sampling(None, "makes draws repeatable", low=0, high=2**63 - 1)
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
-            _check(option, getattr(self, option.name))
+            value = _checked(option, getattr(self, option.name))
+            object.__setattr__(self, option.name, value)
 
     def replace(self, values: Mapping[str, Any]) -> "Settings":
         """These settings with some values changed.
@@ -95,18 +97,46 @@ class Settings:
                 raise SettingError(f"unknown setting {name!r}: there is {', '.join(sorted(known))}")
         return dataclasses.replace(self, **values)
 
+    def after_load(self, values: Mapping[str, Any]) -> "Settings":
+        """These settings with some values changed, once a model is loaded.
 
-def _check(option: "dataclasses.Field[Any]", value: Any) -> None:
+        Raises:
+            SettingError: as `replace`, or a value that only loading could heed.
+        """
+        for name in ("model", "device", "dtype"):
+            if values.get(name, getattr(self, name)) != getattr(self, name):
+                raise SettingError(
+                    f"{name} {values[name]!r} cannot be changed once a model is loaded: "
+                    "give it to kvlite.load"
+                )
+        return self.replace(values)
+
+
+def _checked(option: "dataclasses.Field[Any]", value: Any) -> Any:
+    """The value as the option's type has it, or SettingError."""
     name, about = option.metadata["flag"] or f"--{option.name.replace('_', '-')}", option.metadata
     if about["choices"] and value not in about["choices"]:
         raise SettingError(f"{name} {value!r} is not one of {', '.join(about['choices'])}")
-    low, high = about["low"], about["high"]
-    if value is None or (low is None and high is None):
-        return
+    if option.type is str:
+        if not isinstance(value, str | int | float | os.PathLike):
+            raise SettingError(f"{name} {value!r} is not text")
+        return str(value)
+    if isinstance(option.default, tuple):
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, tuple | list) or not all(isinstance(t, str) for t in texts):
+            raise SettingError(f"{name} {value!r} is not text, or several")
+        return tuple(texts)
+    if value is None and option.default is None:
+        return value
+    low, high, whole = about["low"], about["high"], option.type is not float
     if (
-        not isinstance(value, int | float)
-        or (low is not None and value < low)
+        not isinstance(value, int if whole else int | float)
+        or not low <= value
         or (high is not None and value > high)
     ):
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise SettingError(f"{name} {value!r} is out of range: it must be {limits}")
+        raise SettingError(
+            f"{name} {value!r} is out of range: it must be {limits}"
+            + (", a whole number" if whole else "")
+        )
+    return value if whole else float(value)

@@ -1,6 +1,7 @@
 """Shared models: tiny random ones of every architecture, and the embedded one."""
 
 import os
+import shutil
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", {**GEMMA, **ALTERNATING}),
     "phi3": ("Phi3Config", {"sliding_window": None}),
     "phi3-sliding": ("Phi3Config", SLIDING),
-    "phi3-longrope": ("Phi3Config", {"sliding_window": None, **LONGROPE}),
+    "phi3-longrope": (
+        "Phi3Config",
+        {"sliding_window": None, "original_max_position_embeddings": 32, **LONGROPE},
+    ),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
     "qwen3-moe": ("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS}),
 }
@@ -121,7 +125,7 @@ def make_tiny(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
     """Tiny models are fastest on one thread; the embedded one gets all."""
-    real = "smollm" in request.fixturenames
+    real = {"smollm", "tiny_folder"} & {*request.fixturenames} == {"smollm"}
     torch.set_num_threads((os.cpu_count() or 1) if real else 1)
 
 
@@ -156,3 +160,15 @@ def prose(smollm: kvlite.Runner) -> list[int]:
     """Token ids of some 10,000 tokens of real prose."""
     ids: list[int] = smollm.tokenizer.encode(bundled_prose())
     return ids
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(smollm: kvlite.Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random Llama, its embedding tied, and the embedded model's tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": 49_152, "tie_word_embeddings": True, "initializer_range": 0.3}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(smollm.model_path / name, folder)
+    return folder

@@ -156,6 +156,17 @@ def test_attend_in_half_precision(dtype: torch.dtype, softcap: float | None) -> 
     assert close(lse, oracle_lse(halves, visible, 0.125, softcap), atol=0.03)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_in_half_precision(dtype: torch.dtype) -> None:
+    """Products that float16 cannot hold, and differences that bfloat16 would round away."""
+    q, k, v = (tensor.to(dtype) for tensor in make_tensors((6, 2), 1, 64, 128))
+    out, rows = attend_with_rows(q * 30, k * 30, v, scale=1e-3, softcap=None)
+    exact = attend_with_rows(q.double() * 30, k.double() * 30, v.double(), scale=1e-3, softcap=None)
+    assert out.dtype == dtype and rows.dtype == torch.float32
+    assert close(out, exact[0], atol=0.04)
+    assert close(rows, exact[1], atol=0.01)
+
+
 def test_queries_are_grouped_by_the_kv_head_they_read() -> None:
     q = torch.arange(6).view(1, 6, 1, 1)
     assert grouped(q, 2).flatten(1).tolist() == [list(range(6))]

@@ -35,14 +35,14 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     model = tiny.model
     ids = torch.randint(3, 199, (1, 300), generator=torch.Generator().manual_seed(5))
     choices = [(parse_method(spec), budget) for spec, budget in CHOICES]
-    logits, branches, rotations = read_once(model, ids[0].tolist(), choices, reserve=8)
+    logits, branches = read_once(model, ids[0].tolist(), choices, reserve=8)
     shape = model.shape
     for (method, budget), (forked, _) in zip(choices, branches, strict=True):
         alone = KVCache.empty(
             shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
         )
         rules = layer_rules(method, shape, budget, 300)
-        expected = prefill(model, alone, ids, rules, rotations, reserve=8)
+        expected = prefill(model, alone, ids, rules, reserve=8)
         torch.testing.assert_close(logits, expected)
         for ours, theirs in zip(forked.layers, alone.layers, strict=True):
             for bank, other in zip(ours.banks, theirs.banks, strict=True):

@@ -8,7 +8,9 @@ from kvlite.engine.decode import LayerStep
 from kvlite.engine.prefill import LayerReader
 from kvlite.errors import CapacityError
 from kvlite.methods import parse_method
+from kvlite.methods.base import LayerView
 from kvlite.methods.rules import Rule
+from kvlite.methods.scores import Window
 
 
 def layer(sizes: list[tuple[tuple[int, ...], int]], batch: int = 2, rows: int = 0) -> LayerCache:
@@ -136,12 +138,56 @@ def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
         bank = start.banks[0]
         all_slots = torch.arange(6).expand(2, 3, -1)
         chosen = [Selection(bank, all_slots[:, : len(heads)], heads) for heads, _ in sizes]
-        banked = LayerCache.gathered(chosen, [6] * len(sizes))
+        banked = LayerCache.gathered(chosen, [12] * len(sizes))
         q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
-        reader = LayerReader(banked, rule, 6, 5, 4)
+        reader = LayerReader(banked, rule, 6, 5)
         read = reader.attend(q, k, v, 0.3, None)
-        step = LayerStep(reader.compressed(0), rule, 11)
+        step = LayerStep(reader.layer, rule, 11)
         told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], 0.3, None)
         outs.append((read, told))
     for one, several in zip(*outs, strict=True):
         assert (one - several).abs().max() < 1e-6
+
+
+def test_a_cut_leaves_banks_within_the_budget_alone() -> None:
+    cache = layer([((0, 2), 20), ((1,), 8)])
+    for bank in cache.banks:
+        shape = (2, len(bank.heads), bank.capacity, 8)
+        bank.append(torch.randn(shape), torch.randn(shape), 0)
+    window = Window(torch.randn(2, 3, 1, 8), 19, 3, 1.0)
+    view = LayerView(0, cache.banks, window, 10)
+    after = Rule(parse_method("streaming"), 10).cut(view, 0)
+    held = {head: bank.positions[0, 0].tolist() for bank in after.banks for head in bank.heads}
+    assert held[0] == held[2] == [0, 1, 2, 3, 14, 15, 16, 17, 18, 19]
+    assert held[1] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_trim_of_one_bank_leaves_the_others() -> None:
+    cache = layer([((0,), 20), ((1,), 8)], rows=2)
+    for bank in cache.banks:
+        shape = (2, 1, bank.capacity, 8)
+        bank.append(torch.randn(shape), torch.randn(shape), 0)
+    rule = Rule(parse_method("kvx:middle=example,recent=2"), 10)
+    after = LayerStep(cache, rule, 20).trimmed()
+    assert [bank.heads for bank in after.banks] == [(0,), (1,)]
+    assert after.banks[0].used < 20 and after.banks[1].used == 8
+
+
+def test_rewinding_forgets_what_was_appended() -> None:
+    cache = layer([((0,), 6)], batch=1, rows=1)
+    fill(cache, 3)
+    bank = cache.banks[0]
+    bank.record(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    marks = cache.mark()
+    fill(cache, 2)
+    bank.record(torch.ones(1, 1, 5))
+    cache.rewind(marks)
+    assert bank.used == 3
+    assert bank.scores()[0, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_rows_of_another_number_are_not_taken_over() -> None:
+    cache = layer([((0,), 3)], batch=1, rows=2)
+    fill(cache, 3)
+    cache.banks[0].record(torch.ones(1, 1, 3))
+    assert cache.resized([3], decode_rows=4).banks[0].scores().sum() == 0

@@ -10,8 +10,9 @@ from torch import Tensor
 from kvlite.cache import KVCache
 from kvlite.conversation import Conversation
 from kvlite.engine.decode import decode_step
-from kvlite.engine.prefill import Stopped, prefill
-from kvlite.errors import ContextError, InterruptedCacheError
+from kvlite.engine.prefill import prefill
+from kvlite.errors import ContextError, InterruptedCacheError, Stopped
+from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
@@ -47,13 +48,11 @@ def run(
     """Greedy tokens `(batch, steps)` and the logits each came from."""
     n = prompt.shape[1]
     rules = layer_rules(parse_method(method), model.shape, budget, cache.seen + n)
-    rotations = model.rotations(cache.seen, n + steps)
-    logits = prefill(model, cache, prompt, rules, rotations, reserve=steps, chunk=chunk)
+    logits = prefill(model, cache, prompt, rules, reserve=steps, chunk=chunk)
     tokens, rows = [], [logits]
-    for step in range(steps):
+    for _ in range(steps):
         tokens.append(rows[-1].argmax(-1))
-        rotation = [(c[:, n + step, None], s[:, n + step, None]) for c, s in rotations]
-        rows.append(decode_step(model, cache, tokens[-1], rules, rotation))
+        rows.append(decode_step(model, cache, tokens[-1], rules))
     return torch.stack(tokens, 1) if tokens else prompt[:, :0], torch.stack(rows, 1)
 
 
@@ -126,14 +125,12 @@ def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
     cache = empty(llama.model)
     n = prompt.shape[1]
     rules = layer_rules(parse_method(method), llama.model.shape, 24, n)
-    rotations = llama.model.rotations(0, n + steps)
-    rows = [prefill(llama.model, cache, prompt, rules, rotations, reserve=steps, chunk=32)]
+    rows = [prefill(llama.model, cache, prompt, rules, reserve=steps, chunk=32)]
     ids, held = [prompt], []
     for step in range(steps):
         before = positions(cache)
         ids.append(rows[-1].argmax(-1)[None])
-        rotation = [(c[:, n + step, None], s[:, n + step, None]) for c, s in rotations]
-        rows.append(decode_step(llama.model, cache, ids[-1][0], rules, rotation))
+        rows.append(decode_step(llama.model, cache, ids[-1][0], rules))
         after = positions(cache)
         held.append(
             [
@@ -231,7 +228,9 @@ def test_reading_that_is_stopped_leaves_the_conversation_as_it_was(llama: Tiny) 
             stop.set()
 
     with pytest.raises(Stopped):
-        talk.generate(list(range(3, 90)), max_new_tokens=4, progress=progress, stop=stop, chunk=16)
+        talk.generate(
+            list(range(3, 90)), max_new_tokens=4, progress=progress, cancel=stop, chunk=16
+        )
     assert positions(talk.cache) == before
     assert talk.cache.seen == seen
     stop.clear()
@@ -244,7 +243,7 @@ def test_reading_that_is_stopped_leaves_the_conversation_as_it_was(llama: Tiny) 
 def test_stopping_an_answer_keeps_its_part(llama: Tiny) -> None:
     talk, stop = Conversation(llama.model, FULL), threading.Event()
     pieces = []
-    for piece in talk.stream_tokens([5, 6, 7], stop=stop, ignore_eos=True, max_new_tokens=50):
+    for piece in talk.stream_tokens([5, 6, 7], cancel=stop, ignore_eos=True, max_new_tokens=50):
         pieces.append(piece)
         if len(pieces) == 3:
             stop.set()
@@ -279,3 +278,51 @@ def test_reading_first_and_asking_later_is_reading_in_one_piece_for_full(llama: 
     talk = Conversation(llama.model, FULL)
     talk.read(ids[:100])
     assert talk.generate(ids[100:], max_new_tokens=12, ignore_eos=True).token_ids == whole.token_ids
+
+
+def test_a_second_turn_never_holds_the_cache_twice(llama: Tiny) -> None:
+    """Where nothing is cut, layers grow one at a time."""
+    model = llama.model
+    cache = empty(model)
+    run(model, cache, torch.randint(3, 199, (1, 900)), 0)
+    held = cache.nbytes
+    storages = [t for layer in cache.layers for t in (layer.keys, layer.values, layer.positions)]
+    with TensorMeter([*storages, *model.module.parameters()]) as meter:
+        del storages
+        before = meter.live
+        run(model, cache, torch.randint(3, 199, (1, 3)), 0)
+    assert meter.peak - before < held / 2
+
+
+def test_reading_holds_the_whole_keys_and_values_of_one_layer(llama: Tiny) -> None:
+    model = llama.model
+    one_layer = model.shape.full_kv_bytes(960, 4) // model.shape.layers
+    cache = empty(model)
+    with TensorMeter(model.module.parameters()) as meter:
+        before = meter.live
+        run(
+            model, cache, torch.randint(3, 199, (1, 960)), 0, method="streaming", budget=20, chunk=8
+        )
+    hidden = 960 * model.shape.hidden * 4
+    assert one_layer + hidden < meter.peak - before < 1.5 * one_layer + 2 * hidden
+
+
+@pytest.mark.parametrize("length", [20, 30, 40])
+def test_frequencies_are_chosen_by_what_was_read_not_by_the_answers_limit(length: int) -> None:
+    """Phi-3's long-context factors begin past 32 tokens here."""
+    tiny = make_tiny("phi3-longrope")
+    prompt = torch.randint(3, 199, (1, length))
+    rules = layer_rules(parse_method("full"), tiny.model.shape, length, length)
+    ours = prefill(tiny.model, empty(tiny.model), prompt, rules, reserve=200)
+    with torch.no_grad():
+        theirs = tiny.reference(prompt).logits[:, -1]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_lines_that_a_layer_cannot_fill_go_to_others(llama: Tiny) -> None:
+    """A chat of short turns that grows past twice its budget keeps the whole budget."""
+    talk = Conversation(llama.model, Settings(method="kvx", budget="64", max_new_tokens=1))
+    for _ in range(40):
+        talk.generate([5, 6, 7, 8, 9, 10], ignore_eos=True)
+        assert talk.cache.entries_mean == min(64, talk.cache.seen)
+    assert talk.cache.seen > 200

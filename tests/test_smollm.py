@@ -47,7 +47,7 @@ def test_logits_are_transformers_logits(
     model, ids = smollm.model, torch.tensor([prose[:length]])
     cache = smollm.conversation().cache
     rules = layer_rules(parse_method("full"), model.shape, length, length)
-    ours = prefill(model, cache, ids, rules, model.rotations(0, length))
+    ours = prefill(model, cache, ids, rules)
     with torch.no_grad():
         theirs = smollm_reference(ids, logits_to_keep=1).logits[:, -1]
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

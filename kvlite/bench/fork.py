@@ -4,90 +4,48 @@ Reading is exact whatever the method, since a layer is cut only after its own at
 reading serves all of them, and each gets the cache it would have had alone.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
-from kvlite.engine.prefill import cut, prefill
+from kvlite.engine.prefill import Reading
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import Rule, layer_rules
+from kvlite.methods.rules import ROOM, Rule, layer_rules
 from kvlite.model.load import LoadedModel
 
 
 @dataclass(frozen=True)
-class _Fork(Method):
-    """Keeps everything, and lets every branch cut its own copy first."""
+class _Watch(Method):
+    """Looks on with as many queries as the hungriest of the methods wants."""
 
-    name: ClassVar[str] = "fork"
+    name: ClassVar[str] = "watch"
     summary: ClassVar[str] = "measures other methods"
     paper: ClassVar[str] = "none"
 
-    branches: tuple[list[Rule], ...]
-    layers: tuple[list[LayerCache], ...] = field(repr=False)
-    room: int
+    queries: int
 
     def observation(self, budget: int) -> int:
-        """What the hungriest branch wants."""
-        rules = [rule for branch in self.branches for rule in branch]
-        return max(max(r.method.observation(r.budget), r.method.decode_rows) for r in rules)
-
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """Too little for anything, so that every layer is shown to `select`."""
-        return [0] * layers
+        """What was asked for."""
+        return self.queries
 
     def select(self, view: LayerView) -> list[Selection]:
-        """Cut once a branch; keep nothing itself."""
-        for rules, layers in zip(self.branches, self.layers, strict=True):
-            rule = rules[view.layer]
-            window = view.window.last(
-                max(rule.method.observation(rule.budget), rule.method.decode_rows)
-            )
-            shown = LayerView(view.layer, view.banks, window, rule.budget)
-            if max(bank.used for bank in view.banks) > rule.budget:
-                layers.append(cut(shown, rule, self.room))
-            else:
-                layers.append(cut(shown, Rule(_KeepAll(rule.method), rule.budget), self.room))
-        return [Selection(bank, bank.positions[..., :0].long()) for bank in view.banks]
+        """Never called: the branches cut."""
+        raise AssertionError("watch does not select")
 
 
-@dataclass(frozen=True)
-class _KeepAll(Method):
-    """A branch whose budget holds everything."""
-
-    name: ClassVar[str] = "keep-all"
-    summary: ClassVar[str] = "keeps a layer that fits its budget"
-    paper: ClassVar[str] = "none"
-
-    method: Method
-
-    @property
-    def decode_rows(self) -> int:
-        """As the branch's method."""
-        return self.method.decode_rows
-
-    @property
-    def bounded(self) -> bool:
-        """As the branch's method."""
-        return self.method.bounded
-
-    def select(self, view: LayerView) -> list[Selection]:
-        """Every slot."""
-        return [
-            Selection(bank, bank.positions[:, :, : bank.used].argsort(-1)) for bank in view.banks
-        ]
-
-
+@torch.inference_mode()
 def read_once(
     model: LoadedModel,
     token_ids: list[int],
-    choices: list[tuple[Method, int]],
+    choices: Sequence[tuple[Method, int]],
     *,
     reserve: int,
-) -> tuple[Tensor, list[tuple[KVCache, list[Rule]]], list[tuple[Tensor, Tensor]]]:
+) -> tuple[Tensor, list[tuple[KVCache, list[Rule]]]]:
     """Read a prompt once for many methods.
 
     Args:
@@ -95,19 +53,36 @@ def read_once(
         reserve: tokens that will be generated.
 
     Returns:
-        Logits after the prompt `(1, vocab)`; a cache and its rules for each choice; rotations
-        of prompt and answer.
+        Logits after the prompt `(1, vocab)`; a cache and its rules for each choice.
     """
     shape, n = model.shape, len(token_ids)
-    branches = tuple(layer_rules(method, shape, budget, n) for method, budget in choices)
-    layers: tuple[list[LayerCache], ...] = tuple([] for _ in choices)
-    fork = _Fork(branches, layers, reserve)
-    rules = [Rule(fork, 0, window) for window in shape.windows]
-    rotations = model.rotations(0, n + reserve)
+    branches = [layer_rules(method, shape, budget, n) for method, budget in choices]
+    watch = _Watch(max(_queries(rule) for branch in branches for rule in branch))
     cache = KVCache.empty(
         shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
     )
     ids = torch.tensor([token_ids], device=model.device)
-    logits = prefill(model, cache, ids, rules, rotations)
-    caches = [KVCache(kept, seen=n) for kept in layers]
-    return logits, list(zip(caches, branches, strict=True)), rotations
+    reading = Reading(model, cache, ids, [Rule(watch, 0, window) for window in shape.windows])
+    by_layer = [
+        _cuts(
+            reading.read_layer(index).view(index), [branch[index] for branch in branches], reserve
+        )
+        for index in range(shape.layers)
+    ]
+    caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
+    return reading.logits(), list(zip(caches, branches, strict=True))
+
+
+def _cuts(view: LayerView, rules: list[Rule], reserve: int) -> list[LayerCache]:
+    """What each branch's rule keeps of one layer."""
+    cuts = []
+    for rule in rules:
+        window = view.window.last(_queries(rule))
+        shown = replace(view, window=window, budget=rule.budget)
+        cuts.append(rule.cut(shown, min(reserve, ROOM)))
+    return cuts
+
+
+def _queries(rule: Rule) -> int:
+    """How many of the last queries a rule wants to see, at least one."""
+    return max(1, rule.method.observation(rule.budget), rule.method.decode_rows)

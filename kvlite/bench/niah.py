@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from kvlite.bench.fork import read_once
 from kvlite.cache import KVCache
@@ -189,10 +188,10 @@ def niah(
         needle = make_needle(kind, index)
         ids = prompt_ids(runner, prose, needle, length, depth)
         model = runner.model
-        logits, branches, rotations = read_once(model, ids, list(choices), reserve=NEW_TOKENS)
+        logits, branches = read_once(model, ids, choices, reserve=NEW_TOKENS)
         for (method, budget), (cache, rules) in zip(choices, branches, strict=True):
             held, nbytes = cache.entries_mean, cache.nbytes
-            said = _answer(model, int(logits.argmax(-1)), cache, rules, rotations)
+            said = _answer(model, int(logits.argmax(-1)), cache, rules)
             text = runner.tokenizer.decode(said, skip_special_tokens=True)
             yield Row(
                 kind=kind,
@@ -214,16 +213,13 @@ def _answer(
     token: int,
     cache: KVCache,
     rules: list[Rule],
-    rotations: list[tuple[Tensor, Tensor]],
 ) -> list[int]:
     """Greedy tokens from the first one on, the ending one left out."""
     said: list[int] = []
     while token not in model.stop_ids and len(said) < NEW_TOKENS:
         said.append(token)
-        at = cache.seen
-        rotation = [(cos[:, at : at + 1], sin[:, at : at + 1]) for cos, sin in rotations]
         step = torch.tensor([token], device=model.device)
-        token = int(decode_step(model, cache, step, rules, rotation).argmax(-1))
+        token = int(decode_step(model, cache, step, rules).argmax(-1))
     return said
 
 

@@ -24,6 +24,20 @@ class Selection:
     slots: Tensor
     heads: tuple[int, ...] | None = None
 
+    @classmethod
+    def everything(cls, bank: Bank) -> "Selection":
+        """All of a bank, in order."""
+        return cls(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a bank was filled, and the rows it remembered."""
+
+    used: int
+    rows: Tensor | None
+    newest_row: int
+
 
 def _gather(tensor: Tensor, slots: Tensor) -> Tensor:
     """Pick `slots` (batch, heads, k) from `tensor` (batch, heads, capacity, dim)."""
@@ -39,6 +53,7 @@ class LayerCache:
         keys, values: `(batch, total, dim)` flat storage.
         positions: `(batch, total)` int32.
         banks: views of it, in order of their offset.
+        nbytes: bytes of storage held, filled or not: keys, values, positions, remembered rows.
     """
 
     def __init__(
@@ -74,13 +89,9 @@ class LayerCache:
                 )
             )
             offset = span.stop
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of storage held, filled or not: keys, values, positions, remembered rows."""
         held = [self.keys, self.values, self.positions]
         held += [bank.rows for bank in self.banks if bank.rows is not None]
-        return sum(tensor.untyped_storage().nbytes() for tensor in held)
+        self.nbytes = sum(tensor.untyped_storage().nbytes() for tensor in held)
 
     @property
     def entries_mean(self) -> float:
@@ -90,11 +101,22 @@ class LayerCache:
 
     def resized(self, capacities: Iterable[int], decode_rows: int = 0) -> "LayerCache":
         """A copy with banks of `capacities` slots, entries ascending in position."""
-        ordered = [
-            Selection(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
+        ordered = [Selection.everything(bank) for bank in self.banks]
+        return LayerCache.gathered(ordered, capacities, decode_rows)
+
+    def mark(self) -> list[Mark]:
+        """How it stands, for `rewind`."""
+        return [
+            Mark(bank.used, None if bank.rows is None else bank.rows.clone(), bank.newest_row)
             for bank in self.banks
         ]
-        return LayerCache.gathered(ordered, capacities, decode_rows)
+
+    def rewind(self, marks: Iterable[Mark]) -> None:
+        """Forget what was appended since."""
+        for bank, mark in zip(self.banks, marks, strict=True):
+            bank.used, bank.newest_row = mark.used, mark.newest_row
+            if bank.rows is not None and mark.rows is not None:
+                bank.rows.copy_(mark.rows)
 
     @staticmethod
     def gathered(
@@ -107,7 +129,7 @@ class LayerCache:
         chosen = list(selections)
         sizes = [
             (
-                tuple(s.source.heads[i] for i in s.heads) if s.heads else s.source.heads,
+                s.source.heads if s.heads is None else tuple(s.source.heads[i] for i in s.heads),
                 capacity,
             )
             for s, capacity in zip(chosen, capacities, strict=True)
@@ -133,7 +155,9 @@ def _copy(selection: Selection, bank: Bank) -> None:
     bank.keys[:, :, : bank.used] = _gather(source.keys[:, pick], slots)
     bank.values[:, :, : bank.used] = _gather(source.values[:, pick], slots)
     bank.positions[:, :, : bank.used] = source.positions[:, pick].gather(2, slots)
-    if bank.rows is not None and source.rows is not None:
+    if bank.rows is None or source.rows is None:
+        return
+    if bank.rows.shape[2] == source.rows.shape[2]:
         index = slots[:, :, None].expand(-1, -1, source.rows.shape[2], -1)
         bank.rows[..., : bank.used] = source.rows[:, pick].gather(3, index)
         bank.newest_row = source.newest_row

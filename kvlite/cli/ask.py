@@ -8,7 +8,7 @@ import typer
 
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, Stopped
 from kvlite.settings import Settings
 
 INTERRUPTED = 130
@@ -45,7 +45,6 @@ def ask(
     if not files or not question.strip():
         raise SettingError('give a file and a question: kvlite ask report.pdf "What is it about?"')
     from kvlite.documents import read_document
-    from kvlite.engine.prefill import Stopped
     from kvlite.ledger import Piece
     from kvlite.prompts import question_about
     from kvlite.runner import open_runner
@@ -55,8 +54,8 @@ def ask(
     with screen.status("Loading the model") as status:
         runner = open_runner(settings, status.update)
     pieces: list[Piece] = []
-    with stop_on_interrupt() as stop, reading_bar(screen, "Reading") as bar:
-        stream = runner.conversation().stream(text, progress=bar.update, stop=stop)
+    with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
+        stream = runner.conversation().stream(text, progress=bar.update, cancel=cancel)
         try:
             for piece in stream:
                 bar.close()

@@ -46,7 +46,7 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="kvlite", standalone_mode=False))
     except typer.TyperException as error:
         message = _usage(error)
     except (KvliteError, OSError) as error:

@@ -36,7 +36,7 @@ def _parameter(option: "dataclasses.Field[Any]") -> inspect.Parameter:
     several = isinstance(default, tuple)
     help = about["help"]
     if about["choices"]:
-        help += f" [{'|'.join(about['choices'])}]"
+        help += f" ({'|'.join(about['choices'])})"
     shown = typer.Option(flag, help=help, rich_help_panel=about["panel"])
     return inspect.Parameter(
         option.name,

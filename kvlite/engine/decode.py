@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attend_with_rows, grouped
+from kvlite.attention import attend, attend_with_rows
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
-from kvlite.engine.prefill import ROOM, line_capacity
+from kvlite.engine.heads import over_banks
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
 
@@ -23,73 +23,50 @@ class LayerStep:
     ) -> Tensor:
         """Write the token into every bank, then attend over all of it."""
         if any(not bank.room and self._may_grow(bank) for bank in self.layer.banks):
-            sizes = [line_capacity(self.rule, bank.used, ROOM) for bank in self.layer.banks]
+            sizes = [self.rule.capacity(bank.used) for bank in self.layer.banks]
             self.layer = self.layer.resized(sizes, self.rule.method.decode_rows)
-        banks = self.layer.banks
-        if len(banks) == 1:
-            return self._over_bank(q, k, v, banks[0], scale, softcap)
-        out = torch.empty_like(q)
-        by_head = grouped(out, k.shape[1])
-        for bank in banks:
-            heads = list(bank.heads)
-            part = self._over_bank(
-                grouped(q, k.shape[1])[:, heads].flatten(1, 2),
-                k[:, heads],
-                v[:, heads],
-                bank,
-                scale,
-                softcap,
-            )
-            by_head[:, heads] = grouped(part, len(heads))
-        return out
+
+        def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._write(bank, k, v)
+            keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
+            if bank.rows is None:
+                return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
+            out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
+            bank.record(rows[:, :, 0])
+            return out
+
+        return over_banks(self.layer, q, k, v, over)
 
     def _may_grow(self, bank: Bank) -> bool:
         return not self.rule.method.bounded or bank.used < self.rule.budget
 
-    def _over_bank(
-        self, q: Tensor, k: Tensor, v: Tensor, bank: Bank, scale: float, softcap: float | None
-    ) -> Tensor:
+    def _write(self, bank: Bank, k: Tensor, v: Tensor) -> None:
         if bank.room:
             bank.append(k, v, self.position)
         else:
-            slots = self.rule.method.evict(bank, self.rule.budget)
-            bank.overwrite(slots, k, v, self.position)
-        keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-        if bank.rows is None:
-            return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
-        out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
-        bank.record(rows[:, :, 0])
-        return out
+            bank.overwrite(self.rule.method.evict(bank, self.rule.budget), k, v, self.position)
 
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""
-        method = self.rule.method
-        kept = [method.trim(bank, self.rule.budget) for bank in self.layer.banks]
+        method, banks = self.rule.method, self.layer.banks
+        kept = [method.trim(bank, self.rule.budget) for bank in banks]
         if all(slots is None for slots in kept):
             return self.layer
         selections = [
-            Selection(bank, slots)
-            for bank, slots in zip(self.layer.banks, kept, strict=True)
-            if slots is not None
+            Selection.everything(bank) if slots is None else Selection(bank, slots)
+            for bank, slots in zip(banks, kept, strict=True)
         ]
-        sizes = [line_capacity(self.rule, s.slots.shape[2], ROOM) for s in selections]
+        sizes = [self.rule.capacity(each.slots.shape[2]) for each in selections]
         return LayerCache.gathered(selections, sizes, method.decode_rows)
 
 
 @torch.inference_mode()
-def decode_step(
-    model: LoadedModel,
-    cache: KVCache,
-    token_ids: Tensor,
-    rules: list[Rule],
-    rotation: list[tuple[Tensor, Tensor]],
-) -> Tensor:
+def decode_step(model: LoadedModel, cache: KVCache, token_ids: Tensor, rules: list[Rule]) -> Tensor:
     """Put one token a sequence through the model.
 
     Args:
         token_ids: `(batch,)` int64.
         rules: one a layer.
-        rotation: cos and sin, `(1, 1, dim)`, of the token's position, for every layer.
 
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
@@ -97,10 +74,12 @@ def decode_step(
     cache.require_whole()
     cache.writing = True
     hidden = model.embed(token_ids[:, None])
+    rotations = model.rotations(cache.seen, 1)
     for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
         step = LayerStep(cache.layers[index], rule, cache.seen)
-        hidden = module(hidden, position_embeddings=rotation[index], kvlite=step)
+        hidden = module(hidden, position_embeddings=rotations[index], kvlite=step)
         cache.layers[index] = step.trimmed()
+    logits = model.logits(hidden[:, -1])
     cache.seen += 1
     cache.writing = False
-    return model.logits(hidden[:, -1])
+    return logits

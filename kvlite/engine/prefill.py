@@ -5,109 +5,78 @@ keys and values, the compressed layers before it, and one chunk's activations.
 """
 
 from collections.abc import Callable
+from functools import partial
 from threading import Event
 
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attend_masked, grouped, merge
+from kvlite.attention import attend, attend_masked, merge
 from kvlite.cache import Bank, KVCache, LayerCache
-from kvlite.methods.base import LayerView, Method
-from kvlite.methods.rules import Rule
-from kvlite.methods.scores import Window, window_rows
+from kvlite.cache.cache import Mark
+from kvlite.engine.heads import over_banks
+from kvlite.errors import Stopped
+from kvlite.methods.base import LayerView
+from kvlite.methods.rules import ROOM, Rule
+from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 
 CHUNK = 1024
-ROOM = 64
 
 Progress = Callable[[int, int], None]
 
 
-class Stopped(Exception):
-    """Someone asked to stop; the cache is as it was before the reading began."""
-
-
 class LayerReader:
     """Runs one layer over the new tokens chunk by chunk, keeping its keys, values and the last
-    queries."""
+    queries.
 
-    def __init__(self, layer: LayerCache, rule: Rule, start: int, new: int, room: int) -> None:
-        """Make room in a copy of `layer` for `new` tokens from position `start`, and for `room`
-        more entries where nothing will be cut."""
+    Attributes:
+        layer: everything read so far; written in place.
+        answers: whether attention is wanted, or keys, values and queries alone.
+    """
+
+    def __init__(self, layer: LayerCache, rule: Rule, start: int, new: int) -> None:
+        """Read `new` tokens from position `start` into a layer that has room for them."""
         method = rule.method
-        lengths = [bank.used + new for bank in layer.banks]
-        self.fits = max(lengths) <= rule.budget
-        if self.fits:
-            lengths = [line_capacity(rule, length, room) for length in lengths]
-        self.layer = layer.resized(lengths, method.decode_rows if self.fits else 0)
+        self.layer = layer
         self.rule = rule
-        self.room = room
         self.position = start
         self.end = start + new
         self.observed = max(method.observation(rule.budget), method.decode_rows)
-        self.kv_heads = sum(len(bank.heads) for bank in layer.banks)
         self.queries: list[Tensor] = []
         self.answers = True
+        self.kv_heads = 0
         self.scale = 1.0
         self.softcap: float | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """One chunk: over all earlier entries freely, over itself causally; nothing, and no
-        meaningful result, while `answers` is off."""
-        self.scale, self.softcap = scale, softcap
-        length, kv_heads = q.shape[2], self.kv_heads
+        """One chunk: over all earlier entries freely, over itself causally; without `answers`
+        the result means nothing."""
+        self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
+        length = q.shape[2]
         after = self.end - self.position - length
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             self.queries.append(q[:, :, length - wanted :].clone())
-        if not self.answers:
-            for bank in self.layer.banks:
-                bank.append(k[:, list(bank.heads)], v[:, list(bank.heads)], self.position)
-            self.position += length
-            return q
-        outs = []
-        for bank in self.layer.banks:
-            whole = len(bank.heads) == kv_heads
-            heads = slice(None) if whole else list(bank.heads)
-            bank_q = q if whole else grouped(q, kv_heads)[:, heads].flatten(1, 2)
-            before = bank.used
-            bank.append(k[:, heads], v[:, heads], self.position)
-            outs.append(self._over_bank(bank_q, bank, before))
+        out = over_banks(self.layer, q, k, v, self._over_bank)
         self.position += length
-        if len(outs) == 1:
-            return outs[0]
-        order = [head for bank in self.layer.banks for head in bank.heads]
-        joined = torch.cat(
-            [grouped(o, len(b.heads)) for o, b in zip(outs, self.layer.banks, strict=True)], 1
-        )
-        return joined[:, torch.tensor(order).argsort()].flatten(1, 2)
+        return out
 
-    def _over_bank(self, q: Tensor, bank: Bank, before: int) -> Tensor:
+    def _over_bank(self, bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before, window = bank.used, self.rule.window
+        bank.append(k, v, self.position)
+        if not self.answers:
+            return q
         keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-        window = self.rule.window
         if window is not None and bank.used > window:
             return self._over_window(q, keys, values, before, window)
-        own = attend(
-            q,
-            keys[:, :, before:],
-            values[:, :, before:],
-            scale=self.scale,
-            softcap=self.softcap,
-            causal=True,
-        )
+        blocks = partial(attend, q, scale=self.scale, softcap=self.softcap)
+        own = blocks(keys[:, :, before:], values[:, :, before:], causal=True)
         if not before:
             return own[0]
-        earlier = attend(
-            q,
-            keys[:, :, :before],
-            values[:, :, :before],
-            scale=self.scale,
-            softcap=self.softcap,
-            causal=False,
-        )
-        return merge(earlier, own)
+        return merge(blocks(keys[:, :, :before], values[:, :, :before], causal=False), own)
 
     def _over_window(
         self, q: Tensor, keys: Tensor, values: Tensor, before: int, window: int
@@ -134,39 +103,110 @@ class LayerReader:
             )
         return torch.cat(outs, 2)
 
-    def observation(self) -> Window:
-        """The last queries read, as many as the method wants."""
+    def view(self, index: int) -> LayerView:
+        """What a method is shown of the layer, the `index`-th, once all chunks went through."""
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
-        return Window(queries, start, self.kv_heads, self.scale, self.softcap)
+        window = Window(queries, start, self.kv_heads, self.scale, self.softcap)
+        return LayerView(index, self.layer.banks, window, self.rule.budget)
+
+
+class Reading:
+    """New tokens on their way through the layers, one layer at a time."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        token_ids: Tensor,
+        rules: list[Rule],
+        *,
+        reserve: int = 0,
+        chunk: int = CHUNK,
+        progress: Progress | None = None,
+        cancel: Event | None = None,
+    ) -> None:
+        """As in `prefill`."""
+        cache.require_whole()
+        self.model = model
+        self.cache = cache
+        self.rules = rules
+        self.room = min(reserve, ROOM)
+        self.chunk = chunk
+        self.progress = progress
+        self.cancel = cancel
+        self.new = token_ids.shape[1]
+        self.hidden = model.embed(token_ids)
+        self.rotations = model.rotations(cache.seen, self.new)
+        self.marks: dict[int, list[Mark]] = {}
+        self.capacities = [[bank.capacity for bank in layer.banks] for layer in cache.layers]
+
+    def read_layer(self, index: int) -> LayerReader:
+        """Take all tokens through one layer. Let go of the reader before the next: it holds the
+        layer's whole keys and values.
+
+        Raises:
+            Stopped: `cancel` was set.
+        """
+        rule, module = self.rules[index], self.model.layers[index]
+        cos, sin = self.rotations[index]
+        reader = LayerReader(self._roomy(index), rule, self.cache.seen, self.new)
+        for span in self._spans(index):
+            if self.cancel is not None and self.cancel.is_set():
+                raise Stopped
+            hidden = self.hidden[:, span]
+            given = {"position_embeddings": (cos[:, span], sin[:, span]), "kvlite": reader}
+            reader.answers = not self._final(index) or span.stop == self.new
+            if reader.answers:
+                self.hidden[:, span] = module(hidden, **given)
+            else:
+                # Nothing reads the final layer's output but the last token: of the others it
+                # needs keys, values and queries alone.
+                module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
+            if self.progress is not None:
+                self.progress(index * self.new + span.stop, len(self.rules) * self.new)
+        return reader
 
     def compressed(self, index: int) -> LayerCache:
-        """What is left of the layer, the `index`-th, once all its chunks went through."""
-        window = self.observation()
-        if self.fits:
-            cast_first_votes(self.layer, self.rule.method, window)
-            return self.layer
-        view = LayerView(index, self.layer.banks, window, self.rule.budget)
-        return cut(view, self.rule, self.room)
+        """One layer read, and what its rule keeps of it."""
+        reader = self.read_layer(index)
+        view = reader.view(index)
+        if index in self.marks:
+            self.rules[index].cast_first_votes(reader.layer, view.window)
+            return reader.layer
+        return self.rules[index].cut(view, self.room)
 
+    def logits(self) -> Tensor:
+        """Next-token logits `(batch, vocab)` float32, after the last layer."""
+        return self.model.logits(self.hidden[:, -1])
 
-def cut(view: LayerView, rule: Rule, room: int) -> LayerCache:
-    """The entries a method keeps of a layer, in storage of their own with `room` to grow."""
-    selections = rule.method.select(view)
-    capacities = [line_capacity(rule, s.slots.shape[2], room) for s in selections]
-    layer = LayerCache.gathered(selections, capacities, rule.method.decode_rows)
-    cast_first_votes(layer, rule.method, view.window)
-    return layer
+    def rewind(self) -> None:
+        """Make the cache what it was before."""
+        for index, marks in self.marks.items():
+            layer, rows = self.cache.layers[index], self.rules[index].method.decode_rows
+            layer.rewind(marks)
+            self.cache.layers[index] = layer.resized(self.capacities[index], rows)
 
+    def _roomy(self, index: int) -> LayerCache:
+        """A layer with room for the new tokens: where all of it will stay, the cache's own, grown;
+        else a copy, so that stopping loses nothing."""
+        rule, layer = self.rules[index], self.cache.layers[index]
+        lengths = [bank.used + self.new for bank in layer.banks]
+        if max(lengths) > rule.budget:
+            return layer.resized(lengths)
+        sizes = [rule.capacity(length, self.room) for length in lengths]
+        layer = self.cache.layers[index] = layer.resized(sizes, rule.method.decode_rows)
+        self.marks[index] = layer.mark()
+        return layer
 
-def cast_first_votes(layer: LayerCache, method: Method, window: Window) -> None:
-    """For methods that judge entries by their last attention rows: let the last queries read be
-    the first rows, over what was kept."""
-    if not method.decode_rows:
-        return
-    for bank in layer.banks:
-        for row in window_rows(bank, window.last(method.decode_rows)).unbind(2):
-            bank.record(row)
+    def _final(self, index: int) -> bool:
+        return index == len(self.rules) - 1
+
+    def _spans(self, index: int) -> list[slice]:
+        """The chunks; in the final layer the last token is one by itself."""
+        end = self.new - 1 if self._final(index) else self.new
+        spans = [slice(at, min(at + self.chunk, end)) for at in range(0, end, self.chunk)]
+        return [*spans, slice(end, self.new)] if self._final(index) else spans
 
 
 @torch.inference_mode()
@@ -175,68 +215,43 @@ def prefill(
     cache: KVCache,
     token_ids: Tensor,
     rules: list[Rule],
-    rotations: list[tuple[Tensor, Tensor]],
     *,
     reserve: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
-    stop: Event | None = None,
+    cancel: Event | None = None,
 ) -> Tensor:
     """Read `token_ids` into `cache`, compressing each layer as soon as it is done.
 
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen.
         rules: one a layer.
-        rotations: cos and sin a layer, from the position of the first new token on.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result.
         progress: told (layer-tokens done, of how many) after every chunk.
-        stop: checked before every chunk.
+        cancel: checked before every chunk.
 
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
 
     Raises:
-        Stopped: `stop` was set; the cache is as it was.
+        Stopped: `cancel` was set; the cache is as it was, as after any other exception.
     """
-    cache.require_whole()
-    start, n = cache.seen, token_ids.shape[1]
-    hidden = model.embed(token_ids)
-    done: list[LayerCache] = []
-    for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
-        reader = LayerReader(cache.layers[index], rule, start, n, min(reserve, ROOM))
-        cos, sin = rotations[index]
-        final = index == len(rules) - 1
-        for span in _spans(n, chunk, final):
-            if stop is not None and stop.is_set():
-                raise Stopped
-            given = {"position_embeddings": (cos[:, span], sin[:, span]), "kvlite": reader}
-            reader.answers = not final or span.stop == n
-            if reader.answers:
-                hidden[:, span] = module(hidden[:, span], **given)
-            else:
-                # Nothing reads the final layer's output but the last token: it needs only keys,
-                # values and queries of the others.
-                module.self_attn(
-                    module.input_layernorm(hidden[:, span]), attention_mask=None, **given
-                )
-            if progress is not None:
-                progress(index * n + span.stop, len(rules) * n)
-        done.append(reader.compressed(index))
-    cache.layers = done
-    cache.seen += n
-    return model.logits(hidden[:, -1])
-
-
-def _spans(n: int, chunk: int, final: bool) -> list[slice]:
-    """The chunks of `n` tokens; in the final layer the last token is one by itself."""
-    end = n - 1 if final else n
-    spans = [slice(first, min(first + chunk, end)) for first in range(0, end, chunk)]
-    return [*spans, slice(end, n)] if final else spans
-
-
-def line_capacity(rule: Rule, used: int, room: int) -> int:
-    """Slots for a line of `used` entries: with room to grow, up to the budget if it is bounded."""
-    wanted = used + room
-    return max(used, min(wanted, rule.budget)) if rule.method.bounded else wanted
+    reading = Reading(
+        model,
+        cache,
+        token_ids,
+        rules,
+        reserve=reserve,
+        chunk=chunk,
+        progress=progress,
+        cancel=cancel,
+    )
+    try:
+        cache.layers = [reading.compressed(index) for index in range(len(rules))]
+    except BaseException:
+        reading.rewind()
+        raise
+    cache.seen += reading.new
+    return reading.logits()

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from kvlite.errors import SettingError
-from kvlite.methods.base import Method
+from kvlite.methods import Method, parse_method
+from kvlite.methods.rules import ROOM
 from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
@@ -29,27 +30,41 @@ class Amount:
     nbytes: int | None = None
     least: int = 1
 
-    def resolve(self, shape: ModelShape, method: Method, seen: int, itemsize: int) -> int:
-        """Mean entries a KV head and layer, once `seen` tokens are read.
+    def resolve(
+        self, shape: ModelShape, method: Method, seen: int, longest: int, itemsize: int
+    ) -> int:
+        """Mean entries a KV head and layer for an answer.
+
+        Args:
+            seen: tokens read before it.
+            longest: tokens the answer may have, which methods that are not bounded add to what
+                they keep.
 
         Raises:
-            SettingError: the bytes hold not a single entry.
+            SettingError: the bytes hold too little, or the method does not keep to a size.
         """
         if self.entries is not None:
             return self.entries
         if self.share is not None:
-            return max(self.least, int(self.share * seen + 1e-9))
+            everything = longest if self.share == 1 else 0
+            return max(self.least, int(self.share * seen + 1e-9) + everything)
         assert self.nbytes is not None
+        if not method.keeps_to_budget:
+            raise SettingError(
+                f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
+                "in length: give a number of entries"
+            )
         entry = shape.kv_heads * (shape.entry_bytes(itemsize) + 4 * method.decode_rows)
+        grown = 0 if method.bounded else longest + ROOM
         sliding = sum(min(window, seen) for window in shape.windows if window is not None)
         sliding *= shape.kv_heads * shape.entry_bytes(itemsize)
         layers = max(1, len(shape.full_layers))
-        entries = (self.nbytes - sliding) // (layers * entry)
+        entries = (self.nbytes - sliding) // (layers * entry) - grown
         if entries < 1:
-            least = sliding + layers * entry
+            least = sliding + (1 + grown) * layers * entry
             raise SettingError(
-                f"--budget {self.nbytes} bytes holds no entry of this model: "
-                f"one in every layer takes {least} bytes"
+                f"--budget {self.nbytes} bytes is too little for {method.spec} with this model "
+                f"and {longest} new tokens: give at least {least} bytes"
             )
         return entries
 
@@ -85,7 +100,13 @@ def parse_amount(text: str | int) -> Amount:
     return Amount(entries=int(number))
 
 
-def check_fit(method: Method, amount: Amount) -> None:
-    """Raises SettingError if a number of entries was asked for that the method cannot work with."""
+def method_and_amount(method: str, budget: str | int) -> tuple[Method, Amount]:
+    """The method and the budget a user wrote.
+
+    Raises:
+        SettingError: one of them is none, or they do not fit each other.
+    """
+    chosen, amount = parse_method(method), parse_amount(budget)
     if amount.entries is not None:
-        method.check(amount.entries)
+        chosen.check(amount.entries)
+    return chosen, amount

@@ -51,7 +51,7 @@ class Method(ABC):
 
         Args:
             average: mean entries a KV head and layer, windows and sinks included.
-            seen: tokens to choose from, more than `average`.
+            seen: tokens read so far.
         """
         return uniform(average, layers)
 
@@ -73,6 +73,11 @@ class Method(ABC):
     def bounded(self) -> bool:
         """Whether lines stay within their budget while decoding."""
         return False
+
+    @property
+    def keeps_to_budget(self) -> bool:
+        """Whether a cut leaves no more than the budget."""
+        return True
 
     def evict(self, bank: Bank, budget: int) -> Tensor:
         """What a new token overwrites in a full bank, if the method is `bounded`.

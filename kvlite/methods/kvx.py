@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.budgets import pyramid
+from kvlite.methods.budgets import pyramid, uniform
 from kvlite.methods.scores import Pooling, Reduce, pool, window_scores
 from kvlite.methods.snapkv import with_ends
 
@@ -33,7 +33,7 @@ class KVX(Method):
     Attributes:
         omega: lambda mask width: the mask takes 1/omega of the line (2, 4, 8, 16, 32).
         middle: which reading.
-        limit: entries a line must exceed to be compressed; 0 for the budget.
+        limit: with "example", entries a line must exceed to be cut; 0 for the budget.
         until_limit: with "example", repeat until the line is within the limit.
         alpha: last queries that vote while reading; 0 for as many as the line holds (the paper).
         beta: steepness of the lines; 1 for equal lines.
@@ -84,16 +84,21 @@ class KVX(Method):
         """Lines of the "budget" reading never grow past their budget."""
         return self.middle == "budget"
 
+    @property
+    def keeps_to_budget(self) -> bool:
+        """A line of the "example" reading may stay longer than its limit."""
+        return self.middle == "budget"
+
     def observation(self, budget: int) -> int:
         """The last alpha queries."""
         return self.alpha or budget
 
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """Lines on the arithmetic slope of Eq. 2; in the "example" reading the limit itself."""
-        if seen <= (self.limit or average):
-            return [max(seen, average)] * layers
         if self.middle == "example":
             return [self.limit or average] * layers
+        if seen <= average:
+            return uniform(average, layers)
         return pyramid(average, layers, seen, window=0, beta=self.beta, least=self.least_budget)
 
     def mask_width(self, line: int) -> int:

@@ -1,10 +1,15 @@
 """What each layer of a model does: the chosen method, or its own sliding window."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from kvlite.methods.base import Method
+from kvlite.cache import LayerCache, Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
+
+ROOM = 64
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,42 @@ class Rule:
     budget: int
     window: int | None = None
 
+    def capacity(self, used: int, room: int = ROOM) -> int:
+        """Slots for a line of `used` entries: with room to grow, up to the budget if it is
+        bounded."""
+        wanted = used + room
+        return max(used, min(wanted, self.budget)) if self.method.bounded else wanted
 
-def layer_rules(method: Method, shape: ModelShape, average: int, seen: int) -> list[Rule]:
+    def cut(self, view: LayerView, room: int) -> LayerCache:
+        """What a layer keeps, in storage of its own with `room` to grow; banks within the budget
+        keep everything."""
+        over = [bank for bank in view.banks if bank.used > self.budget]
+        within = [bank for bank in view.banks if bank.used <= self.budget]
+        selections = [Selection.everything(bank) for bank in within]
+        if over:
+            selections += self.method.select(replace(view, banks=over))
+        sizes = [self.capacity(each.slots.shape[2], room) for each in selections]
+        layer = LayerCache.gathered(selections, sizes, self.method.decode_rows)
+        self.cast_first_votes(layer, view.window)
+        return layer
+
+    def cast_first_votes(self, layer: LayerCache, window: Window) -> None:
+        """For methods that judge entries by their last attention rows: let the last queries read
+        be the first rows, over what was kept."""
+        if not self.method.decode_rows:
+            return
+        for bank in layer.banks:
+            for row in window_rows(bank, window.last(self.method.decode_rows)).unbind(2):
+                bank.record(row)
+
+
+def layer_rules(
+    method: Method,
+    shape: ModelShape,
+    average: int,
+    seen: int,
+    held: Sequence[int] | None = None,
+) -> list[Rule]:
     """One rule a layer of the model.
 
     A sliding-window layer holds its window and nothing more, whatever the method; the budget is
@@ -31,12 +70,39 @@ def layer_rules(method: Method, shape: ModelShape, average: int, seen: int) -> l
     Args:
         average: mean entries a KV head and layer.
         seen: tokens read by the end of this turn.
+        held: entries a layer can choose from by then, if earlier turns dropped some; what a
+            layer cannot fill goes to others that can.
     """
     cut = shape.full_layers
-    budgets = dict(zip(cut, method.budgets(len(cut), average, seen), strict=True)) if cut else {}
+    budgets = method.budgets(len(cut), average, seen) if cut else []
+    if held is not None and seen > average:
+        budgets = _filled(budgets, [held[layer] for layer in cut])
+    by_layer = dict(zip(cut, budgets, strict=True))
     return [
-        Rule(method, budgets[layer])
+        Rule(method, by_layer[layer])
         if window is None
         else Rule(Streaming(sinks=0), window, window=window)
         for layer, window in enumerate(shape.windows)
     ]
+
+
+def _filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:
+    """Budgets with the same sum, where one that exceeds what its layer holds lends the rest to
+    layers that hold more than theirs, evenly; what nobody can take stays."""
+    filled = list(budgets)
+    spare = sum(max(0, budget - most) for budget, most in zip(budgets, held, strict=True))
+    taken = 0
+    while spare > taken:
+        open_layers = [i for i, most in enumerate(held) if filled[i] < most]
+        if not open_layers:
+            break
+        share = max(1, (spare - taken) // len(open_layers))
+        for i in open_layers:
+            more = min(share, held[i] - filled[i], spare - taken)
+            filled[i] += more
+            taken += more
+    for i, most in enumerate(held):
+        lent = min(taken, max(0, budgets[i] - most))
+        filled[i] -= lent
+        taken -= lent
+    return filled

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.attention import grouped
+from kvlite.attention import capped, grouped
 from kvlite.cache import Bank
 
 Reduce = Literal["sum", "mean", "max"]
@@ -47,26 +47,25 @@ class Window:
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
-    def attention(self, bank: Bank, head: int, rows: slice, visible: int) -> Tensor:
+    def attention(self, bank: Bank, head: int, keys: Tensor, rows: slice) -> Tensor:
         """Probabilities of some rows over one head's first entries.
 
         Args:
             head: index into `bank.heads`.
+            keys: `(batch, visible, dim)` float32, that head's; those after them lie ahead of all
+                the rows.
             rows: which of the window's queries.
-            visible: entries to look at; those after it lie ahead of all the rows.
 
         Returns:
             `(batch, heads per KV head, rows, visible)` float32; entries ahead of a row have 0.
         """
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
-        keys = bank.keys[:, head, :visible]
-        logits = torch.matmul(queries.flatten(1, 2), keys.transpose(-1, -2)).float()
-        logits = logits.mul_(self.scale).view(*queries.shape[:3], -1)
-        if self.softcap is not None:
-            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        queries = queries.float() * self.scale
+        logits = torch.matmul(queries.flatten(1, 2), keys.transpose(-1, -2))
+        logits = capped(logits, self.softcap).view(*queries.shape[:3], -1)
         asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
         # Entries ascend in position, so only the last few can lie ahead of a row.
-        tail = slice(max(0, bank.used - (self.end - self.start - rows.start)), visible)
+        tail = slice(max(0, bank.used - (self.end - self.start - rows.start)), keys.shape[1])
         ahead = bank.positions[:, None, head, None, tail] > asked[:, None]
         logits[..., tail].masked_fill_(ahead, -torch.inf)
         return logits.softmax(-1)
@@ -76,7 +75,7 @@ def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: 
     """How much attention each entry got from the window: first over rows, then over a KV
     head's query heads.
 
-    Computed a head and a block of rows at a time, so the workspace stays at a few megabytes.
+    Computed a head and a block of rows at a time, so the workspace stays at tens of megabytes.
 
     Args:
         bank: entries ascending in position, the window's own the last of them.
@@ -89,11 +88,12 @@ def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: 
     block = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (bank.used * group * batch)))
     scores = []
     for head in range(len(bank.heads)):
-        total = bank.keys.new_zeros(batch, group, bank.used, dtype=torch.float32)
+        keys = bank.keys[:, head, : bank.used].float()
+        total = keys.new_zeros(batch, group, bank.used)
         for start in range(0, count, block):
             rows = slice(start, min(start + block, count))
             visible = bank.used - (count - rows.stop)
-            part = window.attention(bank, head, rows, visible)
+            part = window.attention(bank, head, keys[:, :visible], rows)
             so_far = total[..., :visible]
             if over_queries == "max":
                 torch.maximum(so_far, part.amax(2), out=so_far)
@@ -116,7 +116,10 @@ def window_rows(bank: Bank, window: Window) -> Tensor:
         `(batch, heads of the bank, rows, used)` float32.
     """
     rows = slice(0, window.queries.shape[2])
-    each = [window.attention(bank, head, rows, bank.used) for head in range(len(bank.heads))]
+    each = [
+        window.attention(bank, head, bank.keys[:, head, : bank.used].float(), rows)
+        for head in range(len(bank.heads))
+    ]
     return torch.stack(each, 1).mean(2)
 
 

@@ -10,11 +10,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from kvlite.errors import ModelError
+from kvlite.errors import KvliteError, ModelError, reason
 from kvlite.model.shape import ADMITTED, require_admitted
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1
+FLOAT32_LIMIT = 1 << 30
 
 
 def cache_folder() -> Path:
@@ -27,11 +28,14 @@ def cache_folder() -> Path:
 def converted_folder(gguf: Path, notify: Callable[[str], None] | None = None) -> Path:
     """The safetensors folder of a GGUF file, made on first use (about 20 s for 135M weights).
 
+    Weights are written in float32, those of files above 1 GiB in bfloat16, which takes half.
+
     It is written to a temporary folder and renamed, so it is whole or not there. The name is
     the SHA-256 of the file's content: a changed file is converted anew.
 
     Raises:
-        ModelError: the file is not a whole GGUF, or its architecture is not admitted.
+        ModelError: the file is not a whole GGUF, its architecture is not admitted, or it cannot
+            be converted.
     """
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -44,7 +48,12 @@ def converted_folder(gguf: Path, notify: Callable[[str], None] | None = None) ->
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        _convert(gguf, partial)
+        try:
+            _convert(gguf, partial)
+        except KvliteError:
+            raise
+        except Exception as error:  # libraries fail in many ways over a stranger's file
+            raise ModelError(f"{gguf} cannot be converted: {reason(error)}") from error
         try:
             partial.rename(folder)
         except OSError:
@@ -78,10 +87,21 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from kvlite.model.load import require_whole
+
+    small = gguf.stat().st_size < FLOAT32_LIMIT
     place: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     with redirect_stderr(StringIO()):  # transformers draws thousands of progress lines
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
-        model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **place)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            dtype=torch.float32 if small else torch.bfloat16,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **place,
+        )
+    model, found = loaded
+    require_whole(found, str(gguf))
     assert model.config.model_type in ADMITTED
     # transformers refuses to save what it believes is still quantized.
     model.hf_quantizer = None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.errors import ModelError, SettingError
+from kvlite.errors import ModelError, SettingError, reason
 from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.shape import ModelShape, shape_of
@@ -106,7 +106,9 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         return DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return (
+        torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    )
 
 
 def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
@@ -115,36 +117,56 @@ def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Loa
     Raises:
         ModelError: files are missing, damaged or do not fit together.
     """
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     register_attention()
+    # Without the second one transformers would ask on the terminal whether to run a file's code.
+    place: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     quiet = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, **place)
         shape = shape_of(config)
-        module = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             device_map={"": device} if device.type == "cuda" else None,
             attn_implementation=ATTENTION,
             use_safetensors=True,
-            local_files_only=True,
-        ).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"the model in {folder} cannot be loaded: {reason}") from None
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **place,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, **place)
+    except Exception as error:  # libraries fail in many ways over a stranger's file
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     finally:
         if quiet:
             logging.enable_progress_bar()
-    module.requires_grad_(False)
+    module, found = loaded
+    require_whole(found, str(folder))
+    module.eval().requires_grad_(False)
     if device.type == "cpu":
         split_linears(module)
     return LoadedModel(module, tokenizer, shape, folder, _stop_ids(module, tokenizer))
+
+
+def require_whole(found: dict[str, Any], name: str) -> None:
+    """Raises ModelError if weights do not fit, which transformers would make up at random.
+
+    Args:
+        found: transformers' loading info.
+        name: of the model.
+    """
+    misfits = {key for key, *_ in found["mismatched_keys"]}
+    for keys, flaw in ((found["missing_keys"], "is missing"), (misfits, "has another size")):
+        if keys:
+            raise ModelError(
+                f"the weights of {name} do not fit its config: {min(keys)} {flaw} (one of "
+                f"{len(keys)}); get the model again"
+            )
 
 
 def _stop_ids(module: Any, tokenizer: Any) -> frozenset[int]:

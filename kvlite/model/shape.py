@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlite.errors import ModelError
+from kvlite.errors import ModelError, reason
 
 ADMITTED = (
     "llama",
@@ -70,11 +70,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json.
 
     Raises:
-        ModelError: there is none, or it is not JSON.
+        ModelError: there is none, or it is not a JSON object.
     """
     path = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
             f"{folder} is not a model folder: it has no config.json (give a folder saved by "
@@ -82,6 +82,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} does not describe a model: it is not a JSON object")
     return config
 
 
@@ -104,15 +106,17 @@ def read_shape(folder: Path) -> ModelShape:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{folder / 'config.json'} does not describe a model: {error}") from None
-    return shape_of(config)
+        return shape_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+    except Exception as error:  # libraries fail in many ways over a stranger's file
+        path = folder / "config.json"
+        raise ModelError(f"{path} does not describe a model: {reason(error)}") from error
 
 
 def shape_of(config: Any) -> ModelShape:
     """The shape a transformers config describes; weights are counted on the meta device."""
     layers = config.num_hidden_layers
+    if layers < 1:
+        raise ValueError(f"num_hidden_layers is {layers}")
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
@@ -125,10 +129,21 @@ def shape_of(config: Any) -> ModelShape:
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
-        max_context=config.max_position_embeddings,
+        max_context=_context(config),
         windows=_windows(config),
         parameters=_count(config),
     )
+
+
+def _context(config: Any) -> int:
+    """Tokens a model holds. YaRN's configs may state the length before stretching; others state
+    the length after it."""
+    stated: int = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "yarn":
+        return stated
+    original = rope.get("original_max_position_embeddings") or stated
+    return max(stated, int(original * rope.get("factor", 1)))
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

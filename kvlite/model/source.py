@@ -31,7 +31,7 @@ def find_model(model: str, notify: Callable[[str], None] | None = None) -> Path:
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{model} is a file but not a .gguf: give the model's folder instead")
         return converted_folder(path, notify)
-    if path.is_dir():
+    if model and path.is_dir():
         return _checked(path, model)
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise ModelError(

@@ -1,0 +1,168 @@
+"""One turn: tokens read, an answer drawn, and the account of both."""
+
+from collections.abc import Iterator
+from threading import Event
+from time import perf_counter
+
+import torch
+
+from kvlite.cache import KVCache
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import Progress, prefill
+from kvlite.engine.sampling import Sampler
+from kvlite.engine.text import TextStream
+from kvlite.errors import ContextError, SettingError
+from kvlite.ledger import FinishReason, Ledger, Piece
+from kvlite.memory.meter import PeakMeter
+from kvlite.methods.amount import method_and_amount
+from kvlite.methods.rules import layer_rules
+from kvlite.model.load import LoadedModel
+from kvlite.settings import Settings
+
+
+class Turn:
+    """Reads into a cache and answers from it.
+
+    Attributes:
+        context: the conversation's tokens in the cache; what enters it is appended.
+        pending: a token that was drawn and has not entered the cache.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        context: list[int],
+        ids: list[int],
+        settings: Settings,
+        *,
+        answers: bool = True,
+    ) -> None:
+        """Check everything that can be checked before `ids` are read.
+
+        Args:
+            ids: what to read, at least one token.
+            answers: whether an answer will follow.
+
+        Raises:
+            ContextError: they do not fit the model's trained context.
+            SettingError: the settings do not fit, or a token is not in the vocabulary.
+        """
+        self.model = model
+        self.cache = cache
+        self.context = context
+        self.ids = ids
+        self.settings = settings
+        self.pending: list[int] = []
+        self._require_known(ids)
+        self.longest = self._within_context(settings.max_new_tokens if answers else 0)
+        seen = cache.seen + len(ids)
+        self.method, amount = method_and_amount(settings.method, settings.budget)
+        self.budget = amount.resolve(
+            model.shape, self.method, seen, self.longest, model.dtype.itemsize
+        )
+        if self.budget < seen:
+            self.method.check(self.budget)
+        held = [max(b.used for b in layer.banks) + len(ids) for layer in cache.layers]
+        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held)
+        self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
+        self.generated = 0
+        self.started = perf_counter()
+        self.read_s = 0.0
+        self.first_s = 0.0
+        self.last_s = 0.0
+
+    def _require_known(self, ids: list[int]) -> None:
+        vocab = self.model.shape.vocab
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < vocab:
+                raise SettingError(
+                    f"token {token} is not in this model's vocabulary of {vocab:,}: encode the "
+                    "text with its own tokenizer"
+                )
+
+    def _within_context(self, longest: int) -> int:
+        limit = self.model.shape.max_context
+        total = self.cache.seen + len(self.ids)
+        if total >= limit + (longest == 0):
+            raise ContextError(
+                f"{total:,} tokens do not fit this model, which was trained for {limit:,}: "
+                "ask about a part of the document, split it, or use a model with a longer "
+                "context (--model)"
+            )
+        return min(longest, limit - total)
+
+    def read(self, progress: Progress | None, cancel: Event | None) -> None:
+        """Read all tokens, or none.
+
+        Raises:
+            Stopped: `cancel` was set.
+        """
+        with self.meter.watch():
+            self.logits = prefill(
+                self.model,
+                self.cache,
+                torch.tensor([self.ids], device=self.model.device),
+                self.rules,
+                reserve=self.longest,
+                chunk=self.settings.chunk,
+                progress=progress,
+                cancel=cancel,
+            )
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        self.context += self.ids
+        self.read_s = perf_counter() - self.started
+
+    def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
+        """Draw tokens until the model ends, a stop string, the length limit, or `cancel`."""
+        sampler = Sampler(self.settings, self.model.device)
+        text = TextStream(self.model.tokenizer, self.settings.stop)
+        ends = frozenset() if ignore_eos else self.model.stop_ids
+        while True:
+            token = sampler(self.logits, self.context)
+            self.pending = [token]
+            self.generated += 1
+            self.last_s = perf_counter() - self.started
+            self.first_s = self.first_s or self.last_s
+            shown = "" if token in ends else text.push(token)
+            reason = self._reason(token in ends or text.stopped, cancel)
+            if reason is not None:
+                yield Piece(token, shown + text.flush(), self.ledger(reason))
+                return
+            yield Piece(token, shown, self.ledger(None))
+            step = torch.tensor([token], device=self.model.device)
+            with self.meter.watch():
+                self.logits = decode_step(self.model, self.cache, step, self.rules)
+            self.context.append(token)
+            self.pending = []
+
+    def _reason(self, ended: bool, cancel: Event | None) -> FinishReason | None:
+        if ended:
+            return "stop"
+        if cancel is not None and cancel.is_set():
+            return "interrupted"
+        return "length" if self.generated >= self.longest else None
+
+    def ledger(self, reason: FinishReason | None) -> Ledger:
+        """The account as it stands."""
+        model, cache = self.model, self.cache
+        decoding = self.last_s - self.first_s
+        return Ledger(
+            finish_reason=reason,
+            model=self.settings.model,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            method=self.method.spec,
+            budget=self.budget,
+            prompt_tokens=len(self.ids),
+            seen_tokens=cache.seen,
+            generated_tokens=self.generated,
+            kept_entries_mean=cache.entries_mean,
+            kv_bytes=cache.nbytes,
+            full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
+            peak_bytes=self.meter.peak_bytes,
+            time_to_first_token_s=self.first_s,
+            prefill_tokens_per_s=len(self.ids) / self.read_s,
+            decode_tokens_per_s=(self.generated - 1) / decoding if decoding > 0 else 0.0,
+        )
