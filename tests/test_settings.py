@@ -1,0 +1,196 @@
+"""Settings: each option explained once, checked when made; budgets and methods read from text."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from kvlite.errors import SettingError
+from kvlite.methods import METHODS, parse_method
+from kvlite.methods.amount import Amount, method_and_amount, parse_amount
+from kvlite.settings import Settings
+
+OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
+BOUNDED = [name for name, option in OPTIONS.items() if option.metadata["low"] is not None]
+INTEGERS = [name for name in BOUNDED if OPTIONS[name].type is not float]
+
+
+def flag(name: str) -> str:
+    return OPTIONS[name].metadata["flag"] or "--" + name.replace("_", "-")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_explained_and_its_default_is_allowed(name: str) -> None:
+    about, default = OPTIONS[name].metadata, OPTIONS[name].default
+    assert len(about["help"]) > 10 and not about["help"].endswith(".")
+    assert about["panel"] in ("Model and memory", "Answer")
+    assert flag(name).startswith("--")
+    assert not about["choices"] or default in about["choices"]
+    if default is not None and about["low"] is not None:
+        assert about["low"] <= default
+        assert about["high"] is None or default <= about["high"]
+    assert getattr(Settings(), name) == default
+
+
+def test_flags_are_unique() -> None:
+    assert len({flag(name) for name in OPTIONS}) == len(OPTIONS)
+
+
+def test_the_defaults_fit_each_other() -> None:
+    method_and_amount(Settings().method, Settings().budget)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_are_enforced_at_both_ends(name: str) -> None:
+    about = OPTIONS[name].metadata
+    low, high = about["low"], about["high"]
+    limits = f"at least {low}" if high is None else f"between {low} and {high}"
+    allowed, refused = [low], [low - 1, -(10**30), "1", [1]]
+    if high is None:
+        allowed.append(10**6)
+    else:
+        allowed.append(high)
+        refused.append(high + 1)
+    if name not in INTEGERS:
+        refused += [float("nan"), float("inf"), low - 1e-9]
+    for value in allowed:
+        made = getattr(Settings(**{name: value}), name)
+        assert made == value
+        # transformers refuses a temperature of 1, and takes one of 1.0.
+        assert type(made) is (int if name in INTEGERS else float)
+    for value in refused:
+        with pytest.raises(SettingError) as error:
+            Settings(**{name: value})
+        message = str(error.value)
+        assert message.startswith(f"{flag(name)} {value!r} is out of range: it must be {limits}")
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_whole_numbers_must_be_whole(name: str) -> None:
+    for value in (2.5, 2.0):
+        with pytest.raises(SettingError, match="a whole number"):
+            Settings(**{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name in BOUNDED if name != "seed"])
+def test_only_a_seed_may_be_nothing(name: str) -> None:
+    assert Settings(seed=None).seed is None
+    with pytest.raises(SettingError, match="None is out of range"):
+        Settings(**{name: None})
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].metadata["choices"]])
+def test_choices_are_enforced(name: str) -> None:
+    choices = OPTIONS[name].metadata["choices"]
+    for value in choices:
+        assert getattr(Settings(**{name: value}), name) == value
+    for value in ("nonsense", "", None, choices):
+        with pytest.raises(SettingError, match=f"{flag(name)} .* is not one of {choices[0]}, "):
+            Settings(**{name: value})
+
+
+def test_texts_may_be_given_as_what_they_stand_for() -> None:
+    assert Settings(budget=512).budget == "512"  # type: ignore[arg-type]
+    assert Settings(model=Path("a") / "b").model == str(Path("a/b"))  # type: ignore[arg-type]
+    for name in ("model", "method", "budget", "device"):
+        with pytest.raises(SettingError, match=f"--{name} None is not text"):
+            Settings(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"),
+    [("END", ("END",)), (["a", "b"], ("a", "b")), (("a",), ("a",)), ((), ()), ([], ())],
+)
+def test_one_stop_text_is_not_taken_for_its_letters(given: Any, stop: tuple[str, ...]) -> None:
+    assert Settings(stop=given).stop == stop
+
+
+@pytest.mark.parametrize("given", [None, 3, ["a", 3], {"a": 1}])
+def test_stop_texts_are_texts(given: Any) -> None:
+    with pytest.raises(SettingError, match=r"--stop .* is not text"):
+        Settings(stop=given)
+
+
+def test_replace_changes_only_what_it_names() -> None:
+    before = Settings(top_k=5)
+    after = before.replace({"temperature": 0.5, "method": "full"})
+    assert (after.temperature, after.method, after.top_k) == (0.5, "full", 5)
+    assert before == Settings(top_k=5)
+    assert before.replace({}) == before
+    with pytest.raises(SettingError, match="out of range"):
+        before.replace({"temperature": 11})
+
+
+def test_an_unknown_name_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(SettingError, match="unknown setting 'max_tokens': there is ") as error:
+        Settings().replace({"max_tokens": 5})
+    assert all(name in str(error.value) for name in OPTIONS)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().top_k = 5  # type: ignore[misc]
+    assert hash(Settings(stop=["a"])) == hash(Settings(stop=("a",)))  # type: ignore[arg-type]
+
+
+# --- budgets and methods from text ---------------------------------------------------------------
+
+UNITS = {"B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1024, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@given(st.integers(1, 10**9), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]))
+def test_a_budget_means_the_same_however_it_is_written(n: int, unit: str, space: str) -> None:
+    assert parse_amount(n) == parse_amount(f"{n}.0") == parse_amount(f" {n} ") == Amount(entries=n)
+    expected = Amount(nbytes=n * UNITS[unit])
+    for text in (f"{n}{space}{unit}", f"{n}.0{unit.lower()}", f"+{n}{unit.upper()}"):
+        assert parse_amount(text) == expected
+    half = parse_amount(f"{n}.5{unit}").nbytes
+    assert half is not None and abs(half - (n + 0.5) * UNITS[unit]) < 1
+
+
+@given(st.integers(1, 10_000))
+def test_a_share_is_a_part_of_one(hundredths: int) -> None:
+    share = parse_amount(f"{hundredths / 100}%").share
+    assert share == pytest.approx(hundredths / 10_000) and 0 < share <= 1
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=12) | st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3} ?(%|[kMG]?i?B)?"))
+def test_whatever_is_typed_is_one_kind_of_budget_or_an_error_that_quotes_it(text: str) -> None:
+    try:
+        amount = parse_amount(text)
+    except SettingError as error:
+        assert text.strip() in str(error) or repr(text.strip()) in str(error)
+        return
+    kinds = [amount.entries, amount.share, amount.nbytes]
+    (given_kind,) = (kind for kind in kinds if kind is not None)
+    assert given_kind >= 0 and amount.least in (1, 1024)
+
+
+def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Values in range for any of a method's options, several at once."""
+    odd = st.integers(0, 40).map(lambda n: 2 * n + 1)
+    kinds = {bool: st.booleans(), int: odd, float: st.floats(1, 1e9)}
+    hints = get_type_hints(METHODS[method])
+    choices = {
+        name: kinds[hint] if hint in kinds else st.sampled_from(get_args(hint))
+        for name, hint in hints.items()
+        if name in METHODS[method].defaults()
+    }
+    return st.fixed_dictionaries({}, optional=choices)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_method_with_any_options_can_be_written_and_read(name: str, data: st.DataObject) -> None:
+    options = data.draw(options_of(name))
+    try:
+        method = METHODS[name](**options)
+    except SettingError:  # options that exclude each other
+        assume(False)
+    again = parse_method(method.spec)
+    assert again == method and again.spec == method.spec
