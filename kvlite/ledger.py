@@ -48,21 +48,30 @@ class Ledger:
 
     def line(self) -> str:
         """One line for people."""
-        share = self.kept_entries_mean / max(1, self.seen_tokens)
+        kept, seen = self.kept_entries_mean, self.seen_tokens
+        if kept < seen:
+            held = f"kept {kept:,.0f} of {seen:,} ({kept / seen:.0%}) with {self._method_name}"
+            size = f"KV {readable(self.kv_bytes)} of {readable(self.full_kv_bytes)}"
+        else:
+            held, size = f"kept all {seen:,}", f"KV {readable(self.kv_bytes)}"
         parts = [
             f"read {self.prompt_tokens:,} tokens",
-            f"kept {self.kept_entries_mean:,.0f} of {self.seen_tokens:,} ({share:.0%}) "
-            f"with {self.method}",
-            f"KV {readable(self.kv_bytes)} of {readable(self.full_kv_bytes)}",
+            held,
+            size,
             f"peak {readable(self.peak_bytes)}",
             f"first token {self.time_to_first_token_s:.1f} s",
-            f"{self.decode_tokens_per_s:.1f} tokens/s",
         ]
+        if self.generated_tokens > 1:
+            parts.append(f"{self.decode_tokens_per_s:.1f} tokens/s")
         if self.finish_reason == "length":
             parts.append("stopped at the length limit")
         if self.finish_reason == "interrupted":
             parts.append("interrupted")
         return " · ".join(parts)
+
+    @property
+    def _method_name(self) -> str:
+        return self.method.partition(":")[0]
 
 
 @dataclass(frozen=True)

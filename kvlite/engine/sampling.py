@@ -7,6 +7,9 @@ from torch import Tensor
 
 from kvlite.settings import Settings
 
+# Below it logits overflow, and every draw would be the likeliest token.
+COLDEST = 1e-3
+
 
 class Sampler:
     """Draws tokens as the settings say; greedy at temperature 0."""
@@ -21,7 +24,7 @@ class Sampler:
             TopPLogitsWarper,
         )
 
-        self.greedy = settings.temperature == 0
+        self.greedy = settings.temperature < COLDEST
         self.penalised = settings.repetition_penalty != 1
         self.processors = LogitsProcessorList()
         if self.penalised:

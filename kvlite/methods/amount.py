@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import ceil
 
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
@@ -96,7 +97,10 @@ def parse_amount(text: str | int) -> Amount:
             raise SettingError(f"--budget {written!r} has an unknown unit: use KiB, MiB or GiB")
         return Amount(nbytes=int(number * _UNITS[unit]))
     if number != int(number):
-        raise SettingError(f"--budget {written!r} is not a whole number of entries")
+        raise SettingError(
+            f"--budget {written!r} is not a whole number of entries: give {ceil(number)}, or a "
+            "share such as 25%"
+        )
     return Amount(entries=int(number))
 
 
