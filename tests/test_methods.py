@@ -219,7 +219,7 @@ def test_streaming_rolls_like_a_list(sinks: int) -> None:
     method = Streaming(sinks)
     for position in range(budget, budget + 100):
         entry = torch.full((batch, heads, 1, DIM), float(position))
-        bank.overwrite(method.evict(bank, budget), entry, entry, position)
+        bank.overwrite(method.evict(bank, budget, position), entry, entry, position)
         del line[sinks]
         line.append(position)
         assert bank.positions.sort().values.tolist() == [[line] * heads] * batch
@@ -498,7 +498,7 @@ def test_kvx_gives_up_the_slot_the_oracle_gives_up(budget: int, omega: int, rece
                 for b in range(batch)
             ]
         )
-        slots = method.evict(bank, budget)
+        slots = method.evict(bank, budget, position)
         assert slots.tolist() == victims.tolist()
         entry = torch.full((batch, heads, 1, DIM), float(position))
         bank.overwrite(slots, entry, entry, position)
@@ -522,15 +522,15 @@ def test_kvx_gives_up_the_same_position_in_all_heads_if_per_layer() -> None:
     bank.record(row)
     mean = row[0].double().mean(0).tolist()
     victim = selection.kvx_victim(positions[0, 0].tolist(), mean, budget, 2)
-    assert KVX(omega=2, per_layer=True).evict(bank, budget).tolist() == [[victim] * 3]
+    assert KVX(omega=2, per_layer=True).evict(bank, budget, budget).tolist() == [[victim] * 3]
 
 
 @pytest.mark.parametrize("omega", [2, 4])
-def test_kvx_gives_up_the_oldest_of_equal_entries(omega: int) -> None:
+def test_kvx_gives_up_the_first_of_equal_entries(omega: int) -> None:
     """Attention underflows to 0, and before the first row all votes are equal."""
     for seed in range(5):
         bank = shuffled_bank(2, 3, 17, seed, rows=2)
-        slots = KVX(omega=omega).evict(bank, 17)
+        slots = KVX(omega=omega).evict(bank, 17, 17)
         victims = [
             [selection.kvx_victim(line, [0.0] * 17, 17, omega) for line in lines]
             for lines in bank.positions.tolist()

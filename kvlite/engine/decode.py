@@ -44,7 +44,8 @@ class LayerStep:
         if bank.room:
             bank.append(k, v, self.position)
         else:
-            bank.overwrite(self.rule.method.evict(bank, self.rule.budget), k, v, self.position)
+            slots = self.rule.method.evict(bank, self.rule.budget, self.position)
+            bank.overwrite(slots, k, v, self.position)
 
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""

@@ -79,8 +79,8 @@ class Method(ABC):
         """Whether a cut leaves no more than the budget."""
         return True
 
-    def evict(self, bank: Bank, budget: int) -> Tensor:
-        """What a new token overwrites in a full bank, if the method is `bounded`.
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+        """What the token at `position` overwrites in a full bank, if the method is `bounded`.
 
         Returns:
             `(batch, heads)` int64 slots.

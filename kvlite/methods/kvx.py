@@ -116,14 +116,12 @@ class KVX(Method):
             for bank, score in zip(view.banks, self._shared(votes), strict=True)
         ]
 
-    def evict(self, bank: Bank, budget: int) -> Tensor:
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         width = self.mask_width(budget)
-        order = bank.positions.argsort(-1)
-        votes = self._shared([bank.scores()])[0].gather(-1, order)
-        middle = votes[..., width : bank.used - max(0, width - 1)]
-        weakest = middle.argmin(-1, keepdim=True) + width
-        return order.gather(-1, weakest).squeeze(-1)
+        votes = self._shared([bank.scores()])[0]
+        masked = (bank.positions < width) | (bank.positions > position - width)
+        return votes.masked_fill(masked, torch.inf).argmin(-1)
 
     def trim(self, bank: Bank, budget: int) -> Tensor | None:
         """The "example" reading's cut of a line that outgrew the limit."""

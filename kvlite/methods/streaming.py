@@ -47,7 +47,7 @@ class Streaming(Method):
             Selection(bank, ends(bank, self.sinks, view.budget - self.sinks)) for bank in view.banks
         ]
 
-    def evict(self, bank: Bank, budget: int) -> Tensor:
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """The oldest entry that is not a sink."""
         age = bank.positions.masked_fill(bank.positions < self.sinks, _NEVER)
         return age.argmin(-1)

@@ -247,7 +247,7 @@ def kvx_victim(positions: Sequence[int], scores: Sequence[float], budget: int, o
 
     The slots may be in any order; what is a sink and what is streaming goes by position. The new
     token will be the newest of the m streaming entries, so of the old ones only m - 1 are safe. The
-    candidate with the smallest score goes, ties to the smaller position.
+    candidate with the smallest score goes, ties to the smaller slot.
 
     Source: "KV-X", section 3.2: the lines are compressed "both in prefilling and autoregressive
     decoding phases". One entry in, one out is kvlite's form of it.
@@ -260,4 +260,4 @@ def kvx_victim(positions: Sequence[int], scores: Sequence[float], budget: int, o
     oldest_first = sorted(range(budget), key=lambda slot: positions[slot])
     safe_at_the_end = max(0, m - 1)
     candidates = oldest_first[m : budget - safe_at_the_end]
-    return min(candidates, key=lambda slot: (scores[slot], positions[slot]))
+    return min(candidates, key=lambda slot: (scores[slot], slot))

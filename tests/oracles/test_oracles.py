@@ -354,10 +354,10 @@ def test_kvx_victim_by_hand() -> None:
     # Budget 8, omega 2: m = 2 sinks (positions 0, 1), and of the old ones 1 is safe (30).
     positions = [30, 0, 12, 7, 1, 20, 15, 9]
     scores = [0.0, 0.0, 0.5, 0.3, 0.0, 0.4, 0.3, 0.9]
-    assert selection.kvx_victim(positions, scores, 8, 2) == 3  # 0.3 at position 7 before 15
+    assert selection.kvx_victim(positions, scores, 8, 2) == 3  # 0.3 in slot 3 before slot 6
     # omega 4: m = 1, so one sink, and nothing at the end is safe.
-    assert selection.kvx_victim(positions, [0.5] * 8, 8, 4) == 4
-    assert selection.kvx_victim(positions, [0.1] + [0.5] * 7, 8, 4) == 0
+    assert selection.kvx_victim(positions, [0.5] * 8, 8, 4) == 0  # ties: the first slot that may go
+    assert selection.kvx_victim(positions, [0.5] * 7 + [0.1], 8, 4) == 7
     assert selection.kvx_victim([5], [1.0], 1, 4) == 0
     with pytest.raises(ValueError, match="full line"):
         selection.kvx_victim(positions, scores, 9, 2)
