@@ -37,7 +37,7 @@ class _Line(Protocol):
 @app.command()
 def speed(
     tokens: Tokens = [2000, 7000],
-    method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "kvx",
+    method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.method,
     budget: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "512",
     repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; medians are given")] = 5,
     new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,

@@ -1,0 +1,106 @@
+"""`kvlite ask` answers, and accounts for what it did."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.conftest import Done, Run, tokens
+from tests.test_documents import Stdin
+
+
+def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
+    flags = ("--model", model, "--method", "snapkv:window=16", "--budget", "64")
+    done = kvlite("ask", text, "What?", *flags, "--max-tokens", "8", "--json", "-q")
+    answer = done.json()
+    kinds = {
+        **dict.fromkeys(("answer", "finish_reason", "model", "device", "dtype", "method"), str),
+        **dict.fromkeys(("budget", "prompt_tokens", "seen_tokens", "generated_tokens"), int),
+        **dict.fromkeys(("kv_bytes", "full_kv_bytes", "peak_bytes"), int),
+        **dict.fromkeys(("kept_entries_mean", "time_to_first_token_s"), float),
+        **dict.fromkeys(("prefill_tokens_per_s", "decode_tokens_per_s"), float),
+    }
+    assert {name: type(answer[name]) for name in kinds} == kinds
+    assert (done.code, done.err) == (0, "")
+    read = tokens(model, said[0])
+    assert read > 200
+    expected = {
+        "finish_reason": "length",
+        "model": str(model),
+        "device": "cpu",
+        "dtype": "float32",
+        "method": "snapkv:window=16",
+        "budget": 64,
+        "prompt_tokens": read,
+        "seen_tokens": read + 7,
+        "generated_tokens": 8,
+        "kept_entries_mean": 64 + 7,
+        "full_kv_bytes": (read + 7) * 4 * 2 * 2 * 8 * 4,  # layers, heads, K and V, dim, float32
+    }
+    assert {name: answer[name] for name in expected} == expected
+    assert 0 < answer["kv_bytes"] < answer["full_kv_bytes"] / 2
+    assert min(answer[name] for name in kinds if name.endswith("_s")) > 0
+
+
+@pytest.mark.parametrize("budget", ["100000", "64GiB"])
+def test_budget_larger_than_the_prompt_keeps_everything(
+    kvlite: Run, model: Path, text: Path, budget: str
+) -> None:
+    flags = ("--model", model, "--max-tokens", "6", "--json", "--method")
+    done = kvlite("ask", text, "What?", *flags, "snapkv", "--budget", budget)
+    answer, full = done.json(), kvlite("ask", text, "What?", *flags, "full").json()
+    assert done.code == 0
+    assert answer["budget"] > answer["kept_entries_mean"] == answer["seen_tokens"]
+    assert answer["answer"] == full["answer"]
+
+
+def test_peak_of_tensors(kvlite: Run, model: Path, text: Path) -> None:
+    weights = sum(w.nbytes for w in load_file(model / "model.safetensors").values())
+    flags = ("ask", text, "What?", "--model", model, "--max-tokens", "2", "--json", "--measure")
+    process = kvlite(*flags, "process").json()["peak_bytes"]
+    assert weights < kvlite(*flags, "tensors").json()["peak_bytes"] < process
+
+
+def test_answer_and_ledger_go_apart(kvlite: Run, model: Path, text: Path) -> None:
+    flags = ("ask", text, "What?", "--model", model, "--max-tokens", "12")
+    answer = kvlite(*flags, "--json").json()
+    plain = kvlite(*flags)
+    assert (plain.code, plain.out) == (0, answer["answer"] + "\n")
+    read = f"read {answer['prompt_tokens']:,} tokens · kept "
+    assert re.fullmatch(rf"{read}.* · stopped at the length limit\n", plain.err)
+    assert kvlite(*flags, "--quiet") == Done(0, plain.out, "")
+
+
+def test_several_files_in_order(
+    kvlite: Run, model: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Stdin(b"piped words\n"))
+    files = ["z.txt", "-", "a.md"]
+    for name in ("z.txt", "a.md"):
+        (tmp_path / name).write_text(f"{name} holds words")
+    monkeypatch.chdir(tmp_path)
+    flags = ("--model", model, "--max-tokens", "1", "--json")
+    done = kvlite("ask", *files, " Which fruit? ", *flags)
+    parts = ("z.txt", "z.txt holds words", "stdin", "piped words")
+    parts += ("a.md", "a.md holds words", "Which fruit?")
+    assert re.search(".*".join(map(re.escape, parts)), said[0], re.DOTALL)
+    assert done.json()["prompt_tokens"] == tokens(model, said[0])
+
+
+def test_seed_repeats_draws(kvlite: Run, model: Path, text: Path) -> None:
+    flags = ("ask", text, "What?", "--model", model, "--max-tokens", "12", "--temperature", "1")
+    drawn = [kvlite(*flags, *seed).out for seed in (("--seed", 1), ("--seed", 1), ("--seed", 2))]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert kvlite(*flags).out != kvlite(*flags).out
+
+
+def test_stop_texts(kvlite: Run, model: Path, text: Path) -> None:
+    flags = ("ask", text, "What?", "--model", model, "--max-tokens", "16", "--json")
+    flags += ("--temperature", "1", "--seed", "3")
+    whole = kvlite(*flags).json()["answer"]
+    early, late = whole[20:24], whole[40:44]
+    stopped = kvlite(*flags, "--stop", late, "--stop", early).json()
+    assert stopped["answer"] == whole[: whole.index(early)]
+    assert stopped["finish_reason"] == "stop"

@@ -1,0 +1,70 @@
+"""`kvlite methods` and the help."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kvlite import __version__
+from kvlite.methods import METHODS
+from kvlite.settings import Settings
+from tests.cli.conftest import Done, Run
+
+
+def test_methods_as_json(kvlite: Run) -> None:
+    done = kvlite("methods", "--json")
+    rows = {row["name"]: row for row in done.json()["methods"]}
+    assert list(rows) == list(METHODS)
+    for name, row in rows.items():
+        assert (row["summary"], row["paper"]) == (METHODS[name].summary, METHODS[name].paper)
+        assert min(len(row["summary"]), len(row["paper"])) > 5
+        assert row["frees_memory"] is (name != "full")
+        assert row["options"] == {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+    assert (done.code, done.err) == (0, "")
+
+
+def test_methods_as_a_table(kvlite: Run) -> None:
+    done = kvlite("methods")
+    names = re.findall(r"^│ (\w+) ", done.out, re.MULTILINE)
+    assert names == list(METHODS)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_help(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    done = kvlite("--help")
+    assert re.search(r"ask +Ask a question about", done.out)
+    assert re.search(r"methods +List the ways", done.out)
+    assert 'kvlite ask report.pdf "' in done.out
+    assert (done.code, done.err) == (0, "")
+    assert kvlite("--version") == Done(0, f"kvlite {__version__}\n", "")
+    alone = kvlite()
+    assert (alone.code, alone.out.split(), alone.err) == (2, done.out.split(), "")
+
+
+def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    done = kvlite("ask", "--help")
+    assert done.out.count("kvlite ask ") >= 4
+    assert '| kvlite ask - "' in done.out
+    shown = {line.split()[1]: line for line in done.out.splitlines() if "│ --" in line}
+    for option in dataclasses.fields(Settings):
+        about = option.metadata
+        line = shown[about["flag"] or f"--{option.name.replace('_', '-')}"]
+        assert about["help"].replace("`", "") in line.replace("`", "")
+        for choice in about["choices"]:
+            assert choice in line.replace(about["help"], "").partition("[default")[0]
+    assert {"--json", "--quiet"} < set(shown)
+    assert kvlite("methods", "--help").out.count("kvlite methods") == 2
+
+
+@pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["ask", "a", "b", "--top-p", "2"]])
+def test_help_waits_for_no_library(args: list[str]) -> None:
+    code = (
+        f"import atexit, sys; sys.argv = {['kvlite', *args]}; from kvlite.cli.main import main; "
+        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules))); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("set()\n")

@@ -1,0 +1,133 @@
+"""Bad input gets one sentence that names the value and the remedy, and exit code 2."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvlite.model.source import _embedded_gguf
+from tests.cli.conftest import LIMIT, Refused, Run, one_sentence, tokens
+from tests.test_documents import encrypted, pdf
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("none.txt", None, "check the path"),
+        ("", None, "name one of the files in it"),
+        ("empty.txt", b"", "name a file that has some"),
+        ("blank.md", b" \n\n", "name a file that has some"),
+        ("program.txt", b"\x7fELF\0\1\2", "convert it to text"),
+        ("locked.pdf", encrypted(pdf(["secret"]), "password", "AES-256"), "qpdf --decrypt"),
+        ("broken.pdf", pdf(["one", "two"])[:400], "repair it"),
+        ("scanned.pdf", pdf([None, None]), "run OCR"),
+    ],
+)
+def test_bad_document(
+    refused: Refused, tmp_path: Path, text: Path, name: str, content: bytes | None, remedy: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    refused(["ask", path, "What?"], path, remedy)
+    refused(["ask", text, path, "What?", "--json", "--quiet"], path, remedy)
+
+
+@pytest.mark.parametrize("args", [[], ["What?"], [__file__], [__file__, ""], [__file__, " \n"]])
+def test_no_file_or_no_question(refused: Refused, args: list[str]) -> None:
+    refused(["ask", *args], "give a file and a question", "kvlite ask report.pdf")
+
+
+@pytest.mark.parametrize(
+    ("flags", "value", "remedy"),
+    [
+        ("--method magic", "'magic'", "choose from full,"),
+        ("--method snapkv:depth=3", "'depth'", "it has window"),
+        ("--method snapkv:pool=4", "snapkv:pool=4", "must be an odd number"),
+        ("--method snapkv --budget 8", "budget of 8", "give it at least"),
+        ("--temperature -1", "--temperature -1", "between 0 and 10"),
+        ("--temperature nan", "--temperature nan", "between 0 and 10"),
+        ("--temperature warm", "'--temperature'", "'warm' (see `kvlite ask --help`)"),
+        ("--top-p 2", "--top-p 2", "between 0 and 1"),
+        ("--top-k 1.5", "'--top-k'", "'1.5' (see `kvlite ask --help`)"),
+        ("--max-tokens 0", "--max-tokens 0", "at least 1"),
+        ("--dtype int3", "--dtype 'int3'", "auto, float32, bfloat16, float16"),
+        ("--measure guess", "--measure 'guess'", "process, tensors"),
+        ("--device toaster", "'toaster'", "use auto, cpu or cuda"),
+        ("--device mps", "'mps'", "use auto, cpu or cuda"),
+        pytest.param("--device cuda", "'cuda'", "--device cpu", marks=no_gpu),
+        pytest.param("--device cuda:3", "'cuda:3'", "--device cpu", marks=no_gpu),
+        ("--budget 0", "--budget 0 ", "give more than 0"),
+        ("--budget -5", "--budget -5", "give more than 0"),
+        ("--budget 0%", "--budget 0%", "give more than 0"),
+        ("--budget 150%", "--budget 150%", "give up to 100%"),
+        ("--budget 1.5", "--budget '1.5'", "whole number of entries"),
+        ("--budget abc", "--budget 'abc'", "a share (25%)"),
+        ("--budget 12furlongs", "--budget '12furlongs'", "bytes (64MiB)"),
+        ("--model gpt-17", "'gpt-17'", "such as Qwen/Qwen3-8B"),
+        ("--model=", "''", "such as Qwen/Qwen3-8B"),
+        ("--model ./no/folder", "'./no/folder'", "a folder"),
+        ("--model nobody/nothing-1b", "nobody/nothing-1b", "or give a folder"),
+        ("--colour red", "--colour", "see `kvlite ask --help`"),
+        ("--budget", "--budget", "requires an argument"),
+    ],
+)
+def test_bad_setting(refused: Refused, text: Path, flags: str, value: str, remedy: str) -> None:
+    refused(["ask", text, "What?", *flags.split()], value, remedy)
+
+
+def test_unknown_command(refused: Refused) -> None:
+    refused(["answer", "text.txt", "What?"], "'answer'", "see `kvlite --help`")
+    refused(["methods", "snapkv"], "snapkv", "see `kvlite methods --help`")
+
+
+@pytest.mark.parametrize(
+    ("config", "flaw", "remedy"),
+    [
+        (None, "no config.json", "give a folder saved by transformers"),
+        ('{"model_type": "gpt2"}', "'gpt2'", "it runs llama, "),
+        ("{", "config.json", "not readable JSON"),
+        ("[1]", "config.json", "not a JSON object"),
+        ('{"model_type": "llama"}', "pytorch_model.bin", "no .safetensors weights"),
+    ],
+)
+def test_bad_model_folder(
+    refused: Refused, text: Path, tmp_path: Path, config: str | None, flaw: str, remedy: str
+) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    refused(["ask", text, "What?", "--model", tmp_path], tmp_path, flaw, remedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("notes.txt", b"some text", "give the model's folder"),
+        ("empty.gguf", b"", "its first bytes are not 'GGUF'"),
+        ("garbage.gguf", b"\0garbage" * 1000, "its first bytes are not 'GGUF'"),
+        ("head.gguf", 2000, "download it again"),
+        ("half.gguf", 4 << 20, "download it again"),
+    ],
+)
+def test_bad_model_file(
+    refused: Refused, text: Path, tmp_path: Path, name: str, content: bytes | int, remedy: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(
+        _embedded_gguf().read_bytes()[:content] if isinstance(content, int) else content
+    )
+    refused(["ask", text, "What?", "--model", path], path, remedy)
+
+
+def test_document_longer_than_the_model_knows(
+    kvlite: Run, model: Path, tmp_path: Path, said: list[str]
+) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("One word follows another. " * 300)
+    done = kvlite("ask", path, "What?", "--model", model)
+    read = tokens(model, said[0])
+    assert read > LIMIT
+    one_sentence(done, f"{read:,} tokens", f"trained for {LIMIT}", "split it", "--model")
