@@ -701,7 +701,7 @@ def other_values(kind: type[Method]) -> list[Method]:
         choices: tuple[object, ...] = get_args(hint)
         if not choices:
             assert isinstance(default, (bool, int, float))
-            changed = {bool: not default, int: default + 2, float: default + 1.5}
+            changed = {bool: not default, int: default + 2, float: default / 2}
             choices = (changed[hint],)
         methods += [kind(**{option.name: value}) for value in choices if value != default]
     return methods

@@ -1,6 +1,6 @@
 """What has been read, as keys and values: banks of KV heads, one layer, all layers."""
 
 from kvlite.cache.bank import Bank
-from kvlite.cache.cache import KVCache, LayerCache, Selection
+from kvlite.cache.cache import KVCache, LayerCache, Line, Selection
 
-__all__ = ["Bank", "KVCache", "LayerCache", "Selection"]
+__all__ = ["Bank", "KVCache", "LayerCache", "Line", "Selection"]

@@ -9,6 +9,9 @@ from torch import Tensor
 from kvlite.cache.bank import Bank
 from kvlite.errors import InterruptedCacheError
 
+Line = tuple[int, int]
+"""How many KV heads a bank has, and the entries each of them holds."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -23,6 +26,11 @@ class Selection:
     source: Bank
     slots: Tensor
     heads: tuple[int, ...] | None = None
+
+    @property
+    def line(self) -> Line:
+        """What will be held of it."""
+        return self.slots.shape[1], self.slots.shape[2]
 
     @classmethod
     def everything(cls, bank: Bank) -> "Selection":
@@ -92,6 +100,11 @@ class LayerCache:
         held = [self.keys, self.values, self.positions]
         held += [bank.rows for bank in self.banks if bank.rows is not None]
         self.nbytes = sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+    @property
+    def lines(self) -> list[Line]:
+        """What each bank holds."""
+        return [(len(bank.heads), bank.used) for bank in self.banks]
 
     @property
     def entries_mean(self) -> float:

@@ -22,9 +22,8 @@ class LayerStep:
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
         """Write the token into every bank, then attend over all of it."""
-        if any(not bank.room and self._may_grow(bank) for bank in self.layer.banks):
-            sizes = [self.rule.capacity(bank.used) for bank in self.layer.banks]
-            self.layer = self.layer.resized(sizes, self.rule.method.decode_rows)
+        if not all(bank.room for bank in self.layer.banks):
+            self._grow()
 
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._write(bank, k, v)
@@ -37,8 +36,11 @@ class LayerStep:
 
         return over_banks(self.layer, q, k, v, over)
 
-    def _may_grow(self, bank: Bank) -> bool:
-        return not self.rule.method.bounded or bank.used < self.rule.budget
+    def _grow(self) -> None:
+        """Take more storage, where the rule lets a full line grow."""
+        sizes = self.rule.capacities(self.layer.lines)
+        if any(size > bank.capacity for size, bank in zip(sizes, self.layer.banks, strict=True)):
+            self.layer = self.layer.resized(sizes, self.rule.method.decode_rows)
 
     def _write(self, bank: Bank, k: Tensor, v: Tensor) -> None:
         if bank.room:
@@ -57,7 +59,7 @@ class LayerStep:
             Selection.everything(bank) if slots is None else Selection(bank, slots)
             for bank, slots in zip(banks, kept, strict=True)
         ]
-        sizes = [self.rule.capacity(each.slots.shape[2]) for each in selections]
+        sizes = self.rule.capacities([each.line for each in selections])
         return LayerCache.gathered(selections, sizes, method.decode_rows)
 
 

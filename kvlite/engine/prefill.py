@@ -191,10 +191,10 @@ class Reading:
         """A layer with room for the new tokens: where all of it will stay, the cache's own, grown;
         else a copy, so that stopping loses nothing."""
         rule, layer = self.rules[index], self.cache.layers[index]
-        lengths = [bank.used + self.new for bank in layer.banks]
-        if max(lengths) > rule.budget:
-            return layer.resized(lengths)
-        sizes = [rule.capacity(length, self.room) for length in lengths]
+        lines = [(heads, used + self.new) for heads, used in layer.lines]
+        if max(rule.held(lines)) > rule.budget:
+            return layer.resized([entries for _, entries in lines])
+        sizes = rule.capacities(lines, self.room)
         layer = self.cache.layers[index] = layer.resized(sizes, rule.method.decode_rows)
         self.marks[index] = layer.mark()
         return layer

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvlite.cache import Bank, Selection
+from kvlite.cache import Bank, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.budgets import uniform
 from kvlite.methods.scores import Window
@@ -27,6 +27,11 @@ class LayerView:
     banks: list[Bank]
     window: Window
     budget: int
+
+    @property
+    def lines(self) -> list[Line]:
+        """What each bank holds."""
+        return [(len(bank.heads), bank.used) for bank in self.banks]
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,11 @@ class Method(ABC):
     @property
     def bounded(self) -> bool:
         """Whether lines stay within their budget while decoding."""
+        return False
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a layer's heads may keep different numbers of entries, of the same mean."""
         return False
 
     @property

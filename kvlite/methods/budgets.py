@@ -6,6 +6,7 @@ from typing import Literal
 
 Rounding = Literal["exact", "official"]
 Short = Literal["uniform", "reflect"]
+LayerLine = Literal["uniform", "pyramid", "geometric", "exponential"]
 
 
 def largest_remainder(ideal: Sequence[float], total: int, low: int, high: int) -> list[int]:
@@ -98,3 +99,41 @@ def pyramid(
     line = [high - (high - low) * layer / (layers - 1) for layer in range(layers)]
     rounded = largest_remainder(line, chosen * layers, min(least, chosen), available)
     return [entries + window for entries in rounded]
+
+
+def layer_line(
+    kind: LayerLine,
+    average: int,
+    layers: int,
+    seen: int,
+    *,
+    beside: int,
+    beta: float,
+    least: int = 1,
+) -> list[int]:
+    """Budgets of a kind, uniform for prompts within the budget.
+
+    The line is drawn over what a layer keeps beside `beside` entries. "pyramid" is `pyramid`'s.
+    "geometric" falls by the same factor from layer to layer, between ends in the pyramid's
+    proportion, 2 beta - 1 to 1; "exponential" by that factor's square, so that the first layers
+    get nearly all. PyramidKV, section 6.5 (Table 4), compares such lines and gives no formulas;
+    these are ours.
+
+    Args:
+        kind: the line.
+        average, seen: as in `pyramid`.
+        beside: entries every layer keeps beside the line.
+        beta: steepness; 1 is uniform.
+        least: entries of the line that every layer gets.
+    """
+    if seen <= average or kind == "uniform" or layers == 1:
+        return uniform(average, layers)
+    if kind == "pyramid":
+        return pyramid(average, layers, seen, window=beside, beta=beta, least=least)
+    steepness = 1 if kind == "geometric" else 2
+    factor = (2 * beta - 1) ** (-steepness / (layers - 1))
+    falling = [factor**layer for layer in range(layers)]
+    chosen = average - beside
+    line = [chosen * layers * share / sum(falling) for share in falling]
+    rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - beside)
+    return [entries + beside for entries in rounded]

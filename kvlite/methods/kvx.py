@@ -1,5 +1,6 @@
 """KV-X: a lambda mask of sink and stream, and the top k of the middle, in every layer's line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -7,14 +8,14 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import Bank, Selection
-from kvlite.methods.base import LayerView, Method
-from kvlite.methods.budgets import pyramid, uniform
-from kvlite.methods.scores import Pooling, Reduce, pool, window_scores
-from kvlite.methods.snapkv import with_ends
+from kvlite.methods.base import LayerView
+from kvlite.methods.budgets import LayerLine
+from kvlite.methods.scored import Scored, over_heads
+from kvlite.methods.scores import Window, pool
 
 
 @dataclass(frozen=True)
-class KVX(Method):
+class KVX(Scored):
     """Sink and stream by position, the middle by attention, lines shorter in higher layers,
     while reading and at every decode step.
 
@@ -36,10 +37,8 @@ class KVX(Method):
         limit: with "example", entries a line must exceed to be cut; 0 for the budget.
         until_limit: with "example", repeat until the line is within the limit.
         alpha: last queries that vote while reading; 0 for as many as the line holds (the paper).
-        beta: steepness of the lines; 1 for equal lines.
         recent: attention rows that vote while decoding.
         per_layer: one vote for all heads of a layer.
-        pool, pooling, queries, heads: as in SnapKV; the paper does not pool.
     """
 
     name: ClassVar[str] = "kvx"
@@ -53,21 +52,21 @@ class KVX(Method):
     limit: int = 0
     until_limit: bool = False
     alpha: int = 0
-    beta: float = 20
     recent: int = 8
     per_layer: bool = False
-    pool: int = 1
-    pooling: Pooling = "max"
-    queries: Reduce = "sum"
-    heads: Reduce = "mean"
+    layers: LayerLine = "pyramid"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            "per_head",
+            not self.per_head or (self.middle == "budget" and not self.per_layer),
+            "false with middle=example and with per_layer",
+        )
         self.require("omega", self.omega >= 1, "1 or more")
         self.require("limit", self.limit >= 0, "0 or more")
         self.require("alpha", self.alpha >= 0, "0 or more")
-        self.require("beta", self.beta >= 1, "1 or more")
         self.require("recent", self.recent >= 1, "1 or more")
-        self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
 
     @property
     def least_budget(self) -> int:
@@ -97,9 +96,7 @@ class KVX(Method):
         """Lines on the arithmetic slope of Eq. 2; in the "example" reading the limit itself."""
         if self.middle == "example":
             return [self.limit or average] * layers
-        if seen <= average:
-            return uniform(average, layers)
-        return pyramid(average, layers, seen, window=0, beta=self.beta, least=self.least_budget)
+        return super().budgets(layers, average, seen)
 
     def mask_width(self, line: int) -> int:
         """Sinks (and as many stream entries) of a line, Eq. 5."""
@@ -107,19 +104,30 @@ class KVX(Method):
             return max(1, line // (2 * self.omega))
         return min(max(1, line // (2 * self.omega)), (line - 1) // 2)
 
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The lambda mask."""
+        width = self.mask_width(budget)
+        return width, width
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """Eq. 3 and 4."""
+        votes = super().votes(banks, window)
+        return over_heads(votes) if self.per_layer else votes
+
     def select(self, view: LayerView) -> list[Selection]:
         """Eq. 3 to 7."""
-        window = view.window.last(self.observation(view.budget))
-        votes = [window_scores(bank, window, self.queries, self.heads) for bank in view.banks]
+        if self.middle == "budget":
+            return super().select(view)
+        votes = self.votes(view.banks, view.window.last(self.observation(view.budget)))
         return [
-            Selection(bank, self._cut(bank, score, view.budget))
-            for bank, score in zip(view.banks, self._shared(votes), strict=True)
+            Selection(bank, self._cut(each, view.budget))
+            for bank, each in zip(view.banks, votes, strict=True)
         ]
 
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         width = self.mask_width(budget)
-        votes = self._shared([bank.scores()])[0]
+        votes = self._recent_votes(bank)
         masked = (bank.positions < width) | (bank.positions > position - width)
         return votes.masked_fill(masked, torch.inf).argmin(-1)
 
@@ -128,23 +136,16 @@ class KVX(Method):
         if self.middle == "budget" or bank.used <= budget:
             return None
         order = bank.positions[..., : bank.used].argsort(-1)
-        votes = self._shared([bank.scores()])[0].gather(-1, order)
-        return order.gather(-1, self._cut(bank, votes, budget))
+        return order.gather(-1, self._cut(self._recent_votes(bank).gather(-1, order), budget))
 
-    def _shared(self, votes: list[Tensor]) -> list[Tensor]:
-        if not self.per_layer:
-            return votes
-        mean = torch.cat(votes, 1).mean(1, keepdim=True)
-        return [mean.expand_as(score) for score in votes]
+    def _recent_votes(self, bank: Bank) -> Tensor:
+        votes = bank.scores()
+        return over_heads([votes])[0] if self.per_layer else votes
 
-    def _cut(self, bank: Bank, votes: Tensor, budget: int) -> Tensor:
-        """Slots to keep of a line in order, by votes `(batch, heads, used)`."""
-        if self.middle == "budget":
-            width = self.mask_width(budget)
-            middle = votes[..., width : bank.used - width]
-            scores = pool(middle, self.pool, self.pooling)
-            return with_ends(scores, bank, budget - 2 * width, width, width)
-        kept = torch.arange(bank.used, device=votes.device).expand(votes.shape)
+    def _cut(self, votes: Tensor, budget: int) -> Tensor:
+        """The "example" reading's slots to keep of a line in order, by votes `(batch, heads,
+        used)`."""
+        kept = torch.arange(votes.shape[-1], device=votes.device).expand(votes.shape)
         while kept.shape[-1] > budget:
             line = kept.shape[-1]
             width = self.mask_width(line)

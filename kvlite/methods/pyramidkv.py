@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlite.methods.budgets import Rounding, Short, pyramid, uniform
+from kvlite.methods.budgets import LayerLine, Rounding, Short, pyramid
 from kvlite.methods.snapkv import SnapKV
 
 
@@ -15,7 +15,7 @@ class PyramidKV(SnapKV):
     section 4.2; window, pooling and beta as in its experiments (section 5.1).
 
     Attributes:
-        beta: steepness; the last layer chooses 1 / beta of the mean, 1 is SnapKV.
+        beta: steepness of the pyramid; 1 is SnapKV.
         rounding: "exact" spends the budget; "official" as the released code, which over-spends.
         short: budgets of prompts under twice the budget: "uniform" or "reflect".
         least: chosen entries every layer gets.
@@ -29,20 +29,19 @@ class PyramidKV(SnapKV):
     )
 
     window: int = 8
-    beta: float = 20
+    layers: LayerLine = "pyramid"
     rounding: Rounding = "exact"
     short: Short = "uniform"
     least: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("beta", self.beta >= 1, "1 or more")
         self.require("least", self.least >= 1, "1 or more")
 
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """The pyramid of Eq. 1; prompts within the budget are left alone."""
-        if seen <= average:
-            return uniform(average, layers)
+        if self.layers != "pyramid" or seen <= average:
+            return super().budgets(layers, average, seen)
         return pyramid(
             average,
             layers,

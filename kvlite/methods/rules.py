@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
-from kvlite.cache import LayerCache, Selection
+from kvlite.cache import LayerCache, Line, Selection
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
@@ -26,21 +27,32 @@ class Rule:
     budget: int
     window: int | None = None
 
-    def capacity(self, used: int, room: int = ROOM) -> int:
-        """Slots for a line of `used` entries: with room to grow, up to the budget if it is
-        bounded."""
-        wanted = used + room
-        return max(used, min(wanted, self.budget)) if self.method.bounded else wanted
+    def held(self, lines: Sequence[Line]) -> list[float]:
+        """What counts against the budget for each line: its own entries, or the mean over all
+        lines of a layer whose heads share it."""
+        if not self.method.ragged:
+            return [float(entries) for _, entries in lines]
+        heads = sum(count for count, _ in lines)
+        return [sum(count * entries for count, entries in lines) / heads] * len(lines)
+
+    def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
+        """Slots for lines, with room to grow, up to the budget if they are bounded."""
+        if not self.method.bounded:
+            return [entries + room for _, entries in lines]
+        return [
+            entries + max(0, min(room, self.budget - ceil(held)))
+            for (_, entries), held in zip(lines, self.held(lines), strict=True)
+        ]
 
     def cut(self, view: LayerView, room: int) -> LayerCache:
-        """What a layer keeps, in storage of its own with `room` to grow; banks within the budget
+        """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
         keep everything."""
-        over = [bank for bank in view.banks if bank.used > self.budget]
-        within = [bank for bank in view.banks if bank.used <= self.budget]
-        selections = [Selection.everything(bank) for bank in within]
+        held = list(zip(view.banks, self.held(view.lines), strict=True))
+        selections = [Selection.everything(bank) for bank, each in held if each <= self.budget]
+        over = [bank for bank, each in held if each > self.budget]
         if over:
             selections += self.method.select(replace(view, banks=over))
-        sizes = [self.capacity(each.slots.shape[2], room) for each in selections]
+        sizes = self.capacities([each.line for each in selections], room)
         layer = LayerCache.gathered(selections, sizes, self.method.decode_rows)
         self.cast_first_votes(layer, view.window)
         return layer

@@ -160,3 +160,18 @@ def kvx_lines(average: int, layers: int, n: int, beta: float = 20) -> list[int]:
     same rules for short prompts.
     """
     return pyramid(average, 0, layers, n, beta=beta, rounding="exact")
+
+
+def falling_line(
+    average: int, layers: int, n: int, beside: int, beta: float, squared: bool, least: int
+) -> list[int]:
+    """Layer budgets that fall by one factor from layer to layer, its ends 2 beta - 1 to 1, or the
+    square of that. No paper prints it: "PyramidKV", Table 4, names such lines without a formula."""
+    if n <= average or layers == 1:
+        return [average] * layers
+    ends = (2 * beta - 1) ** (2 if squared else 1)
+    weights = [ends ** (-layer / (layers - 1)) for layer in range(layers)]
+    chosen = average - beside
+    ideal = [Fraction(chosen * layers * weight / sum(weights)) for weight in weights]
+    counts = largest_remainder(ideal, chosen * layers, min(least, chosen), n - beside)
+    return [count + beside for count in counts]

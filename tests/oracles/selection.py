@@ -146,6 +146,38 @@ def snapkv(
     return kept
 
 
+def compete(scores: Sequence[Sequence[float]], total: int, sure: int) -> list[int]:
+    """How many candidates each KV head of one sequence keeps, the best of all heads one by one.
+
+    Every head first gets its `sure` best. Ties go to the lower head.
+
+    Source: "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM
+    Inference", algorithm 1; the floor as in section 3.4.
+    """
+    falling = [sorted(line, reverse=True) for line in scores]
+    kept = [min(sure, len(line)) for line in falling]
+    while sum(kept) < min(total, sum(len(line) for line in falling)):
+        heads = [head for head, line in enumerate(falling) if kept[head] < len(line)]
+        best = max(heads, key=lambda head: (falling[head][kept[head]], -head))
+        kept[best] += 1
+    return kept
+
+
+def competing(
+    scores: FloatArray, budget: int, first: int, last: int, floor: float, kernel: int, kind: Pooling
+) -> list[list[int]]:
+    """Slots of every KV head when a layer's heads compete for `heads * budget` entries: the first
+    and last ones, and in between what the pooled scores `(Hkv, n)` win."""
+    kv_heads, n = scores.shape
+    chosen = budget - first - last
+    pooled = [pool([float(s) for s in line[first : n - last]], kernel, kind) for line in scores]
+    counts = compete(pooled, chosen * kv_heads, int(floor * chosen))
+    return [
+        [*range(first), *(slot + first for slot in _top(line, count)), *range(n - last, n)]
+        for line, count in zip(pooled, counts, strict=True)
+    ]
+
+
 def kvx_mask_width(budget: int, omega: int) -> int:
     """Sinks, and as many streaming slots, of a line of `budget` entries: C_l / (2 omega).
 

@@ -1,0 +1,126 @@
+"""Methods that rank entries by a score: what the score is belongs to each method; pooling, and how
+the budget is shared out over layers and heads, are common to all and can be combined freely."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.budgets import LayerLine, layer_line
+from kvlite.methods.scores import Pooling, Reduce, Window, pool, top, window_scores
+from kvlite.methods.share import alike, compete
+from kvlite.methods.streaming import ends
+
+
+@dataclass(frozen=True)
+class Scored(Method):
+    """Keeps a line's first few entries, its last few, and the best of those in between.
+
+    Attributes:
+        pool: how many neighbours a score is spread over, so that spans are kept; odd.
+        pooling: "max" or "avg".
+        queries: how votes of the observed rows are joined: "sum", "mean" or "max".
+        heads: how votes of a KV head's query heads are joined.
+        layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
+            "geometric", "exponential".
+        beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
+        per_head: let a layer's heads compete for its entries, instead of equal shares.
+        floor: with per_head, the share of an equal line's choice that every head is sure of.
+    """
+
+    pool: int = 1
+    pooling: Pooling = "max"
+    queries: Reduce = "sum"
+    heads: Reduce = "mean"
+    layers: LayerLine = "uniform"
+    beta: float = 20
+    per_head: bool = False
+    floor: float = 0.2
+
+    def __post_init__(self) -> None:
+        self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
+        self.require("beta", self.beta >= 1, "1 or more")
+        self.require("floor", 0 <= self.floor <= 1, "from 0 to 1")
+
+    @abstractmethod
+    def ends(self, budget: int) -> tuple[int, int]:
+        """How many first and last entries of a line stay, whatever their score."""
+
+    @property
+    def least_budget(self) -> int:
+        """What stays whatever its score, and one chosen entry."""
+        return sum(self.ends(0)) + 1
+
+    @property
+    def ragged(self) -> bool:
+        """Heads that compete end up with lines of different length."""
+        return self.per_head
+
+    @property
+    def beside(self) -> int:
+        """Entries a layer keeps beside what a falling line shares out."""
+        return 0
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """The line over layers; prompts within the budget are left alone."""
+        return layer_line(
+            self.layers,
+            average,
+            layers,
+            seen,
+            beside=self.beside,
+            beta=self.beta,
+            least=self.least_budget - self.beside,
+        )
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """How much each entry matters, `(batch, heads, used)` float32 a bank; here, how much
+        attention the observed queries pay to it."""
+        return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """The first, the best in between by pooled score, and the last."""
+        first, last = self.ends(view.budget)
+        votes = self.votes(view.banks, view.window.last(self.observation(view.budget)))
+        scores = [
+            pool(each[..., first : bank.used - last], self.pool, self.pooling)
+            for bank, each in zip(view.banks, votes, strict=True)
+        ]
+        chosen = view.budget - first - last
+        if not self.per_head:
+            return [
+                Selection(bank, with_ends(each, bank, chosen, first, last))
+                for bank, each in zip(view.banks, scores, strict=True)
+            ]
+        heads = sum(len(bank.heads) for bank in view.banks)
+        counts = compete(scores, chosen * heads, int(self.floor * chosen))
+        return [
+            Selection(bank, with_ends(each[:, list(which)], bank, count, first, last), which)
+            for bank, each, own in zip(view.banks, scores, counts, strict=True)
+            for count, which in alike(own)
+        ]
+
+
+def over_heads(votes: Sequence[Tensor]) -> list[Tensor]:
+    """One vote for all heads of a layer: the mean over them, in the shape of each bank's."""
+    mean = torch.cat(list(votes), 1).mean(1, keepdim=True)
+    return [mean.expand_as(each) for each in votes]
+
+
+def with_ends(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> Tensor:
+    """Slots of the `count` best entries by score, between the `first` and the `last` ones.
+
+    Args:
+        scores: `(batch, heads, used - first - last)`, of the entries in between; of all the
+            bank's heads, or of some.
+
+    Returns:
+        `(batch, heads, first + count + last)` int64, ascending.
+    """
+    outer = ends(bank, first, last)[:, : scores.shape[1]]
+    middle = top(scores, count) + first
+    return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
