@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROW_BLOCK = 256
+ELEMENTS_AT_ONCE = 1 << 22
 
 
 def attend(
@@ -64,6 +65,36 @@ def attend_with_rows(
     """
     probabilities = _softmax(_logits(q, k, scale, softcap), None)
     return _weigh(probabilities, v, q), probabilities.mean(2)
+
+
+def attention_sums(
+    q: Tensor, k: Tensor, lse: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """How much attention L queries paid to each of N entries, the last L of which are their own.
+
+    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows.
+
+    Args:
+        lse: `(batch, heads, L)` float32, of the queries over all they see.
+
+    Returns:
+        Probabilities added up over queries, averaged over a KV head's query heads,
+        `(batch, kv heads, N)` float32.
+    """
+    (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
+    sums = torch.zeros(batch, kv_heads, entries, device=q.device)
+    block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
+    columns = torch.arange(entries, device=q.device)
+    for start in range(0, length, block):
+        rows = slice(start, min(start + block, length))
+        stop = entries - length + rows.stop
+        logits = _logits(q[:, :, rows], k[:, :, :stop], scale, softcap)
+        own = torch.arange(stop - (rows.stop - rows.start), stop, device=q.device)
+        ahead = columns[own[0] : stop] > own[:, None]
+        logits[..., own[0] :].masked_fill_(ahead, -torch.inf)
+        weights = (logits - grouped(lse[:, :, rows, None], kv_heads)).exp_()
+        sums[..., :stop] += weights.sum(3).mean(2)
+    return sums
 
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:

@@ -18,6 +18,14 @@ def masked_logits(reference: Any, token_ids: Tensor, held: Held, prompt: int) ->
         token_ids: `(1, tokens)`.
         held: one item a decoded token, the rows after the prompt's.
     """
+    return masked_run(reference, token_ids, held, prompt)[0]
+
+
+def masked_run(
+    reference: Any, token_ids: Tensor, held: Held, prompt: int
+) -> tuple[Tensor, list[Tensor]]:
+    """The logits, and what each layer attended to: `(query heads, tokens, tokens)`."""
+    weighed: dict[int, Tensor] = {}
     allowed: dict[int, Tensor] = {}
     count = token_ids.shape[1]
     layers, kv_heads = len(held[0]), len(held[0][0])
@@ -36,6 +44,7 @@ def masked_logits(reference: Any, token_ids: Tensor, held: Held, prompt: int) ->
         logits = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scaling
         seen = allowed[module.layer_idx].repeat_interleave(group, 0)
         weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+        weighed[module.layer_idx] = weights[0]
         return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("masked-oracle", attention)
@@ -45,4 +54,4 @@ def masked_logits(reference: Any, token_ids: Tensor, held: Held, prompt: int) ->
     model.load_state_dict(reference.state_dict())
     with torch.no_grad():
         logits: Tensor = model.eval()(token_ids, use_cache=False).logits[0, prompt - 1 :]
-    return logits
+    return logits, [weighed[layer] for layer in range(layers)]

@@ -115,6 +115,11 @@ def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
         "kvx:omega=2,recent=1",
         "kvx:middle=example,omega=4",
         "kvx:per_layer=true,pool=3",
+        "kvx:per_head=true",
+        "snapkv:window=8,per_head=true,layers=geometric",
+        "h2o",
+        "tova",
+        "keydiff",
     ],
 )
 def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
@@ -148,14 +153,16 @@ def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
 
 
 def positions(cache: KVCache) -> list[list[set[int]]]:
-    return [
-        [
-            set(bank.positions[0, i, : bank.used].tolist())
+    """What each KV head of each layer holds, in the order of heads."""
+    held = []
+    for layer in cache.layers:
+        lines = {
+            head: set(bank.positions[0, i, : bank.used].tolist())
             for bank in layer.banks
-            for i in range(len(bank.heads))
-        ]
-        for layer in cache.layers
-    ]
+            for i, head in enumerate(bank.heads)
+        }
+        held.append([lines[head] for head in sorted(lines)])
+    return held
 
 
 @pytest.mark.parametrize("method", ["streaming", "snapkv:window=8", "pyramidkv", "kvx", "random"])

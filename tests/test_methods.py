@@ -90,7 +90,10 @@ def make_case(
         for line in positions.view(-1, n):
             line[:old] = torch.randperm(before, generator=generator)[:old].sort().values
             line[old:] = torch.arange(before, before + fresh)
-    layer = make_layer(keys, values, positions, split or [tuple(range(kv_heads))], spare=3)
+    heads = split or [tuple(range(kv_heads))]
+    layer = make_layer(keys, values, positions, heads, spare=3, decode_rows=1)
+    for bank in layer.banks:
+        bank.add(torch.rand(batch, len(bank.heads), n, generator=generator))
     start = int(positions[0, 0, -1]) + 1 - rows
     window = Window(queries, start, kv_heads, DIM**-0.5, softcap)
     return Case(layer, keys, values, positions, window)

@@ -28,6 +28,17 @@ class _Watch(Method):
     paper: ClassVar[str] = "none"
 
     queries: int
+    sums: bool
+
+    @property
+    def cumulative(self) -> bool:
+        """Where one of them is."""
+        return self.sums
+
+    @property
+    def decode_rows(self) -> int:
+        """The sum's."""
+        return int(self.sums)
 
     def observation(self, budget: int) -> int:
         """What was asked for."""
@@ -57,7 +68,8 @@ def read_once(
     """
     shape, n = model.shape, len(token_ids)
     branches = [layer_rules(method, shape, budget, n) for method, budget in choices]
-    watch = _Watch(max(_queries(rule) for branch in branches for rule in branch))
+    rules = [rule for branch in branches for rule in branch]
+    watch = _Watch(max(map(_queries, rules)), any(rule.method.cumulative for rule in rules))
     cache = KVCache.empty(
         shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
     )

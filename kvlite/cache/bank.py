@@ -21,7 +21,8 @@ class Bank:
         keys, values: `(batch, heads, capacity, dim)`, keys after their rotation.
         positions: `(batch, heads, capacity)` int32, a token's index in everything read so far.
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
-            decoding, averaged over a KV head's queries; None for methods that need none.
+            decoding, averaged over a KV head's queries; or with R = 1 the sum of all rows since
+            the first token; None for methods that need none.
         used: slots filled, the same for every head and sequence.
         newest_row: which of the R rows was written last.
     """
@@ -84,6 +85,11 @@ class Bank:
         assert self.rows is not None
         self.newest_row = (self.newest_row + 1) % self.rows.shape[2]
         self.rows[:, :, self.newest_row, : self.used] = row
+
+    def add(self, row: Tensor) -> None:
+        """Add attention, `(batch, heads, used)`, to the one row that is the sum of all."""
+        assert self.rows is not None and self.rows.shape[2] == 1
+        self.rows[:, :, 0, : self.used] += row
 
     def scores(self) -> Tensor:
         """The remembered attention each entry got, summed: `(batch, heads, used)` float32."""

@@ -31,7 +31,8 @@ class LayerStep:
             if bank.rows is None:
                 return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
             out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
-            bank.record(rows[:, :, 0])
+            remember = bank.add if self.rule.method.cumulative else bank.record
+            remember(rows[:, :, 0])
             return out
 
         return over_banks(self.layer, q, k, v, over)

@@ -11,7 +11,7 @@ from threading import Event
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attend_masked, merge
+from kvlite.attention import attend, attend_masked, attention_sums, merge
 from kvlite.cache import Bank, KVCache, LayerCache
 from kvlite.cache.cache import Mark
 from kvlite.engine.heads import over_banks
@@ -73,10 +73,13 @@ class LayerReader:
         if window is not None and bank.used > window:
             return self._over_window(q, keys, values, before, window)
         blocks = partial(attend, q, scale=self.scale, softcap=self.softcap)
-        own = blocks(keys[:, :, before:], values[:, :, before:], causal=True)
-        if not before:
-            return own[0]
-        return merge(blocks(keys[:, :, :before], values[:, :, :before], causal=False), own)
+        out, lse = blocks(keys[:, :, before:], values[:, :, before:], causal=True)
+        if before:
+            earlier = blocks(keys[:, :, :before], values[:, :, :before], causal=False)
+            out, lse = merge(earlier, (out, lse)), torch.logaddexp(earlier[1], lse)
+        if self.rule.method.cumulative:
+            bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))
+        return out
 
     def _over_window(
         self, q: Tensor, keys: Tensor, values: Tensor, before: int, window: int
@@ -156,7 +159,9 @@ class Reading:
                 raise Stopped
             hidden = self.hidden[:, span]
             given = {"position_embeddings": (cos[:, span], sin[:, span]), "kvlite": reader}
-            reader.answers = not self._final(index) or span.stop == self.new
+            reader.answers = (
+                not self._final(index) or span.stop == self.new or rule.method.cumulative
+            )
             if reader.answers:
                 self.hidden[:, span] = module(hidden, **given)
             else:
@@ -193,7 +198,8 @@ class Reading:
         rule, layer = self.rules[index], self.cache.layers[index]
         lines = [(heads, used + self.new) for heads, used in layer.lines]
         if max(rule.held(lines)) > rule.budget:
-            return layer.resized([entries for _, entries in lines])
+            rows = rule.method.decode_rows if rule.method.cumulative else 0
+            return layer.resized([entries for _, entries in lines], rows)
         sizes = rule.capacities(lines, self.room)
         layer = self.cache.layers[index] = layer.resized(sizes, rule.method.decode_rows)
         self.marks[index] = layer.mark()

@@ -6,16 +6,20 @@ from typing import get_args, get_type_hints
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.full import Full
+from kvlite.methods.h2o import H2O
+from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.tova import TOVA
 
 __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Full, Random, Streaming, SnapKV, PyramidKV, KVX)
+    method.name: method
+    for method in (Full, Random, Streaming, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff)
 }
 
 

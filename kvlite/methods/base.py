@@ -70,6 +70,12 @@ class Method(ABC):
         return 0
 
     @property
+    def cumulative(self) -> bool:
+        """Whether a bank's one row is the sum of all attention so far, since the first token read,
+        instead of the last rows."""
+        return False
+
+    @property
     def least_budget(self) -> int:
         """The smallest mean budget that makes sense."""
         return 1

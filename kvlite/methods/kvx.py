@@ -10,12 +10,12 @@ from torch import Tensor
 from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LayerView
 from kvlite.methods.budgets import LayerLine
-from kvlite.methods.scored import Scored, over_heads
+from kvlite.methods.scored import Observed, over_heads
 from kvlite.methods.scores import Window, pool
 
 
 @dataclass(frozen=True)
-class KVX(Scored):
+class KVX(Observed):
     """Sink and stream by position, the middle by attention, lines shorter in higher layers,
     while reading and at every decode step.
 

@@ -1,5 +1,5 @@
-"""Methods that rank entries by a score: what the score is belongs to each method; pooling, and how
-the budget is shared out over layers and heads, are common to all and can be combined freely."""
+"""Methods that rank entries: the votes are each method's own; how they are pooled, and how the
+budget is shared out over layers and heads, is common to all and can be combined freely."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,10 +21,8 @@ class Scored(Method):
     """Keeps a line's first few entries, its last few, and the best of those in between.
 
     Attributes:
-        pool: how many neighbours a score is spread over, so that spans are kept; odd.
+        pool: how many neighbours a vote is spread over, so that spans are kept; odd.
         pooling: "max" or "avg".
-        queries: how votes of the observed rows are joined: "sum", "mean" or "max".
-        heads: how votes of a KV head's query heads are joined.
         layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
             "geometric", "exponential".
         beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
@@ -34,8 +32,6 @@ class Scored(Method):
 
     pool: int = 1
     pooling: Pooling = "max"
-    queries: Reduce = "sum"
-    heads: Reduce = "mean"
     layers: LayerLine = "uniform"
     beta: float = 20
     per_head: bool = False
@@ -77,10 +73,14 @@ class Scored(Method):
             least=self.least_budget - self.beside,
         )
 
+    @abstractmethod
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
-        """How much each entry matters, `(batch, heads, used)` float32 a bank; here, how much
-        attention the observed queries pay to it."""
-        return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
+        """How much each entry matters, `(batch, heads, used)` float32 a bank.
+
+        Args:
+            banks: a layer's, ascending in position.
+            window: as many of the last queries as `observation` asked for.
+        """
 
     def select(self, view: LayerView) -> list[Selection]:
         """The first, the best in between by pooled score, and the last."""
@@ -103,6 +103,23 @@ class Scored(Method):
             for bank, each, own in zip(view.banks, scores, counts, strict=True)
             for count, which in alike(own)
         ]
+
+
+@dataclass(frozen=True)
+class Observed(Scored):
+    """Ranked by the attention that the last queries pay.
+
+    Attributes:
+        queries: how votes of the observed rows are joined: "sum", "mean" or "max".
+        heads: how votes of a KV head's query heads are joined.
+    """
+
+    queries: Reduce = "sum"
+    heads: Reduce = "mean"
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """The observed attention."""
+        return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
 
 
 def over_heads(votes: Sequence[Tensor]) -> list[Tensor]:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlite.methods.scored import Scored
+from kvlite.methods.scored import Observed
 
 
 @dataclass(frozen=True)
-class SnapKV(Scored):
+class SnapKV(Observed):
     """The last `window` tokens vote, with their attention, for the earlier entries to keep.
 
     Source: "SnapKV: LLM Knows What You are Looking for Before Generation", section 4;

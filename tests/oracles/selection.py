@@ -5,6 +5,7 @@ float64; the shapes are those of `attention.py`. PyramidKV is `snapkv` with the 
 `budgets.pyramid`, so it has no function of its own.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -176,6 +177,59 @@ def competing(
         [*range(first), *(slot + first for slot in _top(line, count)), *range(n - last, n)]
         for line, count in zip(pooled, counts, strict=True)
     ]
+
+
+def h2o(
+    weights: FloatArray, held: Sequence[int], budget: int, recent: int, seen: int, norm: str
+) -> list[int]:
+    """Positions that one KV head keeps of those it holds.
+
+    Args:
+        weights: `(group, rows, rows)`, all attention its query heads ever paid, row by row.
+        held: ascending.
+        seen: tokens so far; one more than rows if the newest has not looked yet.
+
+    Source: "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
+    section 4, Definition 4.3: F_score is the accumulated attention.
+    """
+    if len(held) <= budget:
+        return list(held)
+    candidates = [position for position in held if position < seen - recent]
+    heavy = []
+    for position in candidates:
+        total = math.fsum(float(w) for w in weights[:, :, position].flat) / weights.shape[0]
+        heavy.append(total / (weights.shape[1] - position) if norm == "mean" else total)
+    stays = [candidates[index] for index in _top(heavy, budget - recent)]
+    return stays + [position for position in held if position >= seen - recent]
+
+
+def tova(weights: FloatArray, held: Sequence[int], budget: int) -> list[int]:
+    """Positions that all heads of a layer keep, by the newest row `(heads, seen)`; the newest token
+    itself is kept whatever its own weight.
+
+    Source: "Transformers are Multi-State RNNs", section 3.2.
+    """
+    if len(held) <= budget:
+        return list(held)
+    candidates = [position for position in held if position < weights.shape[1] - 1]
+    means = [math.fsum(float(w) for w in weights[:, p]) / weights.shape[0] for p in candidates]
+    best = [candidates[index] for index in _top(means, budget - 1)]
+    return [*best, weights.shape[1] - 1]
+
+
+def keydiff(keys: FloatArray, budget: int) -> list[int]:
+    """Slots of one KV head, keys `(n, d)`: those least like the mean direction, and the last one.
+
+    Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in
+    Resource-Constrained Environments", section 3: the score is -cos(k_i, mean of k_j / |k_j|).
+    """
+    n = len(keys)
+    if n <= budget:
+        return list(range(n))
+    units = [key / math.sqrt(float(key @ key)) for key in keys]
+    mean = sum(units) / n
+    away = [-float(unit @ mean) / math.sqrt(float(mean @ mean)) for unit in units]
+    return [*_top(away[: n - 1], budget - 1), n - 1]
 
 
 def kvx_mask_width(budget: int, omega: int) -> int:

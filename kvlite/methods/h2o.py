@@ -1,0 +1,77 @@
+"""H2O: what was looked at most by all tokens so far, and the recent ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank
+from kvlite.methods.scored import Scored
+from kvlite.methods.scores import Window
+
+
+@dataclass(frozen=True)
+class H2O(Scored):
+    """Heavy hitters: the entries with the most attention, added up over all queries since the
+    first, and the most recent ones; while answering, the lightest one gives way.
+
+    Source: "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
+    Models", section 4; half of the line recent, as in its experiments. All of a prompt's queries
+    vote, so reading forms their attention a second time. The vote of a KV head is the mean over
+    its query heads.
+
+    Attributes:
+        recent: last entries that stay; 0 for half of the line.
+        norm: "sum" as the paper; "mean" divides by how many queries could see an entry, which the
+            sum's liking for early tokens forgets.
+    """
+
+    name: ClassVar[str] = "h2o"
+    summary: ClassVar[str] = "keeps what got most attention from all tokens, and the recent half"
+    paper: ClassVar[str] = (
+        "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models, "
+        "section 4"
+    )
+
+    recent: int = 0
+    norm: Literal["sum", "mean"] = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("recent", self.recent >= 0, "0 or more")
+
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The recent entries."""
+        return 0, self.recent or max(1, budget // 2)
+
+    @property
+    def cumulative(self) -> bool:
+        """All queries so far vote."""
+        return True
+
+    @property
+    def decode_rows(self) -> int:
+        """One, the sum."""
+        return 1
+
+    @property
+    def bounded(self) -> bool:
+        """One token in, one out."""
+        return True
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """The attention each entry got so far."""
+        return [self._weight(bank, window.end) for bank in banks]
+
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+        """The lightest entry that is not recent; the newcomer counts to the recent ones."""
+        _, last = self.ends(budget)
+        weight = self._weight(bank, position)
+        return weight.masked_fill(bank.positions > position - last, torch.inf).argmin(-1)
+
+    def _weight(self, bank: Bank, seen: int) -> Tensor:
+        if self.norm == "sum":
+            return bank.scores()
+        return bank.scores() / (seen - bank.positions[..., : bank.used])

@@ -1,0 +1,43 @@
+"""KeyDiff: keys unlike the others, chosen without any query."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.cache import Bank
+from kvlite.methods.scored import Scored
+from kvlite.methods.scores import Window
+
+
+@dataclass(frozen=True)
+class KeyDiff(Scored):
+    """Keeps the keys that point away from the mean direction of all keys of their head.
+
+    Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in
+    Resource-Constrained Environments", section 3. The paper evicts block by block as it reads;
+    here a layer's keys are all there when it is cut, so they are judged once and together.
+    """
+
+    name: ClassVar[str] = "keydiff"
+    summary: ClassVar[str] = "keeps the keys least like the others; asks no query"
+    paper: ClassVar[str] = (
+        "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in "
+        "Resource-Constrained Environments, section 3"
+    )
+
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The last token, which the next ones follow."""
+        return 0, 1
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """Cosine distance from the mean direction, `(batch, heads, used)`."""
+        return [1 - _to_mean(bank.keys[:, :, : bank.used].float()) for bank in banks]
+
+
+def _to_mean(keys: Tensor) -> Tensor:
+    """Cosine between each key and the mean of all keys' directions."""
+    directions = F.normalize(keys, dim=-1)
+    return F.cosine_similarity(directions, directions.mean(2, keepdim=True), dim=-1)

@@ -1,0 +1,55 @@
+"""TOVA: what the newest token looks at, the same tokens for all heads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank
+from kvlite.methods.scored import Scored, over_heads
+from kvlite.methods.scores import Window, window_scores
+
+
+@dataclass(frozen=True)
+class TOVA(Scored):
+    """Keeps the tokens that the last one attends to, by the mean over a layer's heads; while
+    answering, each new token costs the one it attends to least. With `per_head`, each KV head keeps
+    its own.
+
+    Source: "Transformers are Multi-State RNNs", section 3.2. The last token itself always stays,
+    which the paper leaves to its score.
+    """
+
+    name: ClassVar[str] = "tova"
+    summary: ClassVar[str] = "keeps what the newest token attends to, the same in all heads"
+    paper: ClassVar[str] = "Transformers are Multi-State RNNs, section 3.2"
+
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The last token."""
+        return 0, 1
+
+    @property
+    def decode_rows(self) -> int:
+        """The newest token's."""
+        return 1
+
+    @property
+    def bounded(self) -> bool:
+        """One token in, one out."""
+        return True
+
+    def observation(self, budget: int) -> int:
+        """The last token."""
+        return 1
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """The last token's attention."""
+        votes = [window_scores(bank, window, "sum", "mean") for bank in banks]
+        return votes if self.per_head else over_heads(votes)
+
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+        """What the token before attended to least, that token itself apart."""
+        votes = bank.scores() if self.per_head else over_heads([bank.scores()])[0]
+        return votes.masked_fill(bank.positions == position - 1, torch.inf).argmin(-1)
