@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args, get_type_hints
 
@@ -666,7 +666,7 @@ def small(name: str) -> Method:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[::5])
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "full"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("full", "simlayerkv")])
 def test_kept_slots_ascend_and_fill_the_budget(name: str, layout: Layout) -> None:
     case = make_case(**layout)
     method = small(name)
@@ -699,21 +699,21 @@ def other_values(kind: type[Method]) -> list[Method]:
     """The method with each option in turn set to something else than its default."""
     hints = get_type_hints(kind)
     methods = []
-    for option in fields(kind):
-        hint, default = hints[option.name], option.default
+    for option, default in kind.defaults().items():
+        hint = hints[option]
         choices: tuple[object, ...] = get_args(hint)
         if not choices:
             assert isinstance(default, (bool, int, float))
             changed = {bool: not default, int: default + 2, float: default / 2}
             choices = (changed[hint],)
-        methods += [kind(**{option.name: value}) for value in choices if value != default]
+        methods += [kind(**{option: value}) for value in choices if value != default]
     return methods
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_can_be_read_from_what_it_writes(name: str) -> None:
     methods = other_values(METHODS[name])
-    assert len({method.spec for method in methods}) == len(methods) >= len(fields(METHODS[name]))
+    assert len({method.spec for method in methods}) == len(methods) >= len(METHODS[name].defaults())
     for method in methods:
         again = parse_method(method.spec)
         assert again == method and type(again) is type(method)

@@ -76,21 +76,22 @@ def read_once(
     ids = torch.tensor([token_ids], device=model.device)
     reading = Reading(model, cache, ids, [Rule(watch, 0, window) for window in shape.windows])
     by_layer = [
-        _cuts(
-            reading.read_layer(index).view(index), [branch[index] for branch in branches], reserve
-        )
+        _cuts(reading.read_layer(index).view(index), branches, reserve)
         for index in range(shape.layers)
     ]
     caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
     return reading.logits(), list(zip(caches, branches, strict=True))
 
 
-def _cuts(view: LayerView, rules: list[Rule], reserve: int) -> list[LayerCache]:
+def _cuts(view: LayerView, branches: list[list[Rule]], reserve: int) -> list[LayerCache]:
     """What each branch's rule keeps of one layer."""
     cuts = []
-    for rule in rules:
+    for rules in branches:
+        rule = rules[view.layer]
         window = view.window.last(_queries(rule))
         shown = replace(view, window=window, budget=rule.budget)
+        if rule.method.settles == "read":
+            rule = rules[view.layer] = rule.settled(shown)
         cuts.append(rule.cut(shown, min(reserve, ROOM)))
     return cuts
 

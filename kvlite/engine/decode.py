@@ -6,14 +6,17 @@ from torch import Tensor
 from kvlite.attention import attend, attend_with_rows
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
 from kvlite.engine.heads import over_banks
-from kvlite.methods.rules import Rule
+from kvlite.methods.base import LayerView
+from kvlite.methods.rules import ROOM, Rule
+from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 
 
 class LayerStep:
     """Runs one layer over one new token a sequence."""
 
-    def __init__(self, layer: LayerCache, rule: Rule, position: int) -> None:
+    def __init__(self, index: int, layer: LayerCache, rule: Rule, position: int) -> None:
+        self.index = index
         self.layer = layer
         self.rule = rule
         self.position = position
@@ -35,7 +38,17 @@ class LayerStep:
             remember(rows[:, :, 0])
             return out
 
-        return over_banks(self.layer, q, k, v, over)
+        out = over_banks(self.layer, q, k, v, over)
+        if self.rule.method.settles == "step":
+            self._settle(Window(q, self.position, k.shape[1], scale, softcap))
+        return out
+
+    def _settle(self, window: Window) -> None:
+        """Let the method look at the layer, and cut what it now keeps less of."""
+        view = LayerView(self.index, self.layer.banks, window, self.rule.budget)
+        self.rule = self.rule.settled(view)
+        if not self.rule.keeps_all(view.lines):
+            self.layer = self.rule.cut(view, ROOM)
 
     def _grow(self) -> None:
         """Take more storage, where the rule lets a full line grow."""
@@ -70,7 +83,7 @@ def decode_step(model: LoadedModel, cache: KVCache, token_ids: Tensor, rules: li
 
     Args:
         token_ids: `(batch,)` int64.
-        rules: one a layer.
+        rules: one a layer; where a method settles at the first step, that is put here.
 
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
@@ -80,9 +93,10 @@ def decode_step(model: LoadedModel, cache: KVCache, token_ids: Tensor, rules: li
     hidden = model.embed(token_ids[:, None])
     rotations = model.rotations(cache.seen, 1)
     for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
-        step = LayerStep(cache.layers[index], rule, cache.seen)
+        step = LayerStep(index, cache.layers[index], rule, cache.seen)
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=step)
         cache.layers[index] = step.trimmed()
+        rules[index] = step.rule
     logits = model.logits(hidden[:, -1])
     cache.seen += 1
     cache.writing = False

@@ -176,6 +176,8 @@ class Reading:
         """One layer read, and what its rule keeps of it."""
         reader = self.read_layer(index)
         view = reader.view(index)
+        if self.rules[index].method.settles == "read":
+            self.rules[index] = self.rules[index].settled(view)
         if index in self.marks:
             self.rules[index].cast_first_votes(reader.layer, view.window)
             return reader.layer
@@ -197,7 +199,7 @@ class Reading:
         else a copy, so that stopping loses nothing."""
         rule, layer = self.rules[index], self.cache.layers[index]
         lines = [(heads, used + self.new) for heads, used in layer.lines]
-        if max(rule.held(lines)) > rule.budget:
+        if not rule.keeps_all(lines) or rule.method.settles == "read":
             rows = rule.method.decode_rows if rule.method.cumulative else 0
             return layer.resized([entries for _, entries in lines], rows)
         sizes = rule.capacities(lines, self.room)
@@ -231,7 +233,7 @@ def prefill(
 
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen.
-        rules: one a layer.
+        rules: one a layer; where a method settles once it has read, that is put here.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result.

@@ -1,6 +1,5 @@
 """The methods kvlite knows. Adding one is one file and one line here."""
 
-from dataclasses import fields
 from typing import get_args, get_type_hints
 
 from kvlite.errors import SettingError
@@ -11,6 +10,7 @@ from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
+from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
@@ -19,23 +19,29 @@ __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Full, Random, Streaming, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff)
+    for method in (Full, Random, Streaming, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff, SimLayerKV)
 }
 
 
 def parse_method(spec: str) -> Method:
-    """The method a user wrote: `kvx`, or with options `kvx:omega=8,pool=31`.
+    """The method a user wrote: `kvx`, with options `kvx:omega=8,pool=31`, or one that holds
+    another, `simlayerkv:threshold=0.8+kvx:omega=8`.
 
     Raises:
         SettingError: no such method or option, or a value of the wrong kind.
     """
-    name, _, options = spec.strip().partition(":")
+    own, plus, held = spec.strip().partition("+")
+    name, _, options = own.partition(":")
     if name not in METHODS:
         raise SettingError(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
     kind = METHODS[name]
     hints = get_type_hints(kind)
-    known = {option.name: hints[option.name] for option in fields(kind)}
+    known = {name: hints[name] for name in kind.defaults()}
     values: dict[str, object] = {}
+    if plus:
+        if "inner" not in hints:
+            raise SettingError(f"method {name} holds no other: write {held}+{name}, or {name}")
+        values["inner"] = parse_method(held)
     for pair in filter(None, options.split(",")):
         key, _, text = pair.partition("=")
         if key not in known:

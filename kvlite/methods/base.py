@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -45,6 +45,20 @@ class Method(ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     frees_memory: ClassVar[bool] = True
+
+    @property
+    def settles(self) -> Literal["read", "step"] | None:
+        """When `settle` is asked: once a layer was read, or after the first step of an answer,
+        until which the layer must not be cut."""
+        return None
+
+    def settle(self, view: LayerView) -> tuple["Method", int]:
+        """Which method rules this layer from here on, and with what budget.
+
+        Args:
+            view: the layer, with the first step's query for a window if that is when it settles.
+        """
+        return self, view.budget
 
     @abstractmethod
     def select(self, view: LayerView) -> list[Selection]:
@@ -128,7 +142,11 @@ class Method(ABC):
     @classmethod
     def defaults(cls) -> dict[str, object]:
         """The options a user can set, and their defaults."""
-        return {option.name: option.default for option in fields(cls)}
+        return {
+            option.name: option.default
+            for option in fields(cls)
+            if not isinstance(option.default, Method)
+        }
 
     @property
     def spec(self) -> str:

@@ -35,6 +35,10 @@ class Rule:
         heads = sum(count for count, _ in lines)
         return [sum(count * entries for count, entries in lines) / heads] * len(lines)
 
+    def keeps_all(self, lines: Sequence[Line]) -> bool:
+        """Whether lines are within the budget, or the method never cuts any."""
+        return not self.method.frees_memory or max(self.held(lines)) <= self.budget
+
     def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
         """Slots for lines, with room to grow, up to the budget if they are bounded."""
         if not self.method.bounded:
@@ -44,6 +48,11 @@ class Rule:
             for (_, entries), held in zip(lines, self.held(lines), strict=True)
         ]
 
+    def settled(self, view: LayerView) -> "Rule":
+        """The rule a layer goes on with, once its method has looked at it."""
+        method, budget = self.method.settle(view)
+        return replace(self, method=method, budget=budget)
+
     def cut(self, view: LayerView, room: int) -> LayerCache:
         """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
         keep everything."""
@@ -51,7 +60,7 @@ class Rule:
         selections = [Selection.everything(bank) for bank, each in held if each <= self.budget]
         over = [bank for bank, each in held if each > self.budget]
         if over:
-            selections += self.method.select(replace(view, banks=over))
+            selections += self.method.select(replace(view, banks=over, budget=self.budget))
         sizes = self.capacities([each.line for each in selections], room)
         layer = LayerCache.gathered(selections, sizes, self.method.decode_rows)
         self.cast_first_votes(layer, view.window)

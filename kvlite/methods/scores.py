@@ -47,6 +47,12 @@ class Window:
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
+    def distances(self, bank: Bank, head: int) -> Tensor:
+        """How many tokens each row comes after each of one head's entries, `(batch, rows, used)`;
+        below 0 for entries ahead of it."""
+        asked = torch.arange(self.start, self.end, device=bank.positions.device)
+        return asked[:, None] - bank.positions[:, head, None, : bank.used]
+
     def attention(self, bank: Bank, head: int, keys: Tensor, rows: slice) -> Tensor:
         """Probabilities of some rows over one head's first entries.
 

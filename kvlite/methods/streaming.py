@@ -20,6 +20,7 @@ class Streaming(Method):
 
     Attributes:
         sinks: first tokens that always stay.
+        roll: the window rolls while answering; else what is answered stays too.
     """
 
     name: ClassVar[str] = "streaming"
@@ -27,6 +28,7 @@ class Streaming(Method):
     paper: ClassVar[str] = "Efficient Streaming Language Models with Attention Sinks, section 3.2"
 
     sinks: int = 4
+    roll: bool = True
 
     def __post_init__(self) -> None:
         self.require("sinks", self.sinks >= 0, "0 or more")
@@ -38,8 +40,8 @@ class Streaming(Method):
 
     @property
     def bounded(self) -> bool:
-        """The window rolls while decoding."""
-        return True
+        """Where the window rolls."""
+        return self.roll
 
     def select(self, view: LayerView) -> list[Selection]:
         """The first `sinks` slots and the last ones."""

@@ -21,7 +21,9 @@ def test_methods_as_json(kvlite: Run) -> None:
         assert (row["summary"], row["paper"]) == (METHODS[name].summary, METHODS[name].paper)
         assert min(len(row["summary"]), len(row["paper"])) > 5
         assert row["frees_memory"] is (name != "full")
-        assert row["options"] == {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+        assert row["options"] == {
+            f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "inner"
+        }
     assert (done.code, done.err) == (0, "")
 
 

@@ -1,0 +1,143 @@
+"""SimLayerKV: layers that only look at the first and the recent tokens keep only these."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from kvlite.cache import Bank, Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.full import Full
+from kvlite.methods.scores import Window
+from kvlite.methods.streaming import Streaming
+
+_FULL = Full()
+
+
+@dataclass(frozen=True)
+class SimLayerKV(Method):
+    """Tests each layer for laziness, trims the lazy ones to sink and window, and leaves the others
+    to another method: `simlayerkv+kvx`; alone, they keep everything.
+
+    Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction", sections 5.1 and
+    5.2. A layer is lazy if its attention to what it would keep exceeds the threshold, averaged
+    over heads and queries. Tested once it was read, it is trimmed before the next layer runs, so
+    the peak falls too; tested at the first step of the answer, as in the paper's main results,
+    the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
+    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85.
+
+    Attributes:
+        threshold: attention above which a layer is lazy; 0 trims all, 1 none.
+        sinks: first entries that a lazy layer keeps.
+        recent: last entries that a lazy layer keeps; fewer where the budget is smaller.
+        last: queries that are tested while reading.
+        detect: "prefill", when a layer was read, or "decode", at the first step of an answer.
+        own: count a token's attention to itself, as the code does at the first step, and its
+            variant for reading does not.
+        bound_decode: let a lazy layer's window roll while answering; the paper lets it grow.
+        inner: what the other layers do; written after a plus sign.
+    """
+
+    name: ClassVar[str] = "simlayerkv"
+    summary: ClassVar[str] = "trims lazy layers to sink and window; others by any method (+kvx)"
+    paper: ClassVar[str] = (
+        "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
+    )
+
+    threshold: float = 0.9
+    sinks: int = 4
+    recent: int = 1024
+    last: int = 32
+    detect: Literal["prefill", "decode"] = "prefill"
+    own: bool = True
+    bound_decode: bool = False
+    inner: Method = _FULL
+
+    def __post_init__(self) -> None:
+        self.require("threshold", 0 <= self.threshold <= 1, "from 0 to 1")
+        self.require("sinks", self.sinks >= 0, "0 or more")
+        self.require("recent", self.recent >= 1, "1 or more")
+        self.require("last", self.last >= 1, "1 or more")
+        self.require(
+            "detect",
+            self.detect == "prefill" or not self.inner.frees_memory,
+            f"prefill with {self.inner.name}, which cuts its layers before an answer begins",
+        )
+
+    @property
+    def spec(self) -> str:
+        """Its own options, and the method it holds."""
+        return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")
+
+    @property
+    def settles(self) -> Literal["read", "step"]:
+        """As `detect` says."""
+        return "read" if self.detect == "prefill" else "step"
+
+    @property
+    def cumulative(self) -> bool:
+        """As the method it holds."""
+        return self.inner.cumulative
+
+    @property
+    def decode_rows(self) -> int:
+        """As the method it holds."""
+        return self.inner.decode_rows
+
+    @property
+    def least_budget(self) -> int:
+        """Room for a lazy layer's sinks, and what the method it holds needs."""
+        return max(self.sinks + 1, self.inner.least_budget)
+
+    @property
+    def bounded(self) -> bool:
+        """If all its layers are."""
+        return self.bound_decode and self.inner.bounded
+
+    @property
+    def ragged(self) -> bool:
+        """As the method it holds."""
+        return self.inner.ragged
+
+    @property
+    def keeps_to_budget(self) -> bool:
+        """As the method it holds; alone, what is not lazy is kept whole."""
+        return self.inner.frees_memory and self.inner.keeps_to_budget
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """As the method it holds."""
+        return self.inner.budgets(layers, average, seen)
+
+    def observation(self, budget: int) -> int:
+        """Enough for the test and for the method it holds."""
+        return max(self.last, self.inner.observation(budget))
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """Never called: `settle` names another method."""
+        raise AssertionError("simlayerkv leaves selection to others")
+
+    def settle(self, view: LayerView) -> tuple[Method, int]:
+        """Section 5.1: sink and window if the layer is lazy, else the method it holds."""
+        line = min(self.sinks + self.recent, view.budget)
+        if min(bank.used for bank in view.banks) <= line:
+            return self.inner, view.budget
+        share = self.attention_to_line(view.banks, view.window.last(self.last), line)
+        if share <= self.threshold:
+            return self.inner, view.budget
+        return Streaming(self.sinks, roll=self.bound_decode), line
+
+    def attention_to_line(self, banks: list[Bank], window: Window, line: int) -> float:
+        """Share of its attention that a layer pays to `line` entries of sink and window: the mean
+        over query heads and rows; of the sequences of a batch, the least."""
+        shares = []
+        rows = slice(0, window.queries.shape[2])
+        for bank in banks:
+            for head in range(len(bank.heads)):
+                weights = window.attention(
+                    bank, head, bank.keys[:, head, : bank.used].float(), rows
+                )
+                near = window.distances(bank, head)
+                inside = (near < line - self.sinks) & (near >= (0 if self.own else 1))
+                inside |= bank.positions[:, head, None, : bank.used] < self.sinks
+                shares.append((weights * inside[:, None]).sum(-1).mean((1, 2)))
+        return torch.stack(shares).mean(0).amin().item()
