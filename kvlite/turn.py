@@ -63,7 +63,7 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        held = [max(b.used for b in layer.banks) + len(ids) for layer in cache.layers]
+        held = [int(layer.entries_mean) + len(ids) for layer in cache.layers]
         self.rules = layer_rules(self.method, model.shape, self.budget, seen, held)
         self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
         self.generated = 0

@@ -17,7 +17,7 @@ import kvlite
 from kvlite.cache import Selection
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method
-from kvlite.methods.streaming import ends
+from kvlite.methods.lines import ends
 from kvlite.settings import Settings
 from tests.conftest import Tiny
 

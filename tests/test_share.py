@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 
 import kvlite
 from kvlite.cache import LayerCache
+from kvlite.engine.prefill import Reading
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
 from kvlite.methods.budgets import LayerLine, layer_line
 from kvlite.methods.kvx import KVX
-from kvlite.methods.rules import Rule
+from kvlite.methods.rules import Rule, layer_rules
 from kvlite.methods.share import alike, compete
 from kvlite.methods.snapkv import SnapKV
 from kvlite.settings import Settings
 from tests.conftest import Tiny
 from tests.oracles import budgets, selection
+from tests.test_engine import empty
 from tests.test_methods import Case, at, make_case, selected
 
 scores = st.lists(
@@ -26,18 +28,19 @@ scores = st.lists(
 )
 
 
-@given(lines=scores, total=st.integers(0, 70), sure=st.integers(0, 9))
-def test_compete_equals_the_oracle(lines: list[list[float]], total: int, sure: int) -> None:
+@given(lines=scores, average=st.integers(0, 14), sure=st.integers(0, 9))
+def test_compete_equals_the_oracle(lines: list[list[float]], average: int, sure: int) -> None:
     """Heads in banks of their own, so that each may have its own number of candidates."""
-    counts = compete([torch.tensor([[line]]) for line in lines], total, sure)
-    assert [count for (count,) in counts] == selection.compete(lines, total, sure)
+    counts = compete([torch.tensor([[line]]) for line in lines], average, sure)
+    expected = selection.compete(lines, average * len(lines), sure)
+    assert [count for (count,) in counts] == expected
 
 
 def test_a_batch_competes_by_its_mean() -> None:
     """Heads 0 and 1 win three entries each in one of two sequences; head 2 in none."""
     first = torch.tensor([[9.0, 8, 7], [1, 1, 1], [2, 2, 2]])
     second = torch.tensor([[1.0, 1, 1], [9, 8, 7], [2, 2, 2]])
-    assert compete([torch.stack([first, second])], 6, 0) == [[3, 3, 0]]
+    assert compete([torch.stack([first, second])], 2, 0) == [[3, 3, 0]]
 
 
 def test_alike() -> None:
@@ -152,3 +155,90 @@ def test_lines_from_flat_to_steep() -> None:
     firsts = [layer_line(kind, 64, 30, 4000, beside=8, beta=20)[0] for kind in kinds]
     assert firsts == sorted(firsts) and firsts[0] == 64 and firsts[1] == 8 + 109
     assert len({*firsts}) == 4
+
+
+# --- over layers, by their votes ------------------------------------------------------------------
+
+
+def shared(tiny: Tiny, spec: str, budget: int = 24) -> tuple[kvlite.Conversation, list[int]]:
+    talk = kvlite.Runner(tiny.model, Settings()).conversation(method=spec, budget=budget)
+    talk.read(torch.randint(3, 199, (150,), generator=torch.Generator().manual_seed(1)).tolist())
+    return talk, [sum(h * n for h, n in layer.lines) for layer in talk.cache.layers]
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+@pytest.mark.parametrize("method", ["snapkv:window=4", "kvx:alpha=4", "h2o:recent=4"])
+def test_a_global_budget_keeps_the_best_of_all_layers(
+    llama: Tiny, method: str, floor: float
+) -> None:
+    """Against the same layers provided with their votes, shared out by the naive oracle."""
+    spec = f"{method}{',' if ':' in method else ':'}layers=global,floor={floor}"
+    talk, _ = shared(llama, spec)
+    assert talk.cache.entries_mean == 24
+    first, last = parse_method(spec).ends(24)  # type: ignore[attr-defined]
+    lines = []
+    for layer in provisions(llama, spec):
+        for bank in layer.banks:
+            assert bank.votes is not None and bank.used == 96
+            lines += bank.votes[0, :, first : 96 - last].tolist()
+    chosen = 24 - first - last
+    counts = selection.compete(lines, chosen * len(lines), int(floor * chosen))
+    assert len({*counts}) > 1 or "h2o" in method
+    expected = [count + first + last for count in counts]
+    by_head = [
+        {head: bank.used for bank in layer.banks for head in bank.heads}
+        for layer in talk.cache.layers
+    ]
+    assert [lines[head] for lines in by_head for head in sorted(lines)] == expected
+
+
+def provisions(tiny: Tiny, spec: str) -> list[LayerCache]:
+    """What each layer is provided with, and its votes."""
+    prompt = torch.randint(3, 199, (1, 150), generator=torch.Generator().manual_seed(1))
+    rules = layer_rules(parse_method(spec), tiny.model.shape, 24, 150)
+    with torch.inference_mode():
+        reading = Reading(tiny.model, empty(tiny.model), prompt, rules)
+        return [reading.compressed(index) for index in range(len(rules))]
+
+
+@pytest.mark.parametrize("per_head", ["true", "false"])
+@pytest.mark.parametrize("kind", ["entropy", "gini"])
+def test_layers_share_by_the_spread_of_their_votes(llama: Tiny, kind: str, per_head: str) -> None:
+    spec = f"snapkv:window=4,pool=1,layers={kind},per_head={per_head}"
+    talk, held = shared(llama, spec)
+    assert talk.cache.entries_mean == 24
+    weights = []
+    for layer in provisions(llama, spec):
+        of_heads = []
+        for line in layer.banks[0].votes[0, :, : 96 - 4].double().numpy():  # type: ignore[index]
+            share = line / line.sum()
+            if kind == "entropy":
+                of_heads.append(-sum(float(p) * np.log(p) for p in share if p > 0))
+            else:
+                gaps = sum(abs(a - b) for a in share for b in share)
+                of_heads.append(gaps / (2 * len(share)))
+        weights.append(sum(of_heads) / len(of_heads))
+    ideal = [20 * 4 * weight / sum(weights) for weight in weights]
+    expected = budgets.largest_remainder(ideal, 80, 4, 92)
+    assert [count / 2 - 4 for count in held] == expected
+    if per_head == "false":
+        assert all(len({n for _, n in layer.lines}) == 1 for layer in talk.cache.layers)
+
+
+@pytest.mark.parametrize(
+    "spec", ["snapkv:window=4,layers=global", "kvx:alpha=4,layers=entropy", "h2o:layers=gini"]
+)
+def test_shared_layers_answer_over_turns(llama: Tiny, spec: str) -> None:
+    talk, _ = shared(llama, spec)
+    answer = talk.generate([5], max_new_tokens=40, ignore_eos=True)
+    assert len(answer.token_ids) == 40
+    grown = 39 if "snapkv" in spec else 0
+    assert talk.cache.entries_mean == 24 + grown
+    talk.generate(list(range(5, 60)), max_new_tokens=1, ignore_eos=True)
+    assert talk.cache.entries_mean == 24
+    assert all(bank.votes is None for layer in talk.cache.layers for bank in layer.banks)
+
+
+def test_a_prompt_within_the_budget_is_not_shared_out(llama: Tiny) -> None:
+    _, held = shared(llama, "snapkv:window=4,layers=global", 150)
+    assert held == [300] * 4

@@ -15,7 +15,7 @@ from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.prefill import Reading
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import ROOM, Rule, layer_rules
+from kvlite.methods.rules import ROOM, Rule, layer_rules, share_out
 from kvlite.model.load import LoadedModel
 
 
@@ -80,6 +80,8 @@ def read_once(
         for index in range(shape.layers)
     ]
     caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
+    for each, branch in zip(caches, branches, strict=True):
+        share_out(each.layers, branch, min(reserve, ROOM))
     return reading.logits(), list(zip(caches, branches, strict=True))
 
 

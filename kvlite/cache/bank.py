@@ -23,6 +23,8 @@ class Bank:
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
             decoding, averaged over a KV head's queries; or with R = 1 the sum of all rows since
             the first token; None for methods that need none.
+        votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
+            are read and share the budget by them; None for methods whose layers do not.
         used: slots filled, the same for every head and sequence.
         newest_row: which of the R rows was written last.
     """
@@ -32,6 +34,7 @@ class Bank:
     values: Tensor
     positions: Tensor
     rows: Tensor | None = None
+    votes: Tensor | None = None
     used: int = 0
     newest_row: int = field(default=-1)
 

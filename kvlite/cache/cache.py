@@ -21,11 +21,13 @@ class Selection:
         source: the bank that holds the entries now.
         slots: `(batch, heads, kept)` int64, ascending in position along the last dimension.
         heads: which heads of `source`, as indices into `source.heads`; None for all of them.
+        votes: `(batch, heads, kept)` float32, what they were chosen by, if that is still needed.
     """
 
     source: Bank
     slots: Tensor
     heads: tuple[int, ...] | None = None
+    votes: Tensor | None = None
 
     @property
     def line(self) -> Line:
@@ -164,7 +166,7 @@ class LayerCache:
 def _copy(selection: Selection, bank: Bank) -> None:
     source, slots = selection.source, selection.slots
     pick = slice(None) if selection.heads is None else list(selection.heads)
-    bank.used = slots.shape[2]
+    bank.used, bank.votes = slots.shape[2], selection.votes
     bank.keys[:, :, : bank.used] = _gather(source.keys[:, pick], slots)
     bank.values[:, :, : bank.used] = _gather(source.values[:, pick], slots)
     bank.positions[:, :, : bank.used] = source.positions[:, pick].gather(2, slots)

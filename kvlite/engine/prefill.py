@@ -17,7 +17,7 @@ from kvlite.cache.cache import Mark
 from kvlite.engine.heads import over_banks
 from kvlite.errors import Stopped
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import ROOM, Rule
+from kvlite.methods.rules import ROOM, Rule, share_out
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 
@@ -257,9 +257,11 @@ def prefill(
         cancel=cancel,
     )
     try:
-        cache.layers = [reading.compressed(index) for index in range(len(rules))]
+        layers = [reading.compressed(index) for index in range(len(rules))]
+        share_out(layers, rules, reading.room)
     except BaseException:
         reading.rewind()
         raise
+    cache.layers = layers
     cache.seen += reading.new
     return reading.logits()

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kvlite.cache import Bank, Line, Selection
+from kvlite.cache import Bank, LayerCache, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.budgets import uniform
 from kvlite.methods.scores import Window
@@ -21,12 +21,15 @@ class LayerView:
         banks: every candidate, old and new, ascending in position within a head.
         window: the last queries read, as many as `Method.observation` asked for.
         budget: entries a KV head may keep.
+        provision: entries it may keep until all layers are read, for methods whose layers share
+            the budget by their votes; else None.
     """
 
     layer: int
     banks: list[Bank]
     window: Window
     budget: int
+    provision: int | None = None
 
     @property
     def lines(self) -> list[Line]:
@@ -45,6 +48,21 @@ class Method(ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     frees_memory: ClassVar[bool] = True
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers share the budget by their votes, once all are read: then `select` keeps
+        `view.provision` entries with their votes, and `share` cuts them once more."""
+        return False
+
+    def share(self, layers: list[LayerCache], average: int) -> list[list[Selection]]:
+        """What each layer keeps in the end, of the entries and votes it was provided with; summing
+        to `average` a KV head and layer.
+
+        Args:
+            layers: those that exceeded their budget.
+        """
+        raise AssertionError(f"{self.name} does not share the budget between layers")
 
     @property
     def settles(self) -> Literal["read", "step"] | None:

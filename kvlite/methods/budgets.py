@@ -6,7 +6,8 @@ from typing import Literal
 
 Rounding = Literal["exact", "official"]
 Short = Literal["uniform", "reflect"]
-LayerLine = Literal["uniform", "pyramid", "geometric", "exponential"]
+LayerLine = Literal["uniform", "pyramid", "geometric", "exponential", "entropy", "gini", "global"]
+BY_VOTES: tuple[LayerLine, ...] = ("entropy", "gini", "global")
 
 
 def largest_remainder(ideal: Sequence[float], total: int, low: int, high: int) -> list[int]:
@@ -111,7 +112,8 @@ def layer_line(
     beta: float,
     least: int = 1,
 ) -> list[int]:
-    """Budgets of a kind, uniform for prompts within the budget.
+    """Budgets of a kind; uniform for prompts within the budget, and for the kinds that layers
+    settle by their votes, once all are read.
 
     The line is drawn over what a layer keeps beside `beside` entries. "pyramid" is `pyramid`'s.
     "geometric" falls by the same factor from layer to layer, between ends in the pyramid's
@@ -126,7 +128,7 @@ def layer_line(
         beta: steepness; 1 is uniform.
         least: entries of the line that every layer gets.
     """
-    if seen <= average or kind == "uniform" or layers == 1:
+    if seen <= average or layers == 1 or kind == "uniform" or kind in BY_VOTES:
         return uniform(average, layers)
     if kind == "pyramid":
         return pyramid(average, layers, seen, window=beside, beta=beta, least=least)

@@ -7,7 +7,7 @@ import torch
 
 from kvlite.cache import Selection
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.scored import with_ends
+from kvlite.methods.lines import with_ends
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
 
-ROOM = 64
+ROOM, PROVISION = 64, 4
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,15 @@ class Rule:
     Attributes:
         method: what chooses.
         budget: entries a KV head may keep.
+        provision: entries it may keep until all layers are read and share the budget, for
+            methods whose layers do.
         window: tokens a sliding-window layer sees (its own included), None for other layers.
     """
 
     method: Method
     budget: int
     window: int | None = None
+    provision: int | None = None
 
     def held(self, lines: Sequence[Line]) -> list[float]:
         """What counts against the budget for each line: its own entries, or the mean over all
@@ -37,7 +40,9 @@ class Rule:
 
     def keeps_all(self, lines: Sequence[Line]) -> bool:
         """Whether lines are within the budget, or the method never cuts any."""
-        return not self.method.frees_memory or max(self.held(lines)) <= self.budget
+        if not self.method.frees_memory:
+            return True
+        return self.provision is None and max(self.held(lines)) <= self.budget
 
     def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
         """Slots for lines, with room to grow, up to the budget if they are bounded."""
@@ -51,17 +56,25 @@ class Rule:
     def settled(self, view: LayerView) -> "Rule":
         """The rule a layer goes on with, once its method has looked at it."""
         method, budget = self.method.settle(view)
-        return replace(self, method=method, budget=budget)
+        provision = self.provision if method.shares_layers else None
+        return replace(self, method=method, budget=budget, provision=provision)
 
     def cut(self, view: LayerView, room: int) -> LayerCache:
         """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
         keep everything."""
-        held = list(zip(view.banks, self.held(view.lines), strict=True))
-        selections = [Selection.everything(bank) for bank, each in held if each <= self.budget]
-        over = [bank for bank, each in held if each > self.budget]
+        within, over = [], view.banks
+        if self.provision is None:
+            held = list(zip(view.banks, self.held(view.lines), strict=True))
+            within = [bank for bank, each in held if each <= self.budget]
+            over = [bank for bank, each in held if each > self.budget]
+        selections = [Selection.everything(bank) for bank in within]
         if over:
-            selections += self.method.select(replace(view, banks=over, budget=self.budget))
-        sizes = self.capacities([each.line for each in selections], room)
+            shown = replace(view, banks=over, budget=self.budget, provision=self.provision)
+            selections += self.method.select(shown)
+        lines = [each.line for each in selections]
+        sizes = [entries for _, entries in lines]
+        if self.provision is None:
+            sizes = self.capacities(lines, room)
         layer = LayerCache.gathered(selections, sizes, self.method.decode_rows)
         self.cast_first_votes(layer, view.window)
         return layer
@@ -96,15 +109,38 @@ def layer_rules(
     """
     cut = shape.full_layers
     budgets = method.budgets(len(cut), average, seen) if cut else []
-    if held is not None and seen > average:
+    if held is not None and seen > average and not method.shares_layers:
         budgets = _filled(budgets, [held[layer] for layer in cut])
     by_layer = dict(zip(cut, budgets, strict=True))
+    provision = None
+    if method.shares_layers and seen > average:
+        provision = PROVISION * average
     return [
-        Rule(method, by_layer[layer])
+        Rule(method, by_layer[layer], provision=provision)
         if window is None
         else Rule(Streaming(sinks=0), window, window=window)
         for layer, window in enumerate(shape.windows)
     ]
+
+
+def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:
+    """Cut layers that were provided with more than their budget, once all are read; what each
+    keeps, and its own budget from there on, is put in its place.
+
+    Args:
+        room: entries that lines may grow by at once.
+    """
+    waiting = [index for index, rule in enumerate(rules) if rule.provision is not None]
+    if not waiting:
+        return
+    rule = rules[waiting[0]]
+    shared = rule.method.share([layers[index] for index in waiting], rule.budget)
+    for index, selections in zip(waiting, shared, strict=True):
+        lines = [each.line for each in selections]
+        entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
+        rules[index] = replace(rule, provision=None, budget=ceil(entries / heads))
+        sizes = rules[index].capacities(lines, room)
+        layers[index] = LayerCache.gathered(selections, sizes, rule.method.decode_rows)
 
 
 def _filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, Selection
+from kvlite.cache import Bank, LayerCache, Selection
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.budgets import LayerLine, layer_line
-from kvlite.methods.scores import Pooling, Reduce, Window, pool, top, window_scores
-from kvlite.methods.share import alike, compete
-from kvlite.methods.streaming import ends
+from kvlite.methods.budgets import BY_VOTES, LayerLine, layer_line
+from kvlite.methods.lines import provided, with_ends, won
+from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
+from kvlite.methods.share import by_spread, compete, compete_everywhere
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Scored(Method):
         pool: how many neighbours a vote is spread over, so that spans are kept; odd.
         pooling: "max" or "avg".
         layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
-            "geometric", "exponential".
+            "geometric", "exponential"; or, once all are read, by their votes: "entropy", "gini",
+            or "global", where all heads of all layers compete.
         beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
         per_head: let a layer's heads compete for its entries, instead of equal shares.
-        floor: with per_head, the share of an equal line's choice that every head is sure of.
+        floor: the share of an equal line's choice that every head is sure of, where any compete.
     """
 
     pool: int = 1
@@ -54,7 +55,12 @@ class Scored(Method):
     @property
     def ragged(self) -> bool:
         """Heads that compete end up with lines of different length."""
-        return self.per_head
+        return self.per_head or self.layers == "global"
+
+    @property
+    def shares_layers(self) -> bool:
+        """Where votes of all layers decide."""
+        return self.layers in BY_VOTES
 
     @property
     def beside(self) -> int:
@@ -90,19 +96,44 @@ class Scored(Method):
             pool(each[..., first : bank.used - last], self.pool, self.pooling)
             for bank, each in zip(view.banks, votes, strict=True)
         ]
+        if view.provision is not None:
+            return [
+                provided(each, bank, min(view.provision, bank.used), first, last)
+                for bank, each in zip(view.banks, scores, strict=True)
+            ]
         chosen = view.budget - first - last
         if not self.per_head:
             return [
                 Selection(bank, with_ends(each, bank, chosen, first, last))
                 for bank, each in zip(view.banks, scores, strict=True)
             ]
-        heads = sum(len(bank.heads) for bank in view.banks)
-        counts = compete(scores, chosen * heads, int(self.floor * chosen))
+        counts = compete(scores, chosen, int(self.floor * chosen))
+        return won(view.banks, scores, counts, first, last)
+
+    def share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
+        """By the votes of all layers: all heads compete, or each layer gets a share by how its
+        votes are spread ("PyramidKV", section 6.5), and its heads equal ones or what they win."""
+        first, last = self.ends(average)
+        chosen = average - first - last
+        sure = int(self.floor * chosen)
+        votes = [[_middle(bank, first, last) for bank in layer.banks] for layer in layers]
+        if self.layers == "global":
+            counts = compete_everywhere(votes, chosen, sure)
+        else:
+            lines = by_spread(votes, self.layers, chosen, max(1, sure))
+            counts = [
+                compete(layer, line, sure if self.per_head else line)
+                for layer, line in zip(votes, lines, strict=True)
+            ]
         return [
-            Selection(bank, with_ends(each[:, list(which)], bank, count, first, last), which)
-            for bank, each, own in zip(view.banks, scores, counts, strict=True)
-            for count, which in alike(own)
+            won(layer.banks, each, count, first, last)
+            for layer, each, count in zip(layers, votes, counts, strict=True)
         ]
+
+
+def _middle(bank: Bank, first: int, last: int) -> Tensor:
+    assert bank.votes is not None
+    return bank.votes[..., first : bank.used - last]
 
 
 @dataclass(frozen=True)
@@ -126,18 +157,3 @@ def over_heads(votes: Sequence[Tensor]) -> list[Tensor]:
     """One vote for all heads of a layer: the mean over them, in the shape of each bank's."""
     mean = torch.cat(list(votes), 1).mean(1, keepdim=True)
     return [mean.expand_as(each) for each in votes]
-
-
-def with_ends(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> Tensor:
-    """Slots of the `count` best entries by score, between the `first` and the `last` ones.
-
-    Args:
-        scores: `(batch, heads, used - first - last)`, of the entries in between; of all the
-            bank's heads, or of some.
-
-    Returns:
-        `(batch, heads, first + count + last)` int64, ascending.
-    """
-    outer = ends(bank, first, last)[:, : scores.shape[1]]
-    middle = top(scores, count) + first
-    return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)

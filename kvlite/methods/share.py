@@ -1,13 +1,15 @@
-"""Heads that compete for entries: each gets as many as it has among the best of all."""
+"""Heads that compete for entries, and layers that get a share by how their votes are spread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from kvlite.methods.budgets import largest_remainder
 
-def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
+
+def compete(scores: Sequence[Tensor], average: int, sure: int) -> list[list[int]]:
     """How many of its best entries each head keeps, if the best of all heads stay.
 
     Heads of a batch are counted together: a head's k-th best score is the mean over sequences.
@@ -17,12 +19,13 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
 
     Args:
         scores: of each bank, `(batch, heads, candidates)`.
-        total: entries to keep, all heads together.
+        average: entries to keep, mean over the heads.
         sure: entries every head keeps, or all of its candidates if it has fewer.
 
     Returns:
-        A count for each head of each bank; they sum to `total`, or to all there is.
+        A count for each head of each bank; their mean is `average`, or they are all there is.
     """
+    total = average * sum(each.shape[1] for each in scores)
     falling = [each.sort(dim=-1, descending=True).values.mean(0) for each in scores]
     kept = [min(sure, each.shape[1]) for each in falling]
     certain = sum(count * each.shape[0] for count, each in zip(kept, falling, strict=True))
@@ -38,8 +41,67 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     ]
 
 
+def compete_everywhere(
+    scores: Sequence[Sequence[Tensor]], average: int, sure: int
+) -> list[list[list[int]]]:
+    """As `compete`, over the heads of all layers: a count for each head of each layer's banks."""
+    counts = iter(compete([bank for layer in scores for bank in layer], average, sure))
+    return [[next(counts) for _ in layer] for layer in scores]
+
+
 def alike(counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """Heads with the same count, together: (count, heads), by rising count."""
     order = sorted(range(len(counts)), key=lambda head: counts[head])
     groups = groupby(order, key=lambda head: counts[head])
     return [(count, tuple(heads)) for count, heads in groups]
+
+
+def entropy(votes: Tensor) -> float:
+    """Nats of votes as a distribution over candidates, mean over a batch and heads.
+
+    Args:
+        votes: `(batch, heads, candidates)`.
+    """
+    share = votes / votes.sum(-1, keepdim=True).clamp(min=1e-30)
+    return float(-torch.special.xlogy(share, share).sum(-1).mean())
+
+
+def gini(votes: Tensor) -> float:
+    """Gini coefficient of votes over candidates, 0 if all are alike, mean over a batch and heads.
+
+    Args:
+        votes: `(batch, heads, candidates)`.
+    """
+    count = votes.shape[-1]
+    rank = torch.arange(1, count + 1, device=votes.device)
+    weighed = (votes.sort(-1).values * (2 * rank - count - 1)).sum(-1)
+    return float((weighed / (count * votes.sum(-1)).clamp(min=1e-30)).mean())
+
+
+SPREAD: dict[str, Callable[[Tensor], float]] = {"entropy": entropy, "gini": gini}
+
+
+def by_spread(votes: Sequence[Sequence[Tensor]], kind: str, average: int, least: int) -> list[int]:
+    """Lines of each layer in proportion to the spread of its votes.
+
+    Source: "PyramidKV", section 6.5: layers with higher entropy, or a higher Gini coefficient,
+    get more. There over all attention, here over the votes for what a layer was provided with.
+
+    Args:
+        votes: of each bank of each layer, `(batch, heads, candidates)`.
+        kind: "entropy" or "gini".
+        average: mean of the lines.
+        least: the shortest line.
+
+    Returns:
+        Entries of each layer's lines; they sum to `average * layers`, or to all there is.
+    """
+    sizes = [[(each.shape[1], each.shape[2]) for each in layer] for layer in votes]
+    weights = [
+        sum(SPREAD[kind](each) * heads for each, (heads, _) in zip(layer, size, strict=True))
+        / sum(heads for heads, _ in size)
+        for layer, size in zip(votes, sizes, strict=True)
+    ]
+    total, most = average * len(votes), min(count for layer in sizes for _, count in layer)
+    ideal = [total * weight / (sum(weights) or 1.0) for weight in weights]
+    return largest_remainder(ideal, total, min(least, most), most)

@@ -95,6 +95,11 @@ class SimLayerKV(Method):
         return self.bound_decode and self.inner.bounded
 
     @property
+    def shares_layers(self) -> bool:
+        """As the method it holds, between the layers that are not lazy."""
+        return self.inner.shares_layers
+
+    @property
     def ragged(self) -> bool:
         """As the method it holds."""
         return self.inner.ragged

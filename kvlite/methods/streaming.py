@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.lines import ends
 
 _NEVER = torch.iinfo(torch.int32).max
 
@@ -53,12 +54,3 @@ class Streaming(Method):
         """The oldest entry that is not a sink."""
         age = bank.positions.masked_fill(bank.positions < self.sinks, _NEVER)
         return age.argmin(-1)
-
-
-def ends(bank: Bank, first: int, last: int) -> Tensor:
-    """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`."""
-    used, device = bank.used, bank.keys.device
-    slots = torch.cat(
-        [torch.arange(first, device=device), torch.arange(used - last, used, device=device)]
-    )
-    return slots.expand(*bank.positions.shape[:2], -1)
