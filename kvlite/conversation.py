@@ -1,6 +1,6 @@
 """A conversation: what was read and answered, on one cache that stays compressed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from threading import Event
 from typing import Any
 
@@ -10,7 +10,7 @@ from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
-from kvlite.prompts import user_turn
+from kvlite.prompts import user_turn, whole_characters
 from kvlite.settings import Settings
 from kvlite.turn import Turn
 
@@ -22,7 +22,8 @@ class Conversation:
         cache: keys and values held.
         token_ids: every token in the cache, in order; an answer's last one follows with the
             next turn.
-        messages: the turns that went through the chat template.
+        messages: the turns that went through the chat template; the last answer as far as it
+            was heard.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
@@ -37,6 +38,7 @@ class Conversation:
         self.token_ids: list[int] = []
         self.messages: list[dict[str, str]] = []
         self._turn: Turn | None = None
+        self._answer: Generator[Piece] | None = None
         shape = model.shape
         self.cache = KVCache.empty(
             shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
@@ -52,7 +54,9 @@ class Conversation:
         """Read text or token ids without answering.
 
         Args:
-            content: taken as it is; no chat template is applied.
+            content: taken as it is; no chat template is applied. What does not fit the budget is
+                dropped now, chosen without a question: to ask about a text, say both in one
+                message to `stream`.
             progress, cancel: as in `engine.prefill.prefill`.
 
         Raises:
@@ -61,9 +65,11 @@ class Conversation:
             Stopped: `cancel` was set; nothing of it was read.
         """
         if isinstance(content, str):
-            content = self._encoded(content, special=not self.token_ids)
-        if len(content):
-            ids = [*self._pending, *content]
+            ids = self._encoded(content, special=not self.token_ids)
+        else:
+            ids = _whole_numbers(content)
+        if ids:
+            ids = [*self._pending, *ids]
             self._read(ids, self.settings, progress, cancel, answers=False)
 
     def generate(
@@ -107,12 +113,14 @@ class Conversation:
         cancel: Event | None = None,
         **settings: Any,
     ) -> Iterator[Piece]:
-        """`generate`, piece by piece."""
+        """`generate`, piece by piece. A new turn ends one that is still being answered."""
         chosen = self.settings.after_load(settings)
-        if not token_ids:
+        ids = _whole_numbers(token_ids)
+        if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
-        turn = self._read([*self._pending, *token_ids], chosen, progress, cancel)
-        yield from turn.answer(ignore_eos=ignore_eos, cancel=cancel)
+        turn = self._read([*self._pending, *ids], chosen, progress, cancel)
+        self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
+        yield from self._answer
 
     def stream(
         self,
@@ -128,16 +136,12 @@ class Conversation:
         """
         chosen = self.settings.after_load(settings)
         turn = self._read(self._turn_ids(text), chosen, progress, cancel)
-        answer = ""
-        try:
-            for piece in turn.answer(ignore_eos=False, cancel=cancel):
-                answer += piece.text
-                yield piece
-        finally:  # also if nobody listened to the end
-            self.messages += [
-                {"role": "user", "content": text},
-                {"role": "assistant", "content": answer},
-            ]
+        answer = {"role": "assistant", "content": ""}
+        self.messages += [{"role": "user", "content": text}, answer]
+        self._answer = turn.answer(ignore_eos=False, cancel=cancel)
+        for piece in self._answer:
+            answer["content"] += piece.text
+            yield piece
 
     @property
     def _pending(self) -> list[int]:
@@ -154,6 +158,8 @@ class Conversation:
         answers: bool = True,
     ) -> Turn:
         turn = Turn(self.model, self.cache, self.token_ids, ids, settings, answers=answers)
+        if self._answer is not None:
+            self._answer.close()  # nobody listened to its end
         turn.read(progress, cancel)
         self._turn = turn
         return turn
@@ -166,9 +172,24 @@ class Conversation:
         if self.messages:
             # The template closes the last answer itself.
             pending = [token for token in pending if token not in self.model.stop_ids]
-        turn = user_turn(tokenizer, text, opening=not self.messages)
-        return pending + self._encoded(turn, special=False)
+        return pending + user_turn(tokenizer, whole_characters(text), opening=not self.messages)
 
     def _encoded(self, text: str, *, special: bool) -> list[int]:
+        text = whole_characters(text)
         ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+
+def _whole_numbers(token_ids: Any) -> list[int]:
+    """Token ids as a list.
+
+    Raises:
+        SettingError: they are something else.
+    """
+    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+    if isinstance(ids, list | tuple) and all(isinstance(token, int) for token in ids):
+        return list(ids)
+    raise SettingError(
+        f"{type(token_ids).__name__} is not a list of token ids: encode text with "
+        "runner.tokenizer.encode, or say it with stream"
+    )

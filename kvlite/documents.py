@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from kvlite.errors import DocumentError
 
@@ -70,10 +70,10 @@ _TIDY = (
     (r"[ \1]*\x01[ \1]*", "\n"),
     (r" ?\n ?", "\n"),
     (r"\n{3,}", "\n\n"),
-    (r"\s*\n(?=(?:- |\d+\. )\x02|\x03)", "\n"),  # no blank line before an item or a row
+    (r"(?<!\s)\s*\n(?=(?:- |\d+\. )\x02|\x03)", "\n"),  # no blank line before an item or a row
     (r"\x02\s*(?!- \x02|\d+\. \x02)", ""),
     (r"\x03\s*\x04\s*", "\3"),
-    (r"\s*\x04\s*", " | "),
+    (r"(?<!\s)\s*\x04\s*", " | "),
     (r"[\2\3]", ""),
     (r" *\n *", "\n"),
     (r"\n{3,}", "\n\n"),
@@ -113,7 +113,7 @@ def read_document(path: str) -> Document:
     """
     label, name = ("standard input", "stdin") if path == "-" else (path, os.path.basename(path))
     suffix = "" if path == "-" else os.path.splitext(name)[1].lower()
-    data = sys.stdin.buffer.read() if path == "-" else _read_bytes(path)
+    data = _standard_input() if path == "-" else _read_bytes(path)
     pages: list[str] = []
     if not data.strip():
         text = ""
@@ -135,6 +135,17 @@ def read_document(path: str) -> Document:
         raise DocumentError(f"{label} holds no text: name a file that has some.")
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
     return Document(name, text if pages else _newlines(text), ends[:-1])
+
+
+def _standard_input() -> bytes:
+    # Python leaves None where the stream was closed.
+    stream: TextIO | None = sys.stdin
+    if stream is None:
+        raise DocumentError("standard input is closed: pipe a document into it, or name a file.")
+    data = stream.buffer.read()
+    if not data:
+        raise DocumentError("standard input is empty: pipe a document into it (it is read once).")
+    return data
 
 
 def _read_bytes(path: str) -> bytes:
@@ -208,7 +219,7 @@ def _html_text(markup: str, label: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bs4's guesses that this is XML, or a file's name
             soup = bs4.BeautifulSoup(re.sub("[\1-\5]", "", markup), "html.parser")
-    except bs4.exceptions.ParserRejectedMarkup as error:
+    except (bs4.exceptions.ParserRejectedMarkup, *_PARSER_ERRORS) as error:
         raise DocumentError(
             f"{label} cannot be read as HTML: open it in a browser and save it as text."
         ) from error
@@ -338,8 +349,8 @@ def _pdf_pages(data: bytes, label: str) -> list[str]:
     if not any(page.strip() for page in pages):
         count = "1 page" if len(pages) == 1 else f"{len(pages)} pages"
         raise DocumentError(
-            f"{label} has {count} of images with no text layer: run OCR on it first, for example "
-            "`ocrmypdf in.pdf out.pdf`."
+            f"{label} has {count} without any text, as a scan has: run OCR on it first, for "
+            "example `ocrmypdf in.pdf out.pdf`."
         )
     # A broken font table yields halves of surrogate pairs, which no tokenizer takes.
     return [

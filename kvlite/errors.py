@@ -41,5 +41,6 @@ class InterruptedCacheError(KvliteError):
 
 
 def reason(error: Exception) -> str:
-    """What a library's error says, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """What a library's error says, in its first line."""
+    first = str(error).strip().partition("\n")[0].rstrip(" .:")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kvlite.settings import Settings
+
 FinishReason = Literal["stop", "length", "interrupted"]
 
 
@@ -50,8 +52,11 @@ class Ledger:
         """One line for people."""
         kept, seen = self.kept_entries_mean, self.seen_tokens
         if kept < seen:
-            held = f"kept {kept:,.0f} of {seen:,} ({kept / seen:.0%}) with {self._method_name}"
-            size = f"KV {readable(self.kv_bytes)} of {readable(self.full_kv_bytes)}"
+            share = min(99, round(100 * kept / seen))  # not all is not 100%
+            held = f"kept {kept:,.0f} of {seen:,} ({share}%) with {self._method_shown}"
+            size = f"KV {readable(self.kv_bytes)}"
+            if self.kv_bytes < self.full_kv_bytes:
+                size += f" of {readable(self.full_kv_bytes)}"
         else:
             held, size = f"kept all {seen:,}", f"KV {readable(self.kv_bytes)}"
         parts = [
@@ -70,8 +75,9 @@ class Ledger:
         return " · ".join(parts)
 
     @property
-    def _method_name(self) -> str:
-        return self.method.partition(":")[0]
+    def _method_shown(self) -> str:
+        """As the user wrote it; the default, whose options are long, by that name."""
+        return "the default method" if self.method == Settings.method else self.method
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvlite.documents import Document
 
-_ANSWER = "<kvlite answer>"
+_ANSWER, _TEXT = "<kvlite answer>", "<kvlite text>"
 
 
 def question_about(documents: Sequence[Document], question: str) -> str:
@@ -19,13 +19,38 @@ def question_about(documents: Sequence[Document], question: str) -> str:
     return "\n\n".join(parts)
 
 
-def user_turn(tokenizer: Any, text: str, *, opening: bool) -> str:
-    """What a user's message adds to a conversation in the tokenizer's chat template: the message
-    with all that stands before it if it is the `opening`, else all that follows the last answer.
+def whole_characters(text: str) -> str:
+    """Text with a replacement character for halves of surrogate pairs, which no tokenizer takes;
+    they come from bytes that are not UTF-8, in file names and arguments."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    Later turns are cut out of a conversation with a stand-in for the past. The real past is in
-    the cache as it was said; templates that trim or drop parts of it have no say.
+
+def user_turn(tokenizer: Any, text: str, *, opening: bool) -> list[int]:
+    """The tokens that a user's message adds to a conversation in the tokenizer's chat template:
+    the message with all that stands before it if it is the `opening`, else all that follows the
+    last answer.
+
+    What looks like a control token in the message is encoded as the characters it is made of, so
+    that a document cannot end the user's turn.
     """
+    controls = [str(token) for token in tokenizer.all_special_tokens]
+    if not any(token in text for token in controls):
+        return _tokens(tokenizer, _turn(tokenizer, text, opening=opening))
+    before, _, after = _turn(tokenizer, _TEXT, opening=opening).partition(_TEXT)
+    plain: list[int] = tokenizer.encode(
+        text.strip(), add_special_tokens=False, split_special_tokens=True
+    )
+    return _tokens(tokenizer, before) + plain + _tokens(tokenizer, after)
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def _turn(tokenizer: Any, text: str, *, opening: bool) -> str:
+    """Later turns are cut out of a conversation with a stand-in for the past. The real past is in
+    the cache as it was said; templates that trim or drop parts of it have no say."""
     message = {"role": "user", "content": text}
     alone = _rendered(tokenizer, [message])
     if opening:

@@ -46,13 +46,14 @@ class Settings:
         "the embedded smollm2-135m, a folder, a .gguf file, or a Hugging Face id",
     )
     method: str = _option(
-        "kvx:alpha=16,queries=max,heads=max,pool=31",
+        "kvx:pool=31,queries=max,heads=max,alpha=16",
         "how the cache is compressed, e.g. full, snapkv, kvx:omega=8 (see `kvlite methods`)",
     )
     budget: str = _option(
         "auto",
-        "entries a KV head keeps, mean over layers, sink and window included: a number, a share "
-        "of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at least 1024",
+        "entries a KV head keeps of what it reads, mean over layers, sink and window included: a "
+        "number, a share of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at "
+        "least 1024",
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = _option(
@@ -69,15 +70,21 @@ class Settings:
     )
     max_new_tokens: int = _sampling(256, "longest answer, in tokens", low=1, flag="--max-tokens")
     temperature: float = _sampling(0.0, "0 takes the likeliest token every time", low=0, high=10)
-    top_k: int = _sampling(0, "draw from the k likeliest tokens; 0 for all", low=0)
-    top_p: float = _sampling(1.0, "draw from the likeliest tokens that make up p", low=0, high=1)
+    top_k: int = _sampling(
+        0, "draw from the k likeliest tokens, if --temperature is above 0; 0 for all", low=0
+    )
+    top_p: float = _sampling(
+        1.0, "as --top-k, from the likeliest tokens that make up p", low=0, high=1
+    )
     min_p: float = _sampling(
-        0.0, "drop tokens less likely than p times the likeliest", low=0, high=1
+        0.0, "as --top-k, without tokens less likely than p times the likeliest", low=0, high=1
     )
     repetition_penalty: float = _sampling(
         1.0, "above 1 makes tokens already seen less likely", low=0.01, high=10
     )
-    seed: int | None = _sampling(None, "makes draws repeatable", low=0, high=2**63 - 1)
+    seed: int | None = _sampling(
+        None, "makes draws repeatable, if --temperature is above 0", low=0, high=2**63 - 1
+    )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
 
     def __post_init__(self) -> None:

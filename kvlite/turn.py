@@ -1,6 +1,6 @@
 """One turn: tokens read, an answer drawn, and the account of both."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from threading import Event
 from time import perf_counter
 
@@ -114,7 +114,7 @@ class Turn:
         self.context += self.ids
         self.read_s = perf_counter() - self.started
 
-    def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
+    def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
         """Draw tokens until the model ends, a stop string, the length limit, or `cancel`."""
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)

@@ -28,6 +28,11 @@ CHOICES = [
     ("kvx:beta=4", 40),
     ("kvx:middle=example,omega=8", 40),
     ("kvx:alpha=16,queries=max,heads=max,pool=31", 80),
+    ("h2o", 40),
+    ("tova:per_head=true", 40),
+    ("keydiff", 40),
+    ("snapkv:layers=global", 60),
+    ("simlayerkv:threshold=0.5,recent=30+kvx:layers=entropy", 60),
 ]
 
 

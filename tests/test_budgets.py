@@ -318,7 +318,9 @@ def test_shares_and_entries_resolve() -> None:
     assert Amount(entries=512).resolve(shape, SnapKV(), 100, 64, 2) == 512
     assert Amount(share=0.25).resolve(shape, SnapKV(), 1001, 64, 2) == 250
     assert Amount(share=1.0).resolve(shape, SnapKV(), 1001, 64, 2) == 1001 + 64
-    assert Amount(share=0.001).resolve(shape, SnapKV(), 10, 64, 2) == 1
+    assert Amount(share=0.001).resolve(shape, Streaming(sinks=0), 10, 64, 2) == 1
+    # A share of a short prompt is never less than the method needs.
+    assert Amount(share=0.5).resolve(shape, SnapKV(window=32), 4, 64, 2) == 33
     assert parse_amount("auto").resolve(shape, SnapKV(), 100, 64, 2) == 1024
     assert parse_amount("auto").resolve(shape, SnapKV(), 8000, 64, 2) == 2000
 
@@ -329,7 +331,7 @@ def test_whole_percents_of_whole_numbers_are_exact() -> None:
     for percent in range(1, 100):
         share = parse_amount(f"{percent}%")
         for seen in (100, 700, 4100, 32_700):
-            entries = share.resolve(shape, SnapKV(), seen, 64, 2)
+            entries = share.resolve(shape, Streaming(sinks=0), seen, 64, 2)
             assert entries == percent * seen // 100, (percent, seen)
 
 
@@ -351,9 +353,11 @@ def allocated(
     dtype = {2: torch.float16, 4: torch.float32}[itemsize]
     total = 0
     for rule in layer_rules(method, shape, average, seen):
-        grown = 0 if rule.method.bounded else longest + 64
+        line = min(rule.budget, seen) + longest + 64
+        if rule.method.bounded:
+            line = min(line, rule.budget)
         layer = LayerCache(
-            [(tuple(range(shape.kv_heads)), min(rule.budget, seen) + grown)],
+            [(tuple(range(shape.kv_heads)), line)],
             batch=1,
             dim=shape.head_dim,
             dtype=dtype,
@@ -390,13 +394,20 @@ def test_bytes_are_never_exceeded(
         entries = Amount(nbytes=nbytes).resolve(shape, method, seen, longest, itemsize)
     except SettingError:
         if shape.full_layers:
-            assert allocated(shape, method, 1, seen, itemsize, longest) > nbytes
+            needed = min(method.least_budget, seen)
+            assert allocated(shape, method, needed, seen, itemsize, longest) > nbytes
         return
     assume(entries >= method.least_budget)
     assert allocated(shape, method, entries, seen, itemsize, longest) <= nbytes
     if shape.full_layers and entries + 1 < seen:
         # And no entry that would fit is left unused.
         assert allocated(shape, method, entries + 1, seen, itemsize, longest) > nbytes
+
+
+def test_rounding_that_overspends_takes_no_bytes() -> None:
+    method = PyramidKV(rounding="official")
+    with pytest.raises(SettingError, match="cannot be kept by pyramidkv:rounding=official"):
+        Amount(nbytes=10**9).resolve(make_shape((None,)), method, 5000, 8, 2)
 
 
 @pytest.mark.parametrize("method", [SnapKV(), KVX()])
@@ -408,7 +419,7 @@ def test_bytes_that_hold_no_entry_are_refused_with_what_it_takes(
     with pytest.raises(SettingError, match="--budget 99 bytes is too little") as error:
         Amount(nbytes=99).resolve(shape, method, 5000, 0, 2)
     least = int(str(error.value).split("at least ")[1].split()[0])
-    assert least == allocated(shape, method, 1, 5000, 2)
-    assert Amount(nbytes=least).resolve(shape, method, 5000, 0, 2) == 1
+    assert least == allocated(shape, method, method.least_budget, 5000, 2)
+    assert Amount(nbytes=least).resolve(shape, method, 5000, 0, 2) == method.least_budget
     with pytest.raises(SettingError):
         Amount(nbytes=least - 1).resolve(shape, method, 5000, 0, 2)

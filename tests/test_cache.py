@@ -142,7 +142,7 @@ def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
         q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
         reader = LayerReader(banked, rule, 6, 5)
         read = reader.attend(q, k, v, 0.3, None)
-        step = LayerStep(reader.layer, rule, 11)
+        step = LayerStep(0, reader.layer, rule, 11)
         told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], 0.3, None)
         outs.append((read, told))
     for one, several in zip(*outs, strict=True):
@@ -168,7 +168,7 @@ def test_a_trim_of_one_bank_leaves_the_others() -> None:
         shape = (2, 1, bank.capacity, 8)
         bank.append(torch.randn(shape), torch.randn(shape), 0)
     rule = Rule(parse_method("kvx:middle=example,recent=2"), 10)
-    after = LayerStep(cache, rule, 20).trimmed()
+    after = LayerStep(0, cache, rule, 20).trimmed()
     assert [bank.heads for bank in after.banks] == [(0,), (1,)]
     assert after.banks[0].used < 20 and after.banks[1].used == 8
 

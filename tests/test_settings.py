@@ -194,3 +194,7 @@ def test_a_method_with_any_options_can_be_written_and_read(name: str, data: st.D
         assume(False)
     again = parse_method(method.spec)
     assert again == method and again.spec == method.spec
+
+
+def test_the_default_method_is_written_as_ledgers_write_it() -> None:
+    assert parse_method(Settings.method).spec == Settings.method

@@ -155,7 +155,7 @@ def prompt_ids(runner: Runner, prose: str, needle: Needle, tokens: int, depth: f
     frame = len(_templated(tokenizer, f"{needle.text}\n\n{needle.question}"))
     hay = tokenizer.decode(tokenizer.encode(prose)[: tokens - frame])
     ends = [match.end() for match in re.finditer(r"\.\s+", hay)]
-    at = min(ends, key=lambda end: abs(end - depth * len(hay))) if depth > 0 else 0
+    at = min(ends, key=lambda end: abs(end - depth * len(hay)), default=0) if depth > 0 else 0
     text = f"{hay[:at]}{needle.text} {hay[at:]}\n\n{needle.question}"
     return _templated(tokenizer, text)
 

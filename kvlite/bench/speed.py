@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvlite.ledger import readable
 from kvlite.memory.meter import TensorMeter
+from kvlite.model.load import without_progress_lines
 from kvlite.runner import Runner
 
 
@@ -65,9 +66,10 @@ def load_reference(runner: Runner) -> Any:
     """The same weights as transformers runs them, with its own attention (SDPA)."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        runner.model_path, dtype=runner.model.dtype, local_files_only=True
-    )
+    with without_progress_lines():
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            runner.model_path, dtype=runner.model.dtype, local_files_only=True
+        )
     return model.to(runner.model.device).eval()
 
 

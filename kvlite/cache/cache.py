@@ -109,6 +109,12 @@ class LayerCache:
         return [(len(bank.heads), bank.used) for bank in self.banks]
 
     @property
+    def rows(self) -> int:
+        """Attention rows its banks remember."""
+        rows = self.banks[0].rows
+        return 0 if rows is None else rows.shape[2]
+
+    @property
     def entries_mean(self) -> float:
         """Entries held, on average over the KV heads."""
         heads = sum(len(bank.heads) for bank in self.banks)

@@ -1,6 +1,7 @@
 """`kvlite ask`: a question about documents."""
 
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from kvlite.errors import SettingError, Stopped
 from kvlite.settings import Settings
 
 INTERRUPTED = 130
+_USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
 
 @with_settings
@@ -43,7 +45,9 @@ def ask(
       cat log.txt | kvlite ask - "What failed first?" --json
     """
     if not files or not question.strip():
-        raise SettingError('give a file and a question: kvlite ask report.pdf "What is it about?"')
+        raise SettingError(_USAGE)
+    if os.path.isfile(question):
+        raise SettingError(f"{question!r} is a file, so there is no question: {_USAGE}")
     from kvlite.documents import read_document
     from kvlite.ledger import Piece
     from kvlite.prompts import question_about
@@ -70,7 +74,8 @@ def ask(
     ledger = pieces[-1].ledger
     if as_json:
         answer = "".join(piece.text for piece in pieces)
-        print(json.dumps({"answer": answer, **ledger.to_json()}, ensure_ascii=False))
+        readable = sys.stdout.encoding.lower().startswith("utf")
+        print(json.dumps({"answer": answer, **ledger.to_json()}, ensure_ascii=not readable))
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()

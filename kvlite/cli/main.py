@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -43,9 +44,14 @@ def _options(
 
 def main() -> None:
     """Run the command line; what users can mend is one sentence and exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # in an encoding that lacks a character
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    message = ""
     try:
+        if sys.stdout is None:
+            raise KvliteError("standard output is closed: there is nowhere to answer")
         sys.exit(app(prog_name="kvlite", standalone_mode=False))
     except typer.TyperException as error:
         message = _usage(error)

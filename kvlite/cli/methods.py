@@ -1,45 +1,74 @@
 """`kvlite methods`: what there is to choose from."""
 
+import inspect
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from kvlite.methods import Method
+
 
 def methods(
+    name: Annotated[str, typer.Argument(help="a method, to read what its options mean")] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of a table")
     ] = False,
 ) -> None:
-    """List the ways to compress a cache, their options and papers.
+    """List the ways to compress a cache, their options and papers; or explain one.
+
+    A method's line is what a KV head keeps. While an answer is written, some keep their line as it
+    is, each new token in the place of another; others let it grow.
 
     Examples:
 
       kvlite methods
 
+      kvlite methods kvx
+
       kvlite ask report.pdf "Who paid?" --method snapkv:window=16,pool=31
     """
-    from kvlite.methods import METHODS
+    from kvlite.methods import METHODS, parse_method
 
-    rows = [
-        {
-            "name": method.name,
-            "summary": method.summary,
-            "paper": method.paper,
-            "frees_memory": method.frees_memory,
-            "options": method.defaults(),
-        }
-        for method in METHODS.values()
-    ]
+    chosen = [type(parse_method(name))] if name else list(METHODS.values())
     if as_json:
-        print(json.dumps({"methods": rows}))
+        print(json.dumps({"methods": [_row(method) for method in chosen]}))
+        return
+    if name:
+        print(_explained(chosen[0]))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "what it does", "frees memory", "options", "paper", show_lines=True)
-    for method in METHODS.values():
-        options = ", ".join(f"{name}={value}" for name, value in method.defaults().items())
-        freed = "yes" if method.frees_memory else "no"
-        table.add_row(method.name, method.summary, freed, options, method.paper)
-    Console().print(table)
+    screen = Console()
+    table = Table("method", "what it does", "frees memory", "answering", "paper", show_lines=True)
+    for method in chosen:
+        row = _row(method)
+        freed = "yes" if row["frees_memory"] else "no"
+        table.add_row(row["name"], row["summary"], freed, row["while_answering"], row["paper"])
+    screen.print(table)
+    screen.print("Options: kvlite methods NAME", highlight=False)
+
+
+def _row(method: "type[Method]") -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "paper": method.paper,
+        "frees_memory": method.frees_memory,
+        "while_answering": "keeps its line" if method().bounded else "grows",
+        "options": method.defaults(),
+    }
+
+
+def _explained(method: "type[Method]") -> str:
+    """What the classes that make up a method say of it, and its options as they stand."""
+    texts = [
+        inspect.cleandoc(each.__doc__ or "")
+        for each in method.__mro__
+        if "Attributes:" in (each.__doc__ or "") or each is method
+    ]
+    options = ",".join(f"{option}={value}" for option, value in method.defaults().items())
+    written = f"{method.name}:{options}" if options else method.name
+    return "\n\n".join([*texts, f"Defaults: --method {written}"])

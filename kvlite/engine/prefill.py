@@ -195,15 +195,17 @@ class Reading:
             self.cache.layers[index] = layer.resized(self.capacities[index], rows)
 
     def _roomy(self, index: int) -> LayerCache:
-        """A layer with room for the new tokens: where all of it will stay, the cache's own, grown;
-        else a copy, so that stopping loses nothing."""
+        """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
+        and as many rows be remembered; else a copy, so that stopping loses nothing."""
         rule, layer = self.rules[index], self.cache.layers[index]
         lines = [(heads, used + self.new) for heads, used in layer.lines]
-        if not rule.keeps_all(lines) or rule.method.settles == "read":
-            rows = rule.method.decode_rows if rule.method.cumulative else 0
-            return layer.resized([entries for _, entries in lines], rows)
+        rows = rule.method.decode_rows
+        same = layer.rows == rows or not layer.entries_mean
+        if not rule.keeps_all(lines) or rule.method.settles == "read" or not same:
+            sizes = [entries for _, entries in lines]
+            return layer.resized(sizes, rows if rule.method.cumulative else 0)
         sizes = rule.capacities(lines, self.room)
-        layer = self.cache.layers[index] = layer.resized(sizes, rule.method.decode_rows)
+        layer = self.cache.layers[index] = layer.resized(sizes, rows)
         self.marks[index] = layer.mark()
         return layer
 
@@ -259,9 +261,10 @@ def prefill(
     try:
         layers = [reading.compressed(index) for index in range(len(rules))]
         share_out(layers, rules, reading.room)
+        logits = reading.logits()
     except BaseException:
         reading.rewind()
         raise
     cache.layers = layers
     cache.seen += reading.new
-    return reading.logits()
+    return logits

@@ -11,7 +11,7 @@ from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20}
+_UNITS = {"B": 1, "BYTES": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20}
 _UNITS["GIB"] = 1 << 30
 
 
@@ -48,7 +48,7 @@ class Amount:
             return self.entries
         if self.share is not None:
             everything = longest if self.share == 1 else 0
-            return max(self.least, int(self.share * seen + 1e-9) + everything)
+            return max(self.least, method.least_budget, int(self.share * seen + 1e-9) + everything)
         assert self.nbytes is not None
         if not method.keeps_to_budget:
             raise SettingError(
@@ -57,12 +57,14 @@ class Amount:
             )
         entry = shape.kv_heads * (shape.entry_bytes(itemsize) + 4 * method.decode_rows)
         grown = 0 if method.bounded else longest + ROOM
-        sliding = sum(min(window, seen) for window in shape.windows if window is not None)
+        most = seen + longest + ROOM
+        sliding = sum(min(window, most) for window in shape.windows if window is not None)
         sliding *= shape.kv_heads * shape.entry_bytes(itemsize)
         layers = max(1, len(shape.full_layers))
         entries = (self.nbytes - sliding) // (layers * entry) - grown
-        if entries < 1:
-            least = sliding + (1 + grown) * layers * entry
+        needed = min(method.least_budget, seen)
+        if entries < needed:
+            least = sliding + (needed + grown) * layers * entry
             raise SettingError(
                 f"--budget {self.nbytes} bytes is too little for {method.spec} with this model "
                 f"and {longest} new tokens: give at least {least} bytes"
@@ -79,7 +81,7 @@ def parse_amount(text: str | int) -> Amount:
     written = str(text).strip()
     if written == "auto":
         return Amount(share=AUTO_SHARE, least=AUTO_LEAST)
-    match = re.fullmatch(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*(%|[kKmMgG]?[iI]?[bB])?", written)
+    match = re.fullmatch(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written)
     if match is None:
         raise SettingError(
             f"--budget {written!r} is not a budget: give entries (512), a share (25%), "

@@ -146,9 +146,10 @@ class Method(ABC):
     def check(self, average: int) -> None:
         """Raises SettingError if the budget is too small for this method's options."""
         if average < self.least_budget:
+            smaller = ", or a smaller window" if "window" in self.defaults() else ""
             raise SettingError(
-                f"a budget of {average} entries is too small for {self.spec}: "
-                f"give it at least {self.least_budget} (--budget), or a smaller window"
+                f"a budget of {average} is too small for {self.spec}: "
+                f"give it at least {self.least_budget} entries (--budget){smaller}"
             )
 
     def require(self, option: str, holds: bool, rule: str) -> None:

@@ -66,7 +66,7 @@ class KVX(Observed):
         self.require("omega", self.omega >= 1, "1 or more")
         self.require("limit", self.limit >= 0, "0 or more")
         self.require("alpha", self.alpha >= 0, "0 or more")
-        self.require("recent", self.recent >= 1, "1 or more")
+        self.require("recent", 1 <= self.recent <= 1024, "from 1 to 1024")
 
     @property
     def least_budget(self) -> int:

@@ -38,6 +38,11 @@ class PyramidKV(SnapKV):
         super().__post_init__()
         self.require("least", self.least >= 1, "1 or more")
 
+    @property
+    def keeps_to_budget(self) -> bool:
+        """The released code's rounding does not."""
+        return self.rounding == "exact"
+
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """The pyramid of Eq. 1; prompts within the budget are left alone."""
         if self.layers != "pyramid" or seen <= average:

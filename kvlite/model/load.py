@@ -1,5 +1,7 @@
 """Weights and tokenizer in memory, and the parts of a model the engine runs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,39 +120,48 @@ def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Loa
         ModelError: files are missing, damaged or do not fit together.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
     register_attention()
     # Without the second one transformers would ask on the terminal whether to run a file's code.
     place: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    quiet = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder, **place)
-        shape = shape_of(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            device_map={"": device} if device.type == "cuda" else None,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **place,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, **place)
+        with without_progress_lines():
+            config = AutoConfig.from_pretrained(folder, **place)
+            shape = shape_of(config)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                device_map={"": device} if device.type == "cuda" else None,
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **place,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, **place)
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
-    finally:
-        if quiet:
-            logging.enable_progress_bar()
     module, found = loaded
     require_whole(found, str(folder))
     module.eval().requires_grad_(False)
     if device.type == "cpu":
         split_linears(module)
     return LoadedModel(module, tokenizer, shape, folder, _stop_ids(module, tokenizer))
+
+
+@contextmanager
+def without_progress_lines() -> Iterator[None]:
+    """transformers draws a line for every weight it loads; not here."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def require_whole(found: dict[str, Any], name: str) -> None:

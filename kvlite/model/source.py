@@ -26,7 +26,7 @@ def find_model(model: str, notify: Callable[[str], None] | None = None) -> Path:
     """
     if model == EMBEDDED_MODEL:
         return converted_folder(_embedded_gguf(), notify)
-    path = Path(model).expanduser()
+    path = _expanded(model)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{model} is a file but not a .gguf: give the model's folder instead")
@@ -39,6 +39,13 @@ def find_model(model: str, notify: Callable[[str], None] | None = None) -> Path:
             "or a Hugging Face id such as Qwen/Qwen3-8B"
         )
     return _checked(_downloaded(model, notify), model)
+
+
+def _expanded(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # no such user
+        return Path(model)
 
 
 def _embedded_gguf() -> Path:

@@ -1,6 +1,9 @@
 """`kvlite ask` answers, and accounts for what it did."""
 
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,3 +107,18 @@ def test_stop_texts(kvlite: Run, model: Path, text: Path) -> None:
     stopped = kvlite(*flags, "--stop", late, "--stop", early).json()
     assert stopped["answer"] == whole[: whole.index(early)]
     assert stopped["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_an_encoding_that_lacks_characters(model: Path, text: Path, flags: list[str]) -> None:
+    command = [sys.executable, "-m", "kvlite", "ask", text, "What?", "--model", model, *flags]
+    draws = ["--temperature", "1", "--seed", "1", "--max-tokens", "60"]
+    done = subprocess.run(
+        [*map(str, command), *draws],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.isascii()
+    if flags:
+        assert not json.loads(done.stdout)["answer"].isascii()

@@ -27,11 +27,23 @@ def test_methods_as_json(kvlite: Run) -> None:
     assert (done.code, done.err) == (0, "")
 
 
-def test_methods_as_a_table(kvlite: Run) -> None:
+def test_methods_as_a_table(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     done = kvlite("methods")
     names = re.findall(r"^│ (\w+) ", done.out, re.MULTILINE)
     assert names == list(METHODS)
+    assert done.out.count("keeps its line") == sum(kind().bounded for kind in METHODS.values()) > 2
     assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_explained_with_every_option(kvlite: Run, name: str) -> None:
+    done = kvlite("methods", name)
+    assert (done.code, done.err) == (0, "")
+    for option in METHODS[name].defaults():
+        assert re.search(rf"^    .*\b{option}\b.*:", done.out, re.MULTILINE), option
+    (row,) = kvlite("methods", name, "--json").json()["methods"]
+    assert row["name"] == name
 
 
 def test_help(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +59,7 @@ def test_help(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "500")
     done = kvlite("ask", "--help")
     assert done.out.count("kvlite ask ") >= 4
     assert '| kvlite ask - "' in done.out
@@ -59,7 +71,7 @@ def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.Monkey
         for choice in about["choices"]:
             assert choice in line.replace(about["help"], "").partition("[default")[0]
     assert {"--json", "--quiet"} < set(shown)
-    assert kvlite("methods", "--help").out.count("kvlite methods") == 2
+    assert kvlite("methods", "--help").out.count("kvlite methods") == 3
 
 
 @pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["ask", "a", "b", "--top-p", "2"]])

@@ -1,5 +1,8 @@
 """Bad input gets one sentence that names the value and the remedy, and exit code 2."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,7 @@ def test_no_file_or_no_question(refused: Refused, args: list[str]) -> None:
     ("flags", "value", "remedy"),
     [
         ("--method magic", "'magic'", "choose from full,"),
-        ("--method snapkv:depth=3", "'depth'", "it has window"),
+        ("--method snapkv:depth=3", "'depth'", "it has pool"),
         ("--method snapkv:pool=4", "snapkv:pool=4", "must be an odd number"),
         ("--method snapkv --budget 8", "budget of 8", "give it at least"),
         ("--temperature -1", "--temperature -1", "between 0 and 10"),
@@ -80,7 +83,31 @@ def test_bad_setting(refused: Refused, text: Path, flags: str, value: str, remed
 
 def test_unknown_command(refused: Refused) -> None:
     refused(["answer", "text.txt", "What?"], "'answer'", "see `kvlite --help`")
-    refused(["methods", "snapkv"], "snapkv", "see `kvlite methods --help`")
+    refused(["methods", "snapkw"], "'snapkw'", "choose from full")
+
+
+def test_a_file_in_the_place_of_the_question(refused: Refused, text: Path) -> None:
+    refused(["ask", text, text], text, "there is no question")
+
+
+def test_no_such_user(refused: Refused, text: Path) -> None:
+    refused(["ask", text, "What?", "--model", "~nosuchuser/m"], "~nosuchuser/m", "a folder")
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_closed_streams(model: Path, text: Path, stream: str) -> None:
+    file, close = ("-", "<&-") if stream == "stdin" else (str(text), ">&-")
+    command = f"{sys.executable} -m kvlite ask {file} What? --model {model} {close}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"kvlite: standard (in|out)put is closed: .*\n", done.stderr)
+
+
+def test_bytes_that_are_no_text_in_arguments(kvlite: Run, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "n\udcff.txt"
+    path.write_text("Some words.")
+    done = kvlite("ask", path, "\udcff what", "--model", model, "--max-tokens", "2", "-q")
+    assert (done.code, done.err) == (0, "")
 
 
 @pytest.mark.parametrize(
