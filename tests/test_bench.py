@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+import kvlite
 from kvlite.bench.fork import read_once
-from kvlite.bench.niah import Row, _leading, tallies
+from kvlite.bench.niah import Row, _leading, make_needle, niah, prompt_ids, tallies
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache import KVCache
 from kvlite.cli.main import main
@@ -75,10 +76,13 @@ def test_leading_words() -> None:
 
 def test_tallies_add_up_over_depths() -> None:
     def row(depth: float, hit: bool, budget: int = 64) -> Row:
-        return Row("number", 500, depth, 498, "snapkv", budget, 64.0, 1000, hit, hit / 1, "")
+        return Row(
+            "number", 500, depth, 498, "snapkv", budget, 64.0, 1000, hit, hit / 1, 2.0 * hit, ""
+        )
 
     first, second = tallies([row(0, True), row(0, True, 128), row(1, False)])
     assert (first.budget, first.hits, first.asked, first.leading) == (64, 1, 2, 0.5)
+    assert first.surprise == 1
     assert (second.budget, second.hits, second.asked) == (128, 1, 1)
 
 
@@ -116,6 +120,24 @@ def test_bench_niah(
     assert cells == [(*method, depth) for depth in (0, 1) for method in methods]
     assert [row["hit"] for row in report["rows"] if row["method"] == "full"] == [True, True]
     assert {row["entries_mean"] for row in report["rows"] if row["budget"] == 64} == {64}
+
+
+def test_surprise_is_what_transformers_finds(
+    smollm: kvlite.Runner, smollm_reference: Any, prose: list[int]
+) -> None:
+    needle = make_needle("number", 0)
+    text = smollm.tokenizer.decode(prose)
+    choices = [(parse_method("full"), 300), (parse_method("snapkv"), 40)]
+    given = {"lengths": [300], "depths": [0.5], "kinds": ["number"], "prose": text}
+    whole, cut = niah(smollm, choices, **given)  # type: ignore[arg-type]
+    assert whole.surprise < cut.surprise
+    ids = prompt_ids(smollm, text, needle, 300, 0.5)
+    forced = smollm.tokenizer.encode(needle.text, add_special_tokens=False)
+    with torch.no_grad():
+        logits = smollm_reference(torch.tensor([ids + forced])).logits[0, len(ids) - 1 : -1]
+    nats = -logits.log_softmax(-1)[range(len(forced)), forced]
+    digits = [smollm.tokenizer.decode([token]).strip().isdigit() for token in forced]
+    assert whole.surprise == pytest.approx(float(nats[torch.tensor(digits)].mean()), abs=1e-4)
 
 
 def test_bench_speed(

@@ -2,9 +2,11 @@
 
 As in "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling",
 section 5.3, and KV-X, section 4: depth x length x method x budget. A hit is strict: the whole
-key must be in the answer.
+key must be in the answer. Where budgets are small and nothing hits, the surprise at the key tells
+methods apart.
 """
 
+import copy
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from kvlite.bench.fork import read_once
 from kvlite.cache import KVCache
@@ -51,6 +54,8 @@ class Row:
         entries_mean, kv_bytes: what the cache really held after reading.
         hit: the key is in the answer.
         leading: share of a number's digits right from the left; of a sentence's words found.
+        surprise: nats a token of the key, had the model begun its answer with the needle's words;
+            0 if it was sure of each, 10.8 if all of 49,152 tokens were alike to it.
         answer: what was said.
     """
 
@@ -64,6 +69,7 @@ class Row:
     kv_bytes: int
     hit: bool
     leading: float
+    surprise: float
     answer: str
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +83,7 @@ class Tally:
 
     Attributes:
         hits, asked: needles found, of how many.
-        leading: as in `Row`, mean over the depths.
+        leading, surprise: as in `Row`, mean over the depths.
         entries_mean, kv_bytes: as in `Row`, mean over the depths.
     """
 
@@ -88,6 +94,7 @@ class Tally:
     hits: int
     asked: int
     leading: float
+    surprise: float
     entries_mean: float
     kv_bytes: float
 
@@ -102,6 +109,7 @@ class Tally:
             "KV": readable(self.kv_bytes),
             "found": f"{self.hits} of {self.asked}",
             "leading": f"{self.leading:.2f}",
+            "surprise": f"{self.surprise:.2f}",
         }
 
 
@@ -119,6 +127,7 @@ def tallies(rows: Sequence[Row]) -> list[Tally]:
             hits=sum(row.hit for row in cells),
             asked=len(cells),
             leading=fmean(row.leading for row in cells),
+            surprise=fmean(row.surprise for row in cells),
             entries_mean=fmean(row.entries_mean for row in cells),
             kv_bytes=fmean(row.kv_bytes for row in cells),
         )
@@ -191,6 +200,7 @@ def niah(
         logits, branches = read_once(model, ids, choices, reserve=NEW_TOKENS)
         for (method, budget), (cache, rules) in zip(choices, branches, strict=True):
             held, nbytes = cache.entries_mean, cache.nbytes
+            surprise = _surprise(runner, needle, logits, copy.deepcopy(cache), [*rules])
             said = _answer(model, int(logits.argmax(-1)), cache, rules)
             text = runner.tokenizer.decode(said, skip_special_tokens=True)
             yield Row(
@@ -204,6 +214,7 @@ def niah(
                 kv_bytes=nbytes,
                 hit=needle.key.lower() in text.lower(),
                 leading=_leading(kind, needle.key, text),
+                surprise=surprise,
                 answer=text,
             )
 
@@ -221,6 +232,24 @@ def _answer(
         step = torch.tensor([token], device=model.device)
         token = int(decode_step(model, cache, step, rules).argmax(-1))
     return said
+
+
+def _surprise(
+    runner: Runner, needle: Needle, logits: Tensor, cache: KVCache, rules: list[Rule]
+) -> float:
+    """Nats a token of the key, with the needle's own words put in the model's mouth."""
+    forced = runner.tokenizer(needle.text, add_special_tokens=False, return_offsets_mapping=True)
+    begin = needle.text.index(needle.key)
+    end = begin + len(needle.key)
+    nats: list[float] = []
+    for token, (low, high) in zip(forced["input_ids"], forced["offset_mapping"], strict=True):
+        if low >= end:
+            break
+        if high > begin:
+            nats.append(-float(logits.log_softmax(-1)[0, token]))
+        step = torch.tensor([token], device=runner.model.device)
+        logits = decode_step(runner.model, cache, step, rules)
+    return fmean(nats)
 
 
 def _leading(kind: Kind, key: str, text: str) -> float:

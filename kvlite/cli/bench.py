@@ -100,7 +100,8 @@ def niah(
     """Hide a needle in real prose and ask for it: which methods still find it?
 
     Each prompt is read once for all methods and budgets. Found means that the whole number, or
-    the whole sentence, is in the answer.
+    the whole sentence, is in the answer; leading is the share of a number's digits right from the
+    left, or of a sentence's words; surprise is nats a token of it, had the answer begun rightly.
 
     Examples:
 
