@@ -197,8 +197,9 @@ def test_specs() -> None:
     assert parse_method(method.spec) == method
     assert parse_method("simlayerkv").spec == "simlayerkv"
     for wrong, reason in (
-        ("kvx+simlayerkv", "kvx holds no other"),
+        ("kvx+simlayerkv", "kvx holds no other: only simlayerkv does"),
         ("simlayerkv+", "unknown method ''"),
+        ("simlayerkv+simlayerkv+kvx", "simlayerkv holds no simlayerkv"),
         ("simlayerkv:inner=kvx", "no option 'inner'"),
         ("simlayerkv:detect=decode+kvx", "prefill with kvx"),
         ("simlayerkv:threshold=1.5", "from 0 to 1"),

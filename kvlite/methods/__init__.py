@@ -40,7 +40,8 @@ def parse_method(spec: str) -> Method:
     values: dict[str, object] = {}
     if plus:
         if "inner" not in hints:
-            raise SettingError(f"method {name} holds no other: write {held}+{name}, or {name}")
+            holders = [each for each, other in METHODS.items() if "inner" in get_type_hints(other)]
+            raise SettingError(f"method {name} holds no other: only {', '.join(holders)} does")
         values["inner"] = parse_method(held)
     for pair in filter(None, options.split(",")):
         key, _, text = pair.partition("=")

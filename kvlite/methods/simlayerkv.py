@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from kvlite.cache import Bank, Selection
+from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.full import Full
 from kvlite.methods.scores import Window
@@ -58,6 +59,8 @@ class SimLayerKV(Method):
         self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("recent", self.recent >= 1, "1 or more")
         self.require("last", self.last >= 1, "1 or more")
+        if self.inner.settles is not None:
+            raise SettingError(f"{self.name} holds no {self.inner.name}: name another method")
         self.require(
             "detect",
             self.detect == "prefill" or not self.inner.frees_memory,
