@@ -28,19 +28,18 @@ scores = st.lists(
 )
 
 
-@given(lines=scores, average=st.integers(0, 14), sure=st.integers(0, 9))
-def test_compete_equals_the_oracle(lines: list[list[float]], average: int, sure: int) -> None:
+@given(lines=scores, total=st.integers(0, 70), sure=st.integers(0, 9))
+def test_compete_equals_the_oracle(lines: list[list[float]], total: int, sure: int) -> None:
     """Heads in banks of their own, so that each may have its own number of candidates."""
-    counts = compete([torch.tensor([[line]]) for line in lines], average, sure)
-    expected = selection.compete(lines, average * len(lines), sure)
-    assert [count for (count,) in counts] == expected
+    counts = compete([torch.tensor([[line]]) for line in lines], total, sure)
+    assert [count for (count,) in counts] == selection.compete(lines, total, sure)
 
 
 def test_a_batch_competes_by_its_mean() -> None:
     """Heads 0 and 1 win three entries each in one of two sequences; head 2 in none."""
     first = torch.tensor([[9.0, 8, 7], [1, 1, 1], [2, 2, 2]])
     second = torch.tensor([[1.0, 1, 1], [9, 8, 7], [2, 2, 2]])
-    assert compete([torch.stack([first, second])], 2, 0) == [[3, 3, 0]]
+    assert compete([torch.stack([first, second])], 6, 0) == [[3, 3, 0]]
 
 
 def test_alike() -> None:
@@ -122,6 +121,21 @@ def test_ragged_lines_answer_and_free_memory(llama: Tiny, spec: str) -> None:
     talk.generate([6] * 30, max_new_tokens=3, ignore_eos=True)
     assert talk.cache.entries_mean == 24 + (2 if grown else 0)
     assert sum(layer.nbytes for layer in talk.cache.layers) == talk.cache.nbytes
+
+
+@pytest.mark.parametrize("layers", ["uniform", "global", "entropy"])
+def test_lines_shorter_than_their_ends_stay_whole(llama: Tiny, layers: str) -> None:
+    """A method with a longer window comes after one that left some heads nearly nothing."""
+    talk = kvlite.Runner(llama.model, Settings()).conversation(
+        method="snapkv:window=2,per_head=true,floor=0", budget=40
+    )
+    talk.read(torch.randint(3, 199, (150,), generator=torch.Generator().manual_seed(1)).tolist())
+    shortest = min(bank.used for layer in talk.cache.layers for bank in layer.banks)
+    assert shortest + 5 < 30
+    method = f"snapkv:window=30,per_head=true,layers={layers}"
+    answer = talk.generate([5, 6, 7], method=method, budget=36, max_new_tokens=6, ignore_eos=True)
+    assert len(answer.token_ids) == 6
+    assert 20 < talk.cache.entries_mean <= 36 + 5
 
 
 @pytest.mark.parametrize("option", ["middle=example", "per_layer=true"])

@@ -35,12 +35,31 @@ def with_ends(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> 
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
 
 
+def between(votes: Tensor, first: int, last: int) -> Tensor:
+    """Votes `(batch, heads, used)` of the entries between a line's ends; none of a line that is
+    no longer than these."""
+    return votes[..., first : max(first, votes.shape[-1] - last)]
+
+
+def to_choose(banks: Sequence[Bank], average: int, first: int, last: int) -> int:
+    """How many entries heads may choose, all together, beside the ends of their lines.
+
+    Args:
+        average: entries a head may keep.
+    """
+    return sum(len(bank.heads) * (average - min(bank.used, first + last)) for bank in banks)
+
+
 def provided(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> Selection:
     """`count` entries of each line, ends included, and their scores, until layers share.
 
     Args:
         scores: as in `with_ends`.
     """
+    if bank.used <= first + last:
+        everything = Selection.everything(bank)
+        certain = torch.full(everything.slots.shape, torch.inf, device=scores.device)
+        return Selection(bank, everything.slots, votes=certain)
     slots = with_ends(scores, bank, count - first - last, first, last)
     votes = F.pad(scores, (first, last), value=torch.inf)
     return Selection(bank, slots, votes=votes.gather(-1, slots))
@@ -53,14 +72,19 @@ def won(
     first: int,
     last: int,
 ) -> list[Selection]:
-    """What heads keep that won different numbers of entries between their ends.
+    """What heads keep that won different numbers of entries between their ends; a line no longer
+    than its ends stays whole.
 
     Args:
         scores: of each bank, as in `with_ends`.
         counts: of each bank's heads.
     """
-    return [
-        Selection(bank, with_ends(each[:, list(heads)], bank, count, first, last), heads)
-        for bank, each, own in zip(banks, scores, counts, strict=True)
-        for count, heads in alike(own)
-    ]
+    selections = []
+    for bank, each, own in zip(banks, scores, counts, strict=True):
+        if bank.used <= first + last:
+            selections.append(Selection.everything(bank))
+            continue
+        for count, heads in alike(own):
+            slots = with_ends(each[:, list(heads)], bank, count, first, last)
+            selections.append(Selection(bank, slots, heads))
+    return selections

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvlite.cache import Bank, LayerCache, Selection
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.budgets import BY_VOTES, LayerLine, layer_line
-from kvlite.methods.lines import provided, with_ends, won
+from kvlite.methods.lines import between, provided, to_choose, with_ends, won
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
 from kvlite.methods.share import by_spread, compete, compete_everywhere
 
@@ -92,10 +92,7 @@ class Scored(Method):
         """The first, the best in between by pooled score, and the last."""
         first, last = self.ends(view.budget)
         votes = self.votes(view.banks, view.window.last(self.observation(view.budget)))
-        scores = [
-            pool(each[..., first : bank.used - last], self.pool, self.pooling)
-            for bank, each in zip(view.banks, votes, strict=True)
-        ]
+        scores = [pool(between(each, first, last), self.pool, self.pooling) for each in votes]
         if view.provision is not None:
             return [
                 provided(each, bank, min(view.provision, bank.used), first, last)
@@ -107,7 +104,8 @@ class Scored(Method):
                 Selection(bank, with_ends(each, bank, chosen, first, last))
                 for bank, each in zip(view.banks, scores, strict=True)
             ]
-        counts = compete(scores, chosen, int(self.floor * chosen))
+        total = to_choose(view.banks, view.budget, first, last)
+        counts = compete(scores, total, int(self.floor * chosen))
         return won(view.banks, scores, counts, first, last)
 
     def share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
@@ -116,14 +114,19 @@ class Scored(Method):
         first, last = self.ends(average)
         chosen = average - first - last
         sure = int(self.floor * chosen)
-        votes = [[_middle(bank, first, last) for bank in layer.banks] for layer in layers]
+        votes = [[between(_votes(bank), first, last) for bank in each.banks] for each in layers]
         if self.layers == "global":
-            counts = compete_everywhere(votes, chosen, sure)
+            banks = [bank for each in layers for bank in each.banks]
+            counts = compete_everywhere(votes, to_choose(banks, average, first, last), sure)
         else:
             lines = by_spread(votes, self.layers, chosen, max(1, sure))
             counts = [
-                compete(layer, line, sure if self.per_head else line)
-                for layer, line in zip(votes, lines, strict=True)
+                compete(
+                    each,
+                    line * sum(vote.shape[1] for vote in each),
+                    sure if self.per_head else line,
+                )
+                for each, line in zip(votes, lines, strict=True)
             ]
         return [
             won(layer.banks, each, count, first, last)
@@ -131,9 +134,9 @@ class Scored(Method):
         ]
 
 
-def _middle(bank: Bank, first: int, last: int) -> Tensor:
+def _votes(bank: Bank) -> Tensor:
     assert bank.votes is not None
-    return bank.votes[..., first : bank.used - last]
+    return bank.votes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvlite.methods.budgets import largest_remainder
 
 
-def compete(scores: Sequence[Tensor], average: int, sure: int) -> list[list[int]]:
+def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     """How many of its best entries each head keeps, if the best of all heads stay.
 
     Heads of a batch are counted together: a head's k-th best score is the mean over sequences.
@@ -19,13 +19,12 @@ def compete(scores: Sequence[Tensor], average: int, sure: int) -> list[list[int]
 
     Args:
         scores: of each bank, `(batch, heads, candidates)`.
-        average: entries to keep, mean over the heads.
+        total: entries to keep, all heads together.
         sure: entries every head keeps, or all of its candidates if it has fewer.
 
     Returns:
-        A count for each head of each bank; their mean is `average`, or they are all there is.
+        A count for each head of each bank; they sum to `total`, or to all there is.
     """
-    total = average * sum(each.shape[1] for each in scores)
     falling = [each.sort(dim=-1, descending=True).values.mean(0) for each in scores]
     kept = [min(sure, each.shape[1]) for each in falling]
     certain = sum(count * each.shape[0] for count, each in zip(kept, falling, strict=True))
@@ -42,10 +41,10 @@ def compete(scores: Sequence[Tensor], average: int, sure: int) -> list[list[int]
 
 
 def compete_everywhere(
-    scores: Sequence[Sequence[Tensor]], average: int, sure: int
+    scores: Sequence[Sequence[Tensor]], total: int, sure: int
 ) -> list[list[list[int]]]:
     """As `compete`, over the heads of all layers: a count for each head of each layer's banks."""
-    counts = iter(compete([bank for layer in scores for bank in layer], average, sure))
+    counts = iter(compete([bank for layer in scores for bank in layer], total, sure))
     return [[next(counts) for _ in layer] for layer in scores]
 
 
@@ -102,6 +101,6 @@ def by_spread(votes: Sequence[Sequence[Tensor]], kind: str, average: int, least:
         / sum(heads for heads, _ in size)
         for layer, size in zip(votes, sizes, strict=True)
     ]
-    total, most = average * len(votes), min(count for layer in sizes for _, count in layer)
+    total, most = average * len(votes), min(max(n for _, n in layer) for layer in sizes)
     ideal = [total * weight / (sum(weights) or 1.0) for weight in weights]
     return largest_remainder(ideal, total, min(least, most), most)
