@@ -22,6 +22,7 @@ from kvlite.settings import Settings
 from tests.conftest import Tiny
 
 DOC = Path(__file__).parents[1] / "docs" / "adding-a-method.md"
+PAGES = DOC.with_name("methods.md")
 
 
 def prompt(count: int = 200) -> list[int]:
@@ -167,6 +168,16 @@ def strided_line_again(line: list[int]) -> list[int]:
     """A second reading, of the token at position 200, chooses among what is left."""
     candidates = [*line, 200]
     return [candidates[slot] for slot in strided_line(21, 20, 6)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_page_with_a_measured_row(name: str) -> None:
+    pages = re.split(r"^## ", PAGES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (page,) = (each for each in pages if each.startswith(f"`{name}`"))
+    text = " ".join(page.split())
+    title = METHODS[name].paper.partition(", section")[0]
+    assert title in text or name in ("full", "random")
+    assert re.search(r"Measured: .*\d of \d", text)
 
 
 def test_the_document_names_what_there_is() -> None:
