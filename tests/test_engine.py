@@ -116,6 +116,8 @@ def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
         "kvx:middle=example,omega=4",
         "kvx:per_layer=true,pool=3",
         "kvx:per_head=true",
+        "kvx:decode=grow",
+        "kvx:decode=grow,middle=example",
         "snapkv:window=8,per_head=true,layers=geometric",
         "h2o",
         "tova",

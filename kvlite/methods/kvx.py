@@ -37,6 +37,8 @@ class KVX(Observed):
         limit: with "example", entries a line must exceed to be cut; 0 for the budget.
         until_limit: with "example", repeat until the line is within the limit.
         alpha: last queries that vote while reading; 0 for as many as the line holds (the paper).
+        decode: "evict", a new token costs an entry (the paper), or "grow", lines keep what they
+            chose while reading and the answer is added.
         recent: attention rows that vote while decoding.
         per_layer: one vote for all heads of a layer.
     """
@@ -52,6 +54,7 @@ class KVX(Observed):
     limit: int = 0
     until_limit: bool = False
     alpha: int = 0
+    decode: Literal["evict", "grow"] = "evict"
     recent: int = 8
     per_layer: bool = False
     layers: LayerLine = "pyramid"
@@ -76,12 +79,12 @@ class KVX(Observed):
     @property
     def decode_rows(self) -> int:
         """Votes come from the last few decode steps."""
-        return self.recent
+        return self.recent if self.decode == "evict" else 0
 
     @property
     def bounded(self) -> bool:
-        """Lines of the "budget" reading never grow past their budget."""
-        return self.middle == "budget"
+        """Lines of the "budget" reading never grow past their budget, unless told to."""
+        return self.middle == "budget" and self.decode == "evict"
 
     @property
     def keeps_to_budget(self) -> bool:
@@ -133,7 +136,7 @@ class KVX(Observed):
 
     def trim(self, bank: Bank, budget: int) -> Tensor | None:
         """The "example" reading's cut of a line that outgrew the limit."""
-        if self.middle == "budget" or bank.used <= budget:
+        if self.middle == "budget" or self.decode == "grow" or bank.used <= budget:
             return None
         order = bank.positions[..., : bank.used].argsort(-1)
         return order.gather(-1, self._cut(self._recent_votes(bank).gather(-1, order), budget))
