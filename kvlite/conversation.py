@@ -5,12 +5,13 @@ from threading import Event
 from typing import Any
 
 from kvlite.cache import KVCache
+from kvlite.documents import whole_characters
 from kvlite.engine.prefill import Progress
 from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
-from kvlite.prompts import user_turn, whole_characters
+from kvlite.prompts import user_turn
 from kvlite.settings import Settings
 from kvlite.turn import Turn
 

@@ -137,6 +137,14 @@ def read_document(path: str) -> Document:
     return Document(name, text if pages else _newlines(text), ends[:-1])
 
 
+def whole_characters(text: str) -> str:
+    """Text with a replacement character for halves of surrogate pairs, which no tokenizer takes.
+
+    They come from broken font tables, and from names and arguments that are not UTF-8.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _standard_input() -> bytes:
     # Python leaves None where the stream was closed.
     stream: TextIO | None = sys.stdin
@@ -352,10 +360,4 @@ def _pdf_pages(data: bytes, label: str) -> list[str]:
             f"{label} has {count} without any text, as a scan has: run OCR on it first, for "
             "example `ocrmypdf in.pdf out.pdf`."
         )
-    # A broken font table yields halves of surrogate pairs, which no tokenizer takes.
-    return [
-        _newlines(page.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-        .replace("\0", "")
-        .strip("\n")
-        for page in pages
-    ]
+    return [_newlines(whole_characters(page)).replace("\0", "").strip("\n") for page in pages]

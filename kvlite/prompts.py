@@ -19,12 +19,6 @@ def question_about(documents: Sequence[Document], question: str) -> str:
     return "\n\n".join(parts)
 
 
-def whole_characters(text: str) -> str:
-    """Text with a replacement character for halves of surrogate pairs, which no tokenizer takes;
-    they come from bytes that are not UTF-8, in file names and arguments."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def user_turn(tokenizer: Any, text: str, *, opening: bool) -> list[int]:
     """The tokens that a user's message adds to a conversation in the tokenizer's chat template:
     the message with all that stands before it if it is the `opening`, else all that follows the

@@ -20,6 +20,7 @@ from kvlite.methods import METHODS, LayerView, Method, parse_method
 from kvlite.methods.lines import ends
 from kvlite.settings import Settings
 from tests.conftest import Tiny
+from tests.test_api import held
 
 DOC = Path(__file__).parents[1] / "docs" / "adding-a-method.md"
 PAGES = DOC.with_name("methods.md")
@@ -32,16 +33,6 @@ def prompt(count: int = 200) -> list[int]:
 
 def runner(tiny: Tiny, **settings: object) -> kvlite.Runner:
     return kvlite.Runner(tiny.model, Settings().replace({"max_new_tokens": 5, **settings}))
-
-
-def held(talk: kvlite.Conversation) -> list[list[int]]:
-    """Positions each layer and KV head holds, ascending."""
-    return [
-        sorted(line[: bank.used])
-        for layer in talk.cache.layers
-        for bank in layer.banks
-        for line in bank.positions[0].tolist()
-    ]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -11,7 +11,7 @@ from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LayerView
 from kvlite.methods.budgets import LayerLine
 from kvlite.methods.scored import Observed, over_heads
-from kvlite.methods.scores import Window, pool
+from kvlite.methods.scores import Window, pool, top
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,7 @@ class KVX(Observed):
                 break
             survivors = votes.gather(-1, kept)
             scores = pool(survivors[..., width : line - width], self.pool, self.pooling)
-            best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :width]
-            inner = best.sort(dim=-1).values + width
+            inner = top(scores, width) + width
             kept = torch.cat(
                 [kept[..., :width], kept.gather(-1, inner), kept[..., line - width :]], -1
             )
