@@ -27,7 +27,7 @@ def layer(sizes: list[tuple[tuple[int, ...], int]], batch: int = 2, rows: int = 
 def fill(cache: LayerCache, count: int) -> None:
     for bank in cache.banks:
         entries = torch.randn(bank.keys.shape[0], len(bank.heads), count, 8)
-        bank.append(entries, entries + 1, bank.used)
+        bank.append(entries, entries + 1, torch.arange(bank.used, bank.used + count))
 
 
 def test_heads_with_different_budgets_take_only_their_own_slots() -> None:
@@ -140,7 +140,7 @@ def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
         chosen = [Selection(bank, all_slots[:, : len(heads)], heads) for heads, _ in sizes]
         banked = LayerCache.gathered(chosen, [12] * len(sizes))
         q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
-        reader = LayerReader(banked, rule, 6, 5)
+        reader = LayerReader(banked, rule, torch.arange(6, 11, dtype=torch.int32), 11)
         read = reader.attend(q, k, v, 0.3, None)
         step = LayerStep(0, reader.layer, rule, 11)
         told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], 0.3, None)
@@ -153,7 +153,7 @@ def test_a_cut_leaves_banks_within_the_budget_alone() -> None:
     cache = layer([((0, 2), 20), ((1,), 8)])
     for bank in cache.banks:
         shape = (2, len(bank.heads), bank.capacity, 8)
-        bank.append(torch.randn(shape), torch.randn(shape), 0)
+        bank.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
     window = Window(torch.randn(2, 3, 1, 8), 19, 3, 1.0)
     view = LayerView(0, cache.banks, window, 10)
     after = Rule(parse_method("streaming"), 10).cut(view, 0)
@@ -166,7 +166,7 @@ def test_a_trim_of_one_bank_leaves_the_others() -> None:
     cache = layer([((0,), 20), ((1,), 8)], rows=2)
     for bank in cache.banks:
         shape = (2, 1, bank.capacity, 8)
-        bank.append(torch.randn(shape), torch.randn(shape), 0)
+        bank.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
     rule = Rule(parse_method("kvx:middle=example,recent=2"), 10)
     after = LayerStep(0, cache, rule, 20).trimmed()
     assert [bank.heads for bank in after.banks] == [(0,), (1,)]

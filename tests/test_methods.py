@@ -121,7 +121,9 @@ def make_layer(
     layer.positions.fill_(-1)
     for bank in layer.banks:
         heads = list(bank.heads)
-        bank.append(keys[:, heads], values[:, heads], 0)
+        bank.append(
+            keys[:, heads], values[:, heads], torch.arange(keys.shape[2], dtype=torch.int32)
+        )
         bank.positions[:, :, :n] = positions[:, heads]
     return layer
 

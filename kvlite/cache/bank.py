@@ -6,7 +6,6 @@ with different budgets lie in different banks and each takes only the slots it n
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from kvlite.errors import CapacityError
@@ -48,8 +47,11 @@ class Bank:
         """Slots a head has left."""
         return self.capacity - self.used
 
-    def append(self, keys: Tensor, values: Tensor, start: int) -> None:
-        """Write the `(batch, heads, n, dim)` entries of positions `start .. start + n - 1`.
+    def append(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        """Write `(batch, heads, n, dim)` entries.
+
+        Args:
+            positions: theirs, `(n,)` int32.
 
         Raises:
             CapacityError: fewer than n slots are left.
@@ -62,9 +64,7 @@ class Bank:
         end = self.used + count
         self.keys[:, :, self.used : end] = keys
         self.values[:, :, self.used : end] = values
-        self.positions[:, :, self.used : end] = torch.arange(
-            start, start + count, dtype=torch.int32, device=keys.device
-        )
+        self.positions[:, :, self.used : end] = positions
         self.used = end
 
     def overwrite(self, slots: Tensor, keys: Tensor, values: Tensor, position: int) -> None:

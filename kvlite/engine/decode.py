@@ -20,6 +20,7 @@ class LayerStep:
         self.layer = layer
         self.rule = rule
         self.position = position
+        self.positions = torch.tensor([position], dtype=torch.int32, device=layer.keys.device)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
@@ -58,7 +59,7 @@ class LayerStep:
 
     def _write(self, bank: Bank, k: Tensor, v: Tensor) -> None:
         if bank.room:
-            bank.append(k, v, self.position)
+            bank.append(k, v, self.positions)
         else:
             slots = self.rule.method.evict(bank, self.rule.budget, self.position)
             bank.overwrite(slots, k, v, self.position)

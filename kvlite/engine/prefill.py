@@ -35,13 +35,19 @@ class LayerReader:
         answers: whether attention is wanted, or keys, values and queries alone.
     """
 
-    def __init__(self, layer: LayerCache, rule: Rule, start: int, new: int) -> None:
-        """Read `new` tokens from position `start` into a layer that has room for them."""
+    def __init__(self, layer: LayerCache, rule: Rule, positions: Tensor, end: int) -> None:
+        """Read tokens into a layer that has room for them.
+
+        Args:
+            positions: theirs, `(n,)` int32, ascending.
+            end: the position after the last.
+        """
         method = rule.method
         self.layer = layer
         self.rule = rule
-        self.position = start
-        self.end = start + new
+        self.positions = positions
+        self.end = end
+        self.done = 0
         self.observed = max(method.observation(rule.budget), method.decode_rows)
         self.queries: list[Tensor] = []
         self.answers = True
@@ -56,22 +62,22 @@ class LayerReader:
         the result means nothing."""
         self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
         length = q.shape[2]
-        after = self.end - self.position - length
+        after = self.positions.shape[0] - self.done - length
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             self.queries.append(q[:, :, length - wanted :].clone())
         out = over_banks(self.layer, q, k, v, self._over_bank)
-        self.position += length
+        self.done += length
         return out
 
     def _over_bank(self, bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         before, window = bank.used, self.rule.window
-        bank.append(k, v, self.position)
+        bank.append(k, v, self.positions[self.done : self.done + q.shape[2]])
         if not self.answers:
             return q
         keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
         if window is not None and bank.used > window:
-            return self._over_window(q, keys, values, before, window)
+            return self._over_window(bank, q, before, window)
         blocks = partial(attend, q, scale=self.scale, softcap=self.softcap)
         out, lse = blocks(keys[:, :, before:], values[:, :, before:], causal=True)
         if before:
@@ -81,24 +87,22 @@ class LayerReader:
             bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))
         return out
 
-    def _over_window(
-        self, q: Tensor, keys: Tensor, values: Tensor, before: int, window: int
-    ) -> Tensor:
-        """Entry j is visible to row i of the chunk where i - window < j - before <= i: a band,
+    def _over_window(self, bank: Bank, q: Tensor, before: int, window: int) -> Tensor:
+        """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
         cut into blocks of rows so that each mask is about window x window."""
         outs = []
+        positions = bank.positions[0, 0]  # a window holds the same for every head and sequence
         block = max(window, 256)
         for first in range(0, q.shape[2], block):
             rows = q[:, :, first : first + block]
             low = max(0, before + first - window + 1)
             high = before + first + rows.shape[2]
-            i = torch.arange(before + first, high, device=q.device)[:, None]
-            j = torch.arange(low, high, device=q.device)
+            i, j = positions[before + first : high, None], positions[low:high]
             outs.append(
                 attend_masked(
                     rows,
-                    keys[:, :, low:high],
-                    values[:, :, low:high],
+                    bank.keys[:, :, low:high],
+                    bank.values[:, :, low:high],
                     (j <= i) & (j > i - window),
                     scale=self.scale,
                     softcap=self.softcap,
@@ -115,7 +119,12 @@ class LayerReader:
 
 
 class Reading:
-    """New tokens on their way through the layers, one layer at a time."""
+    """New tokens on their way through the layers, one layer at a time.
+
+    Attributes:
+        hidden: `(batch, n, hidden size)` of the tokens still on their way.
+        rows: `(n,)` int64, which of the new tokens these are; None while it is all of them.
+    """
 
     def __init__(
         self,
@@ -140,7 +149,10 @@ class Reading:
         self.cancel = cancel
         self.new = token_ids.shape[1]
         self.hidden = model.embed(token_ids)
+        self.rows: Tensor | None = None
         self.rotations = model.rotations(cache.seen, self.new)
+        end = cache.seen + self.new
+        self.positions = torch.arange(cache.seen, end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
         self.capacities = [[bank.capacity for bank in layer.banks] for layer in cache.layers]
 
@@ -152,16 +164,17 @@ class Reading:
             Stopped: `cancel` was set.
         """
         rule, module = self.rules[index], self.model.layers[index]
-        cos, sin = self.rotations[index]
-        reader = LayerReader(self._roomy(index), rule, self.cache.seen, self.new)
+        cos, sin, positions = *self.rotations[index], self.positions
+        if self.rows is not None:
+            cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
+        end, length = self.cache.seen + self.new, self.hidden.shape[1]
+        reader = LayerReader(self._roomy(index), rule, positions, end)
         for span in self._spans(index):
             if self.cancel is not None and self.cancel.is_set():
                 raise Stopped
             hidden = self.hidden[:, span]
             given = {"position_embeddings": (cos[:, span], sin[:, span]), "kvlite": reader}
-            reader.answers = (
-                not self._final(index) or span.stop == self.new or rule.method.cumulative
-            )
+            reader.answers = not self._final(index) or span.stop == length or rule.method.cumulative
             if reader.answers:
                 self.hidden[:, span] = module(hidden, **given)
             else:
@@ -169,19 +182,30 @@ class Reading:
                 # needs keys, values and queries alone.
                 module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
             if self.progress is not None:
-                self.progress(index * self.new + span.stop, len(self.rules) * self.new)
+                so_far = index * self.new + span.stop * self.new // length
+                self.progress(so_far, len(self.rules) * self.new)
         return reader
 
     def compressed(self, index: int) -> LayerCache:
         """One layer read, and what its rule keeps of it."""
         reader = self.read_layer(index)
         view = reader.view(index)
+        self._narrow(view)
         if self.rules[index].method.settles == "read":
             self.rules[index] = self.rules[index].settled(view)
         if index in self.marks:
             self.rules[index].cast_first_votes(reader.layer, view.window)
             return reader.layer
         return self.rules[index].cut(view, self.room)
+
+    def _narrow(self, view: LayerView) -> None:
+        """Leave behind the tokens that the next layer is not given."""
+        narrowing = None if self._final(view.layer) else self.rules[view.layer + 1].narrowing
+        if narrowing is None or narrowing.width >= self.hidden.shape[1]:
+            return
+        going = narrowing.method.narrow(view, narrowing.width)
+        self.hidden = self.hidden[:, going]
+        self.rows = going if self.rows is None else self.rows[going]
 
     def logits(self) -> Tensor:
         """Next-token logits `(batch, vocab)` float32, after the last layer."""
@@ -198,7 +222,7 @@ class Reading:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
         and as many rows be remembered; else a copy, so that stopping loses nothing."""
         rule, layer = self.rules[index], self.cache.layers[index]
-        lines = [(heads, used + self.new) for heads, used in layer.lines]
+        lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
         rows = rule.method.decode_rows
         same = layer.rows == rows or not layer.entries_mean
         if not rule.keeps_all(lines) or rule.method.settles == "read" or not same:
@@ -214,9 +238,10 @@ class Reading:
 
     def _spans(self, index: int) -> list[slice]:
         """The chunks; in the final layer the last token is one by itself."""
-        end = self.new - 1 if self._final(index) else self.new
+        length = self.hidden.shape[1]
+        end = length - 1 if self._final(index) else length
         spans = [slice(at, min(at + self.chunk, end)) for at in range(0, end, self.chunk)]
-        return [*spans, slice(end, self.new)] if self._final(index) else spans
+        return [*spans, slice(end, length)] if self._final(index) else spans
 
 
 @torch.inference_mode()

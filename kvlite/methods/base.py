@@ -92,9 +92,33 @@ class Method(ABC):
         """
         return uniform(average, layers)
 
+    @property
+    def exact(self) -> bool:
+        """Whether reading is: every layer is given all tokens, which attend to all before them,
+        so that the logits after it are the full cache's."""
+        return True
+
     def observation(self, budget: int) -> int:
         """How many of the last queries `select` wants to see."""
         return 0
+
+    def widths(self, layers: int, new: int) -> list[int] | None:
+        """How many of `new` tokens each layer is given while reading, never more than the layer
+        before; None for all of them, as where reading is `exact`."""
+        return None
+
+    def narrow(self, view: LayerView, width: int) -> Tensor:
+        """Which tokens go on into the next layer, if it is given fewer.
+
+        Args:
+            view: the layer they came through; the last entries of its banks are theirs.
+            width: how many go on.
+
+        Returns:
+            `(width,)` int64, ascending, counted from the first of them; the last
+            `observation` tokens always among them.
+        """
+        raise AssertionError(f"{self.name} gives every layer all tokens")
 
     @property
     def decode_rows(self) -> int:

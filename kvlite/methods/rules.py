@@ -14,6 +14,14 @@ ROOM, PROVISION = 64, 4
 
 
 @dataclass(frozen=True)
+class Narrowing:
+    """How many of the tokens read a layer is given, and the method that chooses them."""
+
+    method: Method
+    width: int
+
+
+@dataclass(frozen=True)
 class Rule:
     """How one layer keeps its cache small.
 
@@ -23,12 +31,14 @@ class Rule:
         provision: entries it may keep until all layers are read and share the budget, for
             methods whose layers do.
         window: tokens a sliding-window layer sees (its own included), None for other layers.
+        narrowing: which tokens go on into this layer, if not all of them.
     """
 
     method: Method
     budget: int
     window: int | None = None
     provision: int | None = None
+    narrowing: Narrowing | None = None
 
     def held(self, lines: Sequence[Line]) -> list[float]:
         """What counts against the budget for each line: its own entries, or the mean over all
@@ -95,6 +105,7 @@ def layer_rules(
     average: int,
     seen: int,
     held: Sequence[int] | None = None,
+    new: int | None = None,
 ) -> list[Rule]:
     """One rule a layer of the model.
 
@@ -106,6 +117,7 @@ def layer_rules(
         seen: tokens read by the end of this turn.
         held: entries a layer can choose from by then, if earlier turns dropped some; what a
             layer cannot fill goes to others that can.
+        new: tokens read in this turn, if not all that were seen.
     """
     cut = shape.full_layers
     budgets = method.budgets(len(cut), average, seen) if cut else []
@@ -115,11 +127,18 @@ def layer_rules(
     provision = None
     if method.shares_layers and seen > average:
         provision = PROVISION * average
-    return [
+    rules = [
         Rule(method, by_layer[layer], provision=provision)
         if window is None
         else Rule(Streaming(sinks=0), window, window=window)
         for layer, window in enumerate(shape.windows)
+    ]
+    widths = method.widths(shape.layers, seen if new is None else new) if seen > average else None
+    if widths is None:
+        return rules
+    return [
+        replace(rule, narrowing=Narrowing(method, width))
+        for rule, width in zip(rules, widths, strict=True)
     ]
 
 
