@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import kvlite
-from kvlite.bench.niah import bundled_prose
+from kvlite.bench.prose import bundled_prose
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import shape_of

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import kvlite
-from kvlite.bench.niah import bundled_prose, make_needle, prompt_ids, tallies
-from kvlite.bench.niah import niah as grid
+from kvlite.bench.niah import niah_cases
+from kvlite.bench.prose import bundled_prose
+from kvlite.bench.questions import ask, tallies
 from kvlite.bench.speed import peak_over_weights, run_reference
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
@@ -100,24 +101,14 @@ def test_what_is_dropped_is_freed(
 def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     """At 2,000 tokens with an eighth of the entries; entries at random find nothing."""
     choices = [(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")]
-    rows = grid(
-        smollm,
-        choices,
+    recipes = niah_cases(
+        smollm.tokenizer,
+        bundled_prose(),
         lengths=[2000],
         depths=[0.0, 0.5, 1.0],
         kinds=["number"],
-        prose=bundled_prose(),
+        repeats=1,
     )
+    rows = ask(smollm.model, recipes, choices, ["known"])
     found = {tally.method.split(":")[0]: tally.hits for tally in tallies(list(rows))}
     assert found == {"full": 3, "kvx": 3, "random": 0}
-
-
-def test_a_needle_prompt_holds_its_needle_at_its_depth(smollm: kvlite.Runner) -> None:
-    needle = make_needle("number", 3)
-    for depth in (0.0, 0.5, 1.0):
-        ids = prompt_ids(smollm, bundled_prose(), needle, 1000, depth)
-        assert 900 < len(ids) <= 1000
-        text = smollm.tokenizer.decode(ids)
-        assert text.count(needle.key) == 1
-        at = text.index(needle.text) / text.index(needle.question)
-        assert at == pytest.approx(depth, abs=0.12)

@@ -20,7 +20,7 @@ from kvlite.model.load import LoadedModel
 
 
 @dataclass(frozen=True)
-class _Watch(Method):
+class Watch(Method):
     """Looks on with as many queries as the hungriest of the methods wants."""
 
     name: ClassVar[str] = "watch"
@@ -67,9 +67,10 @@ def read_once(
         Logits after the prompt `(1, vocab)`; a cache and its rules for each choice.
     """
     shape, n = model.shape, len(token_ids)
-    branches = [layer_rules(method, shape, budget, n) for method, budget in choices]
+    held = [n] * shape.layers
+    branches = [layer_rules(method, shape, budget, n, held) for method, budget in choices]
     rules = [rule for branch in branches for rule in branch]
-    watch = _Watch(max(map(_queries, rules)), any(rule.method.cumulative for rule in rules))
+    watch = Watch(max(map(_queries, rules)), any(rule.method.cumulative for rule in rules))
     cache = KVCache.empty(
         shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
     )

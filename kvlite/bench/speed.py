@@ -1,10 +1,10 @@
 """Speed and memory beside transformers' own `generate`, on the same prompt in the same run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class SpeedRow:
         peak_bytes, reference_peak_bytes: peak of live tensor bytes over the weights.
         kv_bytes, full_kv_bytes: kvlite's cache at the end, and one that drops nothing.
     """
+
+    KEY: ClassVar = ("tokens",)
 
     tokens: int
     method: str
@@ -80,7 +82,6 @@ def compare(
     *,
     new_tokens: int,
     repeats: int,
-    done: Callable[[], None] = lambda: None,
 ) -> SpeedRow:
     """Time reading and answering, in turn, with and without kvlite.
 
@@ -88,7 +89,6 @@ def compare(
 
     Args:
         new_tokens: tokens each run generates, at least 3.
-        done: called after each repetition.
     """
     ids = list(token_ids)
     ours: list[tuple[float, float]] = []
@@ -100,7 +100,6 @@ def compare(
                 theirs.append(_reference_times(reference, ids, new_tokens))
             else:
                 ours.append(_our_times(runner, ids, new_tokens))
-        done()
     peak = peak_over_weights(runner.model.module, lambda: runner.generate(ids, max_new_tokens=1))
     theirs_peak = peak_over_weights(reference, lambda: run_reference(reference, ids, 1))
     answer = runner.generate(ids, max_new_tokens=2, ignore_eos=True)
@@ -119,6 +118,23 @@ def compare(
         kv_bytes=answer.kv_bytes,
         full_kv_bytes=answer.full_kv_bytes,
     )
+
+
+def compare_all(
+    runner: Runner,
+    reference: Any,
+    token_ids: Sequence[int],
+    *,
+    lengths: Sequence[int],
+    new_tokens: int,
+    repeats: int,
+    done: frozenset[tuple[Any, ...]] = frozenset(),
+) -> Iterator[SpeedRow]:
+    """`compare` for the first tokens of a text, of each length that is not done yet."""
+    for length in lengths:
+        if (length,) not in done:
+            part = token_ids[:length]
+            yield compare(runner, reference, part, new_tokens=new_tokens, repeats=repeats)
 
 
 def _our_times(runner: Runner, ids: list[int], new_tokens: int) -> tuple[float, float]:

@@ -137,8 +137,14 @@ class Reading:
         chunk: int = CHUNK,
         progress: Progress | None = None,
         cancel: Event | None = None,
+        whole: bool = False,
     ) -> None:
-        """As in `prefill`."""
+        """As in `prefill`.
+
+        Args:
+            whole: take every token, not the last alone, through the rest of the final layer, so
+                that `hidden` has what follows each of them.
+        """
         cache.require_whole()
         self.model = model
         self.cache = cache
@@ -147,6 +153,7 @@ class Reading:
         self.chunk = chunk
         self.progress = progress
         self.cancel = cancel
+        self.whole = whole
         self.new = token_ids.shape[1]
         self.hidden = model.embed(token_ids)
         self.rows: Tensor | None = None
@@ -234,7 +241,7 @@ class Reading:
         return layer
 
     def _final(self, index: int) -> bool:
-        return index == len(self.rules) - 1
+        return index == len(self.rules) - 1 and not self.whole
 
     def _spans(self, index: int) -> list[slice]:
         """The chunks; in the final layer the last token is one by itself."""

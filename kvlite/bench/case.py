@@ -1,0 +1,173 @@
+"""What a question task asks: a case, the same for every method.
+
+A prompt is one user message, the question after the context. Cut where the question begins, it
+is read at once (the question is known while the cache is cut) or in two turns (it is not): the
+tokens are the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvlite.documents import whole_characters
+from kvlite.errors import SettingError
+from kvlite.prompts import user_turn
+
+LEAST_ANSWER, SPARE_TOKENS, MOST_ANSWER = 40, 16, 128
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A case as text.
+
+    Attributes:
+        context: what is read.
+        question: what is asked about it.
+        keys: what the answer must hold.
+        words: a right answer, in the words of the context; the keys are in it in this order.
+    """
+
+    context: str
+    question: str
+    keys: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt, and what is known of its answer.
+
+    Attributes:
+        task, kind: which generator made it.
+        length: tokens asked for; the prompt has at most as many.
+        depth: where in the context the needle is, 0 to 1; None if there is no such place.
+        seed: which of several of its kind.
+        context, question: token ids of the prompt up to where the question begins, and from there.
+        keys, words: as in `Puzzle`.
+        forced: token ids of `words`, up to the end of the last key.
+        at_keys: indices into `forced` of the tokens that are part of a key.
+        new_tokens: the longest answer.
+    """
+
+    task: str
+    kind: str
+    length: int
+    depth: float | None
+    seed: int
+    context: tuple[int, ...]
+    question: tuple[int, ...]
+    keys: tuple[str, ...]
+    words: str
+    forced: tuple[int, ...]
+    at_keys: tuple[int, ...]
+    new_tokens: int
+
+    @property
+    def prompt(self) -> list[int]:
+        """All of it, as read when the question is known."""
+        return [*self.context, *self.question]
+
+
+Made = tuple[Callable[[int], Puzzle], int]
+"""A puzzle of so many units of text, from 0, and how many units there are."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A case before it is made.
+
+    Attributes:
+        task, kind, length, depth, seed: as in `Case`.
+        prepare: how its text is made.
+    """
+
+    task: str
+    kind: str
+    length: int
+    depth: float | None
+    seed: int
+    prepare: Callable[[], Made]
+
+    def case(self, tokenizer: Any) -> Case:
+        """The longest puzzle whose prompt has at most `length` tokens.
+
+        Raises:
+            SettingError: not even a puzzle of no units fits.
+        """
+        build, high = self.prepare()
+        low = 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = len(_prompt(tokenizer, build(middle))) <= self.length
+            low, high = (middle, high) if fits else (low, middle - 1)
+        puzzle = build(low)
+        ids = _prompt(tokenizer, puzzle)
+        if len(ids) > self.length:
+            raise SettingError(
+                f"--tokens {self.length} is too short for {self.task} {self.kind}: "
+                f"give at least {len(ids)}"
+            )
+        begins = _common(ids, _read(tokenizer, f"{puzzle.context}\n\n"))
+        forced, at_keys = _forced(tokenizer, puzzle)
+        return Case(
+            task=self.task,
+            kind=self.kind,
+            length=self.length,
+            depth=self.depth,
+            seed=self.seed,
+            context=tuple(ids[:begins]),
+            question=tuple(ids[begins:]),
+            keys=puzzle.keys,
+            words=puzzle.words,
+            forced=tuple(forced),
+            at_keys=tuple(at_keys),
+            new_tokens=max(LEAST_ANSWER, len(forced) + SPARE_TOKENS),
+        )
+
+
+def require_fit(recipes: Sequence[Recipe], tokenizer: Any) -> None:
+    """Raises SettingError if a length is too short for a kind: makes one case of each kind, of the
+    shortest length, before hours are spent on the others."""
+    for kind in dict.fromkeys(recipe.kind for recipe in recipes):
+        shortest = min((each for each in recipes if each.kind == kind), key=lambda r: r.length)
+        shortest.case(tokenizer)
+
+
+def _prompt(tokenizer: Any, puzzle: Puzzle) -> list[int]:
+    """A model without a chat template goes on with the text: it is told where to."""
+    asked = puzzle.question if tokenizer.chat_template else f"{puzzle.question}\nAnswer:"
+    return _read(tokenizer, f"{puzzle.context}\n\n{asked}")
+
+
+def _read(tokenizer: Any, text: str) -> list[int]:
+    """Token ids as a conversation reads its first message."""
+    whole = whole_characters(text)
+    if tokenizer.chat_template is None:
+        ids: list[int] = tokenizer.encode(whole)
+        return ids
+    return user_turn(tokenizer, whole, opening=True)
+
+
+def _common(ids: list[int], others: list[int]) -> int:
+    """How many tokens two prompts begin with alike: those of the context, since one of them has
+    no question."""
+    pairs = zip(ids, others, strict=False)
+    least = min(len(ids), len(others))
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), least)
+
+
+def _forced(tokenizer: Any, puzzle: Puzzle) -> tuple[list[int], list[int]]:
+    """The right answer's tokens to the end of its last key, and which of them belong to keys."""
+    encoded = tokenizer(puzzle.words, add_special_tokens=False, return_offsets_mapping=True)
+    spans, end = [], 0
+    for key in puzzle.keys:
+        begin = puzzle.words.index(key, end)
+        end = begin + len(key)
+        spans.append((begin, end))
+    offsets = encoded["offset_mapping"]
+    at_keys = [
+        index
+        for index, (low, high) in enumerate(offsets)
+        if any(low < stop and high > start for start, stop in spans)
+    ]
+    return encoded["input_ids"][: at_keys[-1] + 1], at_keys

@@ -1,0 +1,274 @@
+"""How far next-token distributions move when a cache is cut, on real text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kvlite.bench.fork import Watch, read_once
+from kvlite.bench.grid import require_room
+from kvlite.bench.intervals import Estimate, mean_of
+from kvlite.bench.together import Branch, told
+from kvlite.cache import Bank, KVCache
+from kvlite.engine.prefill import Reading
+from kvlite.ledger import readable
+from kvlite.methods import Method
+from kvlite.methods.base import LayerView
+from kvlite.methods.rules import Rule
+from kvlite.model.load import LoadedModel
+
+ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class FidelityRow:
+    """One part of a text, read and cut by one method, and the tokens after it.
+
+    Attributes:
+        length: tokens read before the cut.
+        start: index in the text of the first of them.
+        method, budget: as asked for.
+        scored: distributions compared, each after one more token of the text; the first, right
+            after the cut, is exact by construction and left out.
+        entries_mean, kv_bytes: what the cache held after the cut.
+        kl: mean KL divergence in nats of the method's distribution from the full cache's.
+        agreement: share of distributions whose likeliest token is the full cache's.
+        nll_change: mean rise of the text's own negative log-likelihood, nats a token.
+        recall: of the attention that the tokens after the cut pay, in the full cache, to those
+            before it, the share that falls on what was kept; mean over query heads and over the
+            layers that see everything; 1 if there are none.
+    """
+
+    KEY: ClassVar = ("length", "start", "method", "budget")
+
+    length: int
+    start: int
+    method: str
+    budget: int
+    scored: int
+    entries_mean: float
+    kv_bytes: int
+    kl: float
+    agreement: float
+    nll_change: float
+    recall: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+def fidelity(
+    model: LoadedModel,
+    ids: Sequence[int],
+    choices: Sequence[tuple[Method, int]],
+    *,
+    lengths: Sequence[int],
+    starts: Mapping[int, Sequence[int]],
+    after: int,
+    done: frozenset[tuple[Any, ...]] = frozenset(),
+) -> Iterator[FidelityRow]:
+    """Every row of the grid that is not done yet; each part is read once for all choices.
+
+    Args:
+        ids: the text.
+        choices: methods and mean budgets; `full` is one of them.
+        starts: of each length, where parts begin; `length + after` tokens follow each.
+        after: tokens told after the cut, at least 2.
+    """
+    for length in lengths:
+        for start in starts[length]:
+            keys = [(length, start, method.spec, budget) for method, budget in choices]
+            if done.issuperset(keys):
+                continue
+            part = list(ids[start : start + length + after])
+            rows = _rows(model, part, choices, length, start)
+            yield from (row for row, key in zip(rows, keys, strict=True) if key not in done)
+
+
+def parts(
+    text: int, lengths: Sequence[int], after: int, repeats: int, trained: int
+) -> dict[int, list[int]]:
+    """Where up to `repeats` parts of a text begin, for each length: spread evenly from its
+    beginning to its end, overlapping where it is short.
+
+    Args:
+        text: tokens of the text.
+        after: tokens that follow those read, in each part.
+        trained: tokens the model was trained for.
+
+    Raises:
+        SettingError: a part is longer than the text or the model.
+    """
+    require_room(max(lengths), after, text - after, trained)
+    starts = {}
+    for length in lengths:
+        last = text - length - after
+        steps = max(1, repeats - 1)
+        starts[length] = sorted({index * last // steps for index in range(repeats)})
+    return starts
+
+
+def _rows(
+    model: LoadedModel,
+    part: list[int],
+    choices: Sequence[tuple[Method, int]],
+    length: int,
+    start: int,
+) -> list[FidelityRow]:
+    after = part[length:]
+    logits, read = read_once(model, part[:length], choices, reserve=len(after))
+    branches = [
+        Branch(method, budget, cache, rules, logits[0])
+        for (method, budget), (cache, rules) in zip(choices, read, strict=True)
+    ]
+    whole = next(branch for branch in branches if branch.method.name == "full")
+    truth, recalls = _truth(model, whole, branches, after[:-1])
+    sums = torch.zeros(len(branches), 3, dtype=torch.float64)
+
+    def judge(index: int, at: int, logits: Tensor) -> None:
+        if at:
+            wanted = torch.tensor(after[at : at + len(logits)], device=logits.device)
+            sums[index] += _distance(truth[at - 1 : at - 1 + len(logits)], logits, wanted).cpu()
+
+    told(model, branches, after, judge)
+    scored = len(after) - 1
+    return [
+        FidelityRow(
+            length=length,
+            start=start,
+            method=branch.method.spec,
+            budget=branch.budget,
+            scored=scored,
+            entries_mean=branch.cache.entries_mean,
+            kv_bytes=branch.cache.nbytes,
+            kl=kl / scored,
+            agreement=agreed / scored,
+            nll_change=change / scored,
+            recall=recall,
+        )
+        for branch, (kl, agreed, change), recall in zip(
+            branches, sums.tolist(), recalls, strict=True
+        )
+    ]
+
+
+def _distance(truth: Tensor, logits: Tensor, wanted: Tensor) -> Tensor:
+    """Sums over n distributions `(n, vocab)`: KL(truth || other), equal likeliest tokens, and the
+    rise of the negative log-likelihood of `wanted`."""
+    p, q = truth.log_softmax(-1).double(), logits.log_softmax(-1).double()
+    kl = (p.exp() * (p - q)).sum()
+    agreed = (p.argmax(-1) == q.argmax(-1)).sum()
+    change = (p - q).gather(-1, wanted[:, None]).sum()
+    return torch.stack([kl, agreed.double(), change])
+
+
+@torch.inference_mode()
+def _truth(
+    model: LoadedModel, whole: Branch, branches: Sequence[Branch], ids: Sequence[int]
+) -> tuple[Tensor, list[float]]:
+    """The full cache's logits `(n, vocab)` after each of n tokens, and each branch's attention
+    recall, from one pass."""
+    watch = Watch(len(ids), False)
+    most = whole.cache.seen + len(ids)
+    rules = [Rule(watch, most, rule.window) for rule in whole.rules]
+    cache = KVCache(list(whole.cache.layers), whole.cache.seen)
+    reading = Reading(model, cache, torch.tensor([ids], device=model.device), rules, whole=True)
+    recalls: list[list[float]] = [[] for _ in branches]
+    for index, window in enumerate(model.shape.windows):
+        reader = reading.read_layer(index)
+        if window is None:
+            view = reader.view(index)
+            for each, branch in zip(recalls, branches, strict=True):
+                each.append(recall(view, branch.cache.layers[index].banks, whole.cache.seen))
+    # Where all layers have windows, nothing is dropped that they would look at.
+    return model.logits(reading.hidden[0]), [fmean(each) if each else 1.0 for each in recalls]
+
+
+def recall(view: LayerView, kept: Sequence[Bank], seen: int) -> float:
+    """Share of the attention to the first `seen` entries that falls on those in `kept`, mean over
+    the query heads of one layer.
+
+    Args:
+        view: the layer with everything in it, its window the queries of what came after.
+        kept: banks of the same layer, cut.
+    """
+    positions = {
+        head: bank.positions[0, row, : bank.used].long()
+        for bank in kept
+        for row, head in enumerate(bank.heads)
+    }
+    shares = []
+    for bank in view.banks:
+        for row, head in enumerate(bank.heads):
+            weights = _attention(view, bank, row, seen)
+            shares.append(weights[:, positions[head]].sum(-1) / weights.sum(-1))
+    return float(torch.cat(shares).mean())
+
+
+def _attention(view: LayerView, bank: Bank, row: int, seen: int) -> Tensor:
+    """What all queries together pay to each of the first entries, `(heads of the group, seen)`
+    float64."""
+    keys = bank.keys[:, row, : bank.used].float()
+    count = view.window.queries.shape[2]
+    total = torch.zeros((), dtype=torch.float64, device=keys.device)
+    for start in range(0, count, ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, count))
+        visible = bank.used - (count - rows.stop)
+        weights = view.window.attention(bank, row, keys[:, :visible], rows)
+        total = total + weights[0, :, :, :seen].double().sum(1)
+    return total
+
+
+@dataclass(frozen=True)
+class FidelityTally:
+    """All parts of one length, method and budget: means of the rows'."""
+
+    length: int
+    method: str
+    budget: int
+    parts: int
+    kl: Estimate
+    agreement: Estimate
+    nll_change: Estimate
+    recall: Estimate
+    entries_mean: float
+    kv_bytes: float
+
+    def cells(self) -> dict[str, str]:
+        """What a table shows, by column."""
+        return {
+            "tokens": f"{self.length:,}",
+            "method": self.method,
+            "budget": "all" if self.method == "full" else f"{self.budget:,}",
+            "entries": f"{self.entries_mean:,.0f}",
+            "KV": readable(self.kv_bytes),
+            "parts": str(self.parts),
+            "KL, nats": self.kl.shown(3),
+            "same top token": self.agreement.shown(3),
+            "change of NLL": self.nll_change.shown(3),
+            "attention recall": self.recall.shown(3),
+        }
+
+
+def tallies(rows: Sequence[FidelityRow]) -> list[FidelityTally]:
+    """Rows added up over the parts of a text, in their order."""
+    groups: dict[tuple[int, str, int], list[FidelityRow]] = {}
+    for row in rows:
+        groups.setdefault((row.length, row.method, row.budget), []).append(row)
+    return [
+        FidelityTally(
+            *group,
+            parts=len(cells),
+            kl=mean_of([row.kl for row in cells], 0),
+            agreement=mean_of([row.agreement for row in cells], 0, 1),
+            nll_change=mean_of([row.nll_change for row in cells]),
+            recall=mean_of([row.recall for row in cells], 0, 1),
+            entries_mean=fmean(row.entries_mean for row in cells),
+            kv_bytes=fmean(row.kv_bytes for row in cells),
+        )
+        for group, cells in groups.items()
+    ]

@@ -1,0 +1,263 @@
+"""Questions about a text, asked of many methods: the one runner of every question task."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
+from kvlite.bench.fork import read_once
+from kvlite.bench.grid import require_room
+from kvlite.bench.intervals import Estimate, mean_of, share_of
+from kvlite.bench.marks import found, leading, rouge_1
+from kvlite.bench.together import Branch, answers, each_token, told
+from kvlite.engine.prefill import prefill
+from kvlite.ledger import readable
+from kvlite.methods import Method
+from kvlite.methods.rules import layer_rules
+from kvlite.model.load import LoadedModel
+from kvlite.runner import Runner
+
+KNOWN, UNKNOWN = "known", "unknown"
+ASKED = {KNOWN: (KNOWN,), UNKNOWN: (UNKNOWN,), "both": (KNOWN, UNKNOWN)}
+
+Choice = tuple[Method, int]
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    """One answer of the grid.
+
+    Attributes:
+        task, kind, length, depth, seed: which case, as in `Case`.
+        question: "known" while the cache was cut, or "unknown".
+        method, budget: as asked for.
+        tokens: the prompt's.
+        entries_mean, kv_bytes: what the cache held when the prompt was read.
+        hit: all keys are in the answer.
+        found, leading, rouge: see `marks`.
+        surprise: nats a token of the keys, had the model answered in the needle's own words; 0 if
+            it was sure of each, 10.8 if all of 49,152 tokens were alike to it.
+        answer: what was said.
+    """
+
+    KEY: ClassVar = ("task", "kind", "length", "depth", "seed", "question", "method", "budget")
+
+    task: str
+    kind: str
+    length: int
+    depth: float | None
+    seed: int
+    question: str
+    method: str
+    budget: int
+    tokens: int
+    entries_mean: float
+    kv_bytes: int
+    hit: bool
+    found: float
+    leading: float
+    rouge: float
+    surprise: float
+    answer: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+def measured(
+    runner: Runner,
+    prose: str,
+    recipes: Sequence[Recipe],
+    choices: Sequence[Choice],
+    questions: Sequence[str],
+    done: frozenset[tuple[Any, ...]],
+) -> tuple[int, Iterator[QuestionRow]]:
+    """How many rows a grid has, and `ask` for those that are missing.
+
+    Args:
+        prose: what prompts are made of.
+
+    Raises:
+        SettingError: prompts are too long for the prose or the model, or too short for a task.
+    """
+    longest = max(recipe.length for recipe in recipes)
+    held = len(runner.tokenizer.encode(prose))
+    require_room(longest, MOST_ANSWER, held, runner.shape.max_context)
+    require_fit(recipes, runner.tokenizer)
+    total = len(recipes) * len(questions) * len(choices)
+    return total, ask(runner.model, recipes, choices, questions, done)
+
+
+def ask(
+    model: LoadedModel,
+    recipes: Iterable[Recipe],
+    choices: Sequence[Choice],
+    questions: Sequence[str],
+    done: frozenset[tuple[Any, ...]] = frozenset(),
+) -> Iterator[QuestionRow]:
+    """Every row of the grid that is not done yet. Each prompt is read once for all choices.
+
+    Args:
+        choices: methods and mean budgets (`full` with any).
+        questions: "known", "unknown" or both.
+        done: keys of rows there are. A prompt whose rows are only partly there is asked of all
+            choices again, since they share their steps.
+    """
+    for recipe in recipes:
+        about = (recipe.task, recipe.kind, recipe.length, recipe.depth, recipe.seed)
+        wanted = {
+            question: [(*about, question, method.spec, budget) for method, budget in choices]
+            for question in questions
+        }
+        missing = [question for question in questions if not done.issuperset(wanted[question])]
+        if not missing:
+            continue
+        case = recipe.case(model.tokenizer)
+        for question in missing:
+            read = read_known if question == KNOWN else read_unknown
+            rows = _rows(model, case, question, read(model, case, choices))
+            keys = wanted[question]
+            yield from (row for row, key in zip(rows, keys, strict=True) if key not in done)
+
+
+def read_known(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
+    """The prompt read as one turn, so that what is kept is chosen with the question in view."""
+    logits, read = read_once(model, case.prompt, choices, reserve=case.new_tokens)
+    return [
+        Branch(method, budget, cache, rules, logits[0])
+        for (method, budget), (cache, rules) in zip(choices, read, strict=True)
+    ]
+
+
+def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
+    """The context read and cut, and then the question, as a later turn is."""
+    _, read = read_once(model, list(case.context), choices, reserve=0)
+    asked = torch.tensor([case.question], device=model.device)
+    branches = []
+    for (method, budget), (cache, _) in zip(choices, read, strict=True):
+        held = [int(layer.entries_mean) + asked.shape[1] for layer in cache.layers]
+        seen = cache.seen + asked.shape[1]
+        rules = layer_rules(method, model.shape, budget, seen, held, asked.shape[1])
+        logits = prefill(model, cache, asked, rules, reserve=case.new_tokens)
+        branches.append(Branch(method, budget, cache, rules, logits[0]))
+    return branches
+
+
+def _rows(
+    model: LoadedModel, case: Case, question: str, branches: Sequence[Branch]
+) -> list[QuestionRow]:
+    held = [(branch.cache.entries_mean, branch.cache.nbytes) for branch in branches]
+    surprises = surprise(model, case, branches)
+    said = answers(model, branches, case.new_tokens)
+    rows = []
+    for branch, (entries, nbytes), nats, ids in zip(branches, held, surprises, said, strict=True):
+        text: str = model.tokenizer.decode(ids, skip_special_tokens=True)
+        share = found(case.keys, text)
+        row = QuestionRow(
+            task=case.task,
+            kind=case.kind,
+            length=case.length,
+            depth=case.depth,
+            seed=case.seed,
+            question=question,
+            method=branch.method.spec,
+            budget=branch.budget,
+            tokens=len(case.prompt),
+            entries_mean=entries,
+            kv_bytes=nbytes,
+            hit=share == 1,
+            found=share,
+            leading=leading(case.keys, text),
+            rouge=rouge_1(case.words, text),
+            surprise=nats,
+            answer=text,
+        )
+        rows.append(row)
+    return rows
+
+
+def surprise(model: LoadedModel, case: Case, branches: Sequence[Branch]) -> list[float]:
+    """Nats a token of the keys, with the needle's own words put in the model's mouth."""
+    nats: list[list[float]] = [[] for _ in branches]
+    wanted = frozenset(case.at_keys)
+
+    def judge(index: int, at: int, logits: Tensor) -> None:
+        for place, token, row in each_token(case.forced, at, logits):
+            if place in wanted:
+                nats[index].append(-float(row.log_softmax(-1)[token]))
+
+    told(model, branches, case.forced, judge)
+    return [fmean(each) for each in nats]
+
+
+@dataclass(frozen=True)
+class QuestionTally:
+    """All prompts of one kind, length, setting, method and budget.
+
+    Attributes:
+        asked: prompts.
+        hit: share of prompts whose keys were all found.
+        found, leading, rouge, surprise: means of the rows'.
+        entries_mean, kv_bytes: means of the rows'.
+    """
+
+    kind: str
+    question: str
+    length: int
+    method: str
+    budget: int
+    asked: int
+    hits: int
+    hit: Estimate
+    found: Estimate
+    leading: Estimate
+    rouge: Estimate
+    surprise: Estimate
+    entries_mean: float
+    kv_bytes: float
+
+    def cells(self) -> dict[str, str]:
+        """What a table shows, by column."""
+        low, high = self.hit.low or 0.0, self.hit.high or 0.0
+        return {
+            "kind": self.kind,
+            "question": self.question,
+            "tokens": f"{self.length:,}",
+            "method": self.method,
+            "budget": "all" if self.method == "full" else f"{self.budget:,}",
+            "entries": f"{self.entries_mean:,.0f}",
+            "KV": readable(self.kv_bytes),
+            "all found": f"{self.hits} of {self.asked} ({low:.0%} to {high:.0%})",
+            "found": self.found.shown(),
+            "leading": self.leading.shown(),
+            "ROUGE-1": self.rouge.shown(),
+            "surprise": self.surprise.shown(),
+        }
+
+
+def tallies(rows: Iterable[QuestionRow]) -> list[QuestionTally]:
+    """Rows added up over depths and seeds, in their order."""
+    groups: dict[tuple[str, str, int, str, int], list[QuestionRow]] = {}
+    for row in rows:
+        group = (row.kind, row.question, row.length, row.method, row.budget)
+        groups.setdefault(group, []).append(row)
+    return [
+        QuestionTally(
+            *group,
+            asked=len(cells),
+            hits=sum(row.hit for row in cells),
+            hit=share_of(sum(row.hit for row in cells), len(cells)),
+            found=mean_of([row.found for row in cells], 0, 1),
+            leading=mean_of([row.leading for row in cells], 0, 1),
+            rouge=mean_of([row.rouge for row in cells], 0, 1),
+            surprise=mean_of([row.surprise for row in cells], 0),
+            entries_mean=fmean(row.entries_mean for row in cells),
+            kv_bytes=fmean(row.kv_bytes for row in cells),
+        )
+        for group, cells in groups.items()
+    ]

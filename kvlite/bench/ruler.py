@@ -1,0 +1,141 @@
+"""Tasks after RULER: several needles, a chain of variables, words to be counted.
+
+After the description in "RULER: What's the Real Context Size of Your Long-Context Language
+Models?", section 3. Other than there: prompts go through the model's chat template, no example
+and no beginning of the answer are given, prose and words are those bundled here, and short lists
+of words hold each word less often.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise, product
+from random import Random
+from string import ascii_uppercase
+from typing import Any
+
+from kvlite.bench.case import Made, Puzzle, Recipe
+from kvlite.bench.prose import begun_elsewhere, hidden_in
+from kvlite.bench.words import names, numbers
+
+NEEDLES, HOPS, COMMON, TIMES, RARE_TIMES = 4, 4, 10, 30, 3
+
+_NOISE = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
+
+
+def ruler_cases(
+    tokenizer: Any, prose: str, *, lengths: Sequence[int], kinds: Sequence[str], repeats: int
+) -> list[Recipe]:
+    """Every prompt of the grid."""
+    return [
+        Recipe(
+            "ruler", kind, length, None, seed, partial(KINDS[kind], tokenizer, prose, seed, length)
+        )
+        for seed, length, kind in product(range(repeats), lengths, kinds)
+    ]
+
+
+def _needles(keys: int, values: int, asked: int) -> Callable[[Any, str, int, int], Made]:
+    """Section 3.1: `keys` names with `values` numbers each, `asked` of the names asked for."""
+
+    def make(tokenizer: Any, prose: str, seed: int, length: int) -> Made:
+        random = Random(f"needles {keys} {values} {asked} {seed}")
+        known, drawn = names(random, keys), numbers(random, keys * values)
+        by_name = {name: drawn[i * values : (i + 1) * values] for i, name in enumerate(known)}
+        sentences = [
+            (random.random(), f"One of the special magic numbers for {name} is: {number}.")
+            for name, held in by_name.items()
+            for number in held
+        ]
+        wanted = [number for name in known[:asked] for number in by_name[name]]
+        about = f"for {_listed(known[:asked])} mentioned in the provided text"
+        one = len(wanted) == 1
+        ids = tokenizer.encode(begun_elsewhere(prose, seed), add_special_tokens=False)[:length]
+
+        def build(units: int) -> Puzzle:
+            hay = hidden_in(tokenizer.decode(ids[:units]), sentences)
+            return Puzzle(
+                "Some special magic numbers are hidden within the following text. Make sure to "
+                f"memorize them. I will quiz you about the numbers afterwards.\n\n{hay}",
+                f"What is the special magic number {about}?"
+                if one
+                else f"What are all the special magic numbers {about}?",
+                tuple(wanted),
+                f"The special magic number{' ' if one else 's '}{about} "
+                f"{'is' if one else 'are'} {_listed(wanted)}.",
+            )
+
+        return build, len(ids)
+
+    return make
+
+
+def _variables(tokenizer: Any, prose: str, seed: int, length: int) -> Made:
+    """Section 3.2: a chain of variables, each assigned the one before."""
+    random = Random(f"variables {seed}")
+    known: list[str] = []
+    while len(known) <= HOPS:
+        name = "".join(random.sample(ascii_uppercase, 5))
+        if name not in known:
+            known.append(name)
+    value = str(random.randrange(10_000, 100_000))
+    chain = [f"VAR {known[0]} = {value}."]
+    chain += [f"VAR {b} = VAR {a}." for a, b in pairwise(known)]
+    depths = sorted(random.random() for _ in chain)
+
+    def build(units: int) -> Puzzle:
+        hay = hidden_in(_NOISE * units, list(zip(depths, chain, strict=True)))
+        return Puzzle(
+            "Memorize and track the chain of variable assignment hidden in the following text."
+            f"\n\n{hay}",
+            f"Find all variables that are assigned the value {value} in the text above.",
+            tuple(known),
+            f"{len(known)} variables are assigned the value {value}, they are: {' '.join(known)}",
+        )
+
+    return build, length // 10
+
+
+def _common_words(tokenizer: Any, prose: str, seed: int, length: int) -> Made:
+    """Section 3.3: the words that stand most often in a list."""
+    random = Random(f"words {seed}")
+    vocabulary = sorted({word.lower() for word in re.findall(r"\b[a-z]{4,12}\b", prose)})
+    random.shuffle(vocabulary)
+    common, rare = vocabulary[:COMMON], vocabulary[COMMON:]
+
+    def build(units: int) -> Puzzle:
+        times = min(TIMES, max(RARE_TIMES + 1, units // (2 * COMMON)))
+        rest = max(0, units - times * COMMON)
+        listed = [word for word in common for _ in range(times)]
+        listed += [rare[i // RARE_TIMES % len(rare)] for i in range(rest)]
+        Random(f"order {seed}").shuffle(listed)
+        lines = " ".join(f"{number}. {word}" for number, word in enumerate(listed, 1))
+        return Puzzle(
+            "Below is a numbered list of words. In these words, some appear more often than "
+            f"others. Memorize the ones that appear most often.\n\n{lines}",
+            f"What are the {COMMON} most common words in the above list?",
+            tuple(common),
+            " ".join(f"{number}. {word}" for number, word in enumerate(common, 1)),
+        )
+
+    # Past this, rare words would stand as often as common ones.
+    most = COMMON * TIMES + (RARE_TIMES * len(rare))
+    return build, min(length, most)
+
+
+def _listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+KINDS: dict[str, Callable[[Any, str, int, int], Made]] = {
+    "single": _needles(1, 1, 1),
+    "multi-key": _needles(NEEDLES, 1, 1),
+    "multi-value": _needles(1, NEEDLES, 1),
+    "multi-query": _needles(NEEDLES, 1, NEEDLES),
+    "variables": _variables,
+    "words": _common_words,
+}

@@ -1,0 +1,162 @@
+"""Several caches of the same length in tokens take steps together: weights are read once a step.
+
+Each branch's attention is its own, over its own entries; only the products with weights are
+shared. So a branch gets what it would get alone, to rounding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVCache
+from kvlite.engine.decode import LayerStep
+from kvlite.engine.prefill import Reading
+from kvlite.methods import Method
+from kvlite.methods.full import Full
+from kvlite.methods.rules import Rule
+from kvlite.model.load import LoadedModel
+
+_FULL = Full()
+
+
+@dataclass
+class Branch:
+    """One method's way on from a prompt.
+
+    Attributes:
+        method, budget: as chosen.
+        cache: what it kept.
+        rules: one a layer.
+        logits: of the next token, `(vocab,)` float32.
+    """
+
+    method: Method
+    budget: int
+    cache: KVCache
+    rules: list[Rule]
+    logits: Tensor
+
+    def copied(self) -> "Branch":
+        """The same in storage of its own, slot by slot, so that steps of one leave the other as it
+        is."""
+        return replace(self, cache=deepcopy(self.cache), rules=[*self.rules])
+
+    @property
+    def only_grows(self) -> bool:
+        """Whether tokens that follow change nothing of what is held."""
+        return all(_only_grows(rule) for rule in self.rules)
+
+
+class _Side:
+    """Attends with row i of a batch to the layer of branch i."""
+
+    def __init__(self, steps: Sequence[LayerStep]) -> None:
+        self.steps = steps
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """As `model.hook.Attender`."""
+        rows = [slice(i, i + 1) for i in range(len(self.steps))]
+        return torch.cat(
+            [
+                step.attend(q[row], k[row], v[row], scale, softcap)
+                for step, row in zip(self.steps, rows, strict=True)
+            ]
+        )
+
+
+@torch.inference_mode()
+def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
+    """Put one token a branch through the model; each gets its next logits.
+
+    Args:
+        branches: that have seen equally many tokens.
+    """
+    (seen,) = {branch.cache.seen for branch in branches}
+    hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
+    rotations = model.rotations(seen, 1)
+    for index, module in enumerate(model.layers):
+        steps = [
+            LayerStep(index, branch.cache.layers[index], branch.rules[index], seen)
+            for branch in branches
+        ]
+        hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
+        for branch, step in zip(branches, steps, strict=True):
+            branch.cache.layers[index] = step.trimmed()
+            branch.rules[index] = step.rule
+    for branch, logits in zip(branches, model.logits(hidden[:, -1]), strict=True):
+        branch.logits = logits
+        branch.cache.seen += 1
+
+
+def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> list[list[int]]:
+    """Each branch's greedy answer, the ending token left out; the branches go on with it."""
+    said: list[list[int]] = [[] for _ in branches]
+    going = list(range(len(branches)))
+    while True:
+        drawn = {i: int(branches[i].logits.argmax()) for i in going}
+        going = [i for i in going if drawn[i] not in model.stop_ids and len(said[i]) < longest]
+        for i in going:
+            said[i].append(drawn[i])
+        # What follows an answer's last token is not asked for.
+        going = [i for i in going if len(said[i]) < longest]
+        if not going:
+            return said
+        step_together(model, [branches[i] for i in going], [drawn[i] for i in going])
+
+
+Judge = Callable[[int, int, Tensor], None]
+
+
+def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge) -> None:
+    """Tell every branch the same tokens, whatever it would have said. Branches stay as they are.
+
+    Lines that only grow are told all in one pass, which comes to the same; others step by step, as
+    they evict.
+
+    Args:
+        judge: given the branch's index, an index into `ids` and the logits `(n, vocab)` from which
+            that token and the n - 1 after it would have been drawn; in order for each branch.
+    """
+    stepping = []
+    for index, branch in enumerate(branches):
+        judge(index, 0, branch.logits[None])
+        if not branch.only_grows:
+            stepping.append((index, branch.copied()))
+        elif len(ids) > 1:
+            judge(index, 1, _one_pass(model, branch, ids[:-1]))
+    if not stepping:
+        return
+    for at, token in enumerate(ids[:-1]):
+        step_together(model, [branch for _, branch in stepping], [token] * len(stepping))
+        for index, branch in stepping:
+            judge(index, at + 1, branch.logits[None])
+
+
+@torch.inference_mode()
+def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
+    """Logits `(n, vocab)` after each of n tokens; the branch stays as it is."""
+    rules = [rule if rule.window is not None else Rule(_FULL, rule.budget) for rule in branch.rules]
+    cache = KVCache(list(branch.cache.layers), branch.cache.seen)
+    reading = Reading(model, cache, torch.tensor([ids], device=model.device), rules, whole=True)
+    for index in range(len(rules)):
+        reading.read_layer(index)
+    return model.logits(reading.hidden[0])
+
+
+def _only_grows(rule: Rule) -> bool:
+    method = rule.method
+    if rule.window is not None:
+        return True
+    never_trims = type(method).trim is Method.trim
+    return not method.bounded and method.settles is None and never_trims
+
+
+def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """What a judge is given, token by token: index, token, its logits `(vocab,)`."""
+    for offset, row in enumerate(logits):
+        yield at + offset, ids[at + offset], row

@@ -1,0 +1,88 @@
+"""`kvlite bench fidelity`: distributions beside the full cache's."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite.cli.bench.options import (
+    METHODS,
+    Budgets,
+    Device,
+    Dtype,
+    Json,
+    Methods,
+    Model,
+    Out,
+    Tokens,
+)
+from kvlite.cli.bench.run import Done, Measured, Measurement, run
+from kvlite.settings import EMBEDDED_MODEL, Settings
+
+if TYPE_CHECKING:
+    from kvlite.runner import Runner
+
+
+def fidelity(
+    file: Annotated[
+        str,
+        typer.Argument(help="txt, md, html, pdf or docx; - for standard input; else bundled prose"),
+    ] = "",
+    tokens: Tokens = [2000],
+    after: Annotated[
+        int, typer.Option(min=2, help="tokens of the text that are scored after the cut")
+    ] = 256,
+    method: Methods = METHODS,
+    budget: Budgets = [512],
+    repeats: Annotated[
+        int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
+    ] = 5,
+    model: Model = EMBEDDED_MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Read a text, cut the cache, go on with the same text: how far off are the predictions?
+
+    Compares each method with the full cache, token by token: KL divergence and top-1 agreement of
+    the distributions, change of the text's negative log-likelihood, and how much of the full
+    cache's attention fell on what was kept.
+
+    Examples:
+
+      kvlite bench fidelity --tokens 4000 --budget 256 --budget 1024
+
+      kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
+    """
+    settings = Settings(model=model, device=device, dtype=dtype)
+    from kvlite.bench.fidelity import FidelityRow, parts, tallies
+    from kvlite.bench.fidelity import fidelity as measured
+    from kvlite.bench.grid import choices
+    from kvlite.bench.pictures import draw_fidelity
+    from kvlite.bench.prose import bundled_prose, digest
+    from kvlite.documents import read_document
+
+    grid = choices(method, budget, max(tokens))
+    text = read_document(file).text if file else bundled_prose()
+
+    def measure(runner: "Runner", done: Done) -> Measured:
+        ids = runner.tokenizer.encode(text)
+        starts = parts(len(ids), tokens, after, repeats, runner.shape.max_context)
+        total = sum(map(len, starts.values())) * len(grid)
+        return total, measured(
+            runner.model, ids, grid, lengths=tokens, starts=starts, after=after, done=done
+        )
+
+    options = {
+        "file": file or "bundled prose",
+        "text": digest(text),
+        "tokens": tokens,
+        "after": after,
+        "methods": method,
+        "budgets": budget,
+        "repeats": repeats,
+    }
+    distance = Measurement(
+        "fidelity", "Fidelity to the full cache", FidelityRow, measure, tallies, draw_fidelity
+    )
+    run(distance, settings, options, out, as_json)

@@ -1,0 +1,74 @@
+"""`kvlite bench speed`: time and memory beside transformers."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite.cli.bench.options import (
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Out,
+    Tokens,
+)
+from kvlite.cli.bench.run import Done, Measured, Measurement, run
+from kvlite.settings import EMBEDDED_MODEL, Settings
+
+if TYPE_CHECKING:
+    from kvlite.runner import Runner
+
+
+def speed(
+    tokens: Tokens = [2000, 7000],
+    method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.method,
+    budget: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "512",
+    repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; medians are given")] = 5,
+    new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,
+    model: Model = EMBEDDED_MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Read and answer beside transformers' own `generate`: time, peak memory, KV bytes.
+
+    Each repetition runs both programs back to back, so that their ratio means something on a
+    machine that is never quite quiet. Ratios below 1 are in kvlite's favour.
+
+    Examples:
+
+      kvlite bench speed --tokens 7000 --method snapkv
+
+      kvlite bench speed --method full --repeats 3 --json
+    """
+    settings = Settings(model=model, method=method, budget=budget, device=device, dtype=dtype)
+    from kvlite.bench.grid import require_room
+    from kvlite.bench.prose import bundled_prose
+    from kvlite.bench.speed import SpeedRow, compare_all, load_reference
+    from kvlite.methods.amount import method_and_amount
+
+    method_and_amount(method, budget)
+
+    def measure(runner: "Runner", done: Done) -> Measured:
+        ids = runner.tokenizer.encode(bundled_prose())
+        require_room(max(tokens), new_tokens, len(ids), runner.shape.max_context)
+        return len(tokens), compare_all(
+            runner,
+            load_reference(runner),
+            ids,
+            lengths=tokens,
+            new_tokens=new_tokens,
+            repeats=repeats,
+            done=done,
+        )
+
+    options = {
+        "tokens": tokens,
+        "method": method,
+        "budget": budget,
+        "repeats": repeats,
+        "new tokens": new_tokens,
+    }
+    times = Measurement("speed", "Speed beside transformers", SpeedRow, measure, list)
+    run(times, settings, options, out, as_json)

@@ -1,0 +1,198 @@
+"""`kvlite bench`: every command runs, goes on where it was stopped, and refuses what it must."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlite.bench.folder import RunFolder
+from kvlite.bench.report import NO_PLOTS
+from tests.cli.conftest import LIMIT, Refused, Run
+from tests.cli.test_interrupts import interrupted
+
+NIAH = "--tokens 300 --depths 2 --kind number --budget 40 --budget 60 --method snapkv:window=8"
+RULER = "--tokens 300 --task single --task variables --budget 60 --repeats 2 --method h2o"
+GRIDS = {
+    "niah": (NIAH, 2 * (1 + 2 + 2)),
+    "niah --question both": (NIAH.replace("number", "pairs"), 2 * 2 * (1 + 2 + 2)),
+    "ruler": (RULER, 2 * 2 * 3),
+    "fidelity": ("--tokens 200 --after 20 --budget 60 --method snapkv --repeats 2", 2 * 3),
+    "memory": ("--tokens 200 --budget 60 --method snapkv", 3),
+    "speed": ("--tokens 200 --budget 60 --method snapkv --repeats 1 --new-tokens 3", 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where runs go that are not told."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def words(command: str, model: Path) -> list[object]:
+    return ["bench", *command.split(), *GRIDS[command][0].split(), "--model", model]
+
+
+@pytest.mark.parametrize("command", GRIDS)
+def test_a_run_leaves_rows_a_table_and_plots(
+    kvlite: Run, model: Path, tmp_path: Path, command: str
+) -> None:
+    out = tmp_path / "run"
+    done = kvlite(*words(command, model), "--out", out, "--json")
+    report = done.json()
+    assert done.code == 0
+    assert len(report["rows"]) == GRIDS[command][1]
+    assert report["machine"]["torch"] == torch.__version__
+    assert report["folder"] == str(out)
+    assert [json.loads(line) for line in (out / "rows.jsonl").open()] == report["rows"]
+    config = json.loads((out / "config.json").read_text())
+    assert (config["command"], config["model"]["name"]) == (command.split()[0], str(model))
+    if command != "speed":
+        methods = {row["method"] for row in report["rows"]}
+        assert "full" in methods
+        assert any(method.startswith("random") for method in methods)
+    table = (out / "table.md").read_text()
+    assert "Wilson" in table and "| --- |" in table
+    assert table.count("\n|") >= 3 and report["machine"]["processor"] in table
+    plots = list(out.glob("*.png"))
+    assert bool(plots) is (command.split()[0] not in ("memory", "speed"))
+    assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
+    names = {plot.stem for plot in plots}
+    if command == "niah":
+        assert names == {"quality-number-known", "depths-number-known"}
+
+
+def test_a_table_by_default_in_a_folder_of_its_own(
+    kvlite: Run, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    done = kvlite(*words("memory", model))
+    (folder,) = (home / "kvlite" / "bench").iterdir()
+    assert re.fullmatch(r"memory-\d{4}-\d\d-\d\d-\d{6}", folder.name)
+    assert done.err == f"Rows, table and plots: {folder}\n"
+    assert "share of full's peak" in done.out and "snapkv" in done.out
+
+
+def test_without_matplotlib_there_is_a_table_and_a_word(
+    kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlite.bench.report.find_spec", lambda name: None)
+    done = kvlite(*words("niah", model), "--out", tmp_path / "run", "--json")
+    assert done.err.splitlines()[0] == NO_PLOTS
+    assert (tmp_path / "run" / "table.md").exists()
+    assert not list((tmp_path / "run").glob("*.png"))
+
+
+@pytest.mark.parametrize("stopped", [1, 4, 10])
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+    kvlite: Run, model: Path, tmp_path: Path, stopped: int
+) -> None:
+    out = tmp_path / "run"
+    args = [*words("niah", model), "--out", out]
+    first = interrupted("kvlite.bench.folder", "RunFolder", "add", stopped, *args)
+    assert first.code == 130
+    kept = (out / "rows.jsonl").read_text() if stopped > 1 else ""
+    assert len(kept.splitlines()) == stopped - 1
+    assert f"Stopped after {stopped - 1} of 10 rows. To go on: kvlite bench niah" in first.err
+    assert f"--out {out}" in first.err
+    assert f"Stopped after {stopped - 1} of 10 rows." in (out / "table.md").read_text()
+    second = kvlite(*args, "--json")
+    assert second.code == 0
+    whole = kvlite(*words("niah", model), "--out", tmp_path / "other", "--json")
+    assert second.json()["rows"] == whole.json()["rows"]
+    assert "Stopped" not in (out / "table.md").read_text()
+
+
+def test_another_run_in_a_folder_is_refused(
+    kvlite: Run, refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert kvlite(*words("memory", model), "--out", out).code == 0
+    refused([*words("memory", model), "--budget", "70", "--out", out], out, "options.budgets", "70")
+    refused([*words("ruler", model), "--out", out], out, "command 'memory', not 'ruler'")
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("niah --kind verse", ("--kind 'verse'", "number, sentence, pairs")),
+        ("niah --question maybe", ("--question 'maybe'", "known, unknown, both")),
+        ("ruler --task sums", ("--task 'sums'", "multi-key")),
+        ("niah --method magic", ("'magic'", "choose from full,")),
+        ("memory --method snapkv --budget 8", ("budget of 8", "give it at least")),
+        ("niah --tokens 50", ("'--tokens'", "see `kvlite bench niah --help`")),
+        ("fidelity none.txt", ("none.txt", "check the path")),
+        ("speed --budget nothing", ("'nothing'", "give entries (512)")),
+    ],
+)
+def test_bad_options(refused: Refused, args: str, named: tuple[str, ...]) -> None:
+    refused(["bench", *args.split()], *named)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("niah --tokens 600", f"--tokens 600 is too long: give up to {LIMIT - 128}"),
+        ("fidelity --tokens 400 --after 200", f"400 is too long: give up to {LIMIT - 200}"),
+        ("ruler --tokens 100 --task multi-query", "--tokens 100 is too short for ruler multi-qu"),
+        ("memory --tokens 513", f"--tokens 513 is too long: give up to {LIMIT}"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_no_folder(
+    kvlite: Run, model: Path, home: Path, args: str, sentence: str
+) -> None:
+    done = kvlite("bench", *args.split(), "--budget", "64", "--model", model)
+    assert (done.code, done.out) == (2, "")
+    assert sentence in done.err
+    assert not home.exists()
+
+
+def test_fidelity_of_a_users_text(kvlite: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    flags = "--tokens 150 --after 9 --repeats 1 --budget 50 --method snapkv --json"
+    args = ["bench", "fidelity", text, *flags.split(), "--model", model, "--out", tmp_path / "run"]
+    rows = kvlite(*args).json()["rows"]
+    assert [row["scored"] for row in rows] == [8, 8, 8]
+    assert (rows[0]["kl"], rows[0]["agreement"], rows[0]["recall"]) == (0, 1, pytest.approx(1))
+    text.write_text("Something else. " * 100)
+    done = kvlite(*args)
+    assert (done.code, "options.text" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["niah", "ruler", "fidelity", "memory", "speed"])
+def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
+    code = (
+        f"import atexit, sys; sys.argv = ['kvlite', 'bench', '{command}', '--help']; "
+        "from kvlite.cli.main import main; "
+        "atexit.register(lambda: print({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
+        "; main()"
+    )
+    env = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout.endswith("set()\n")
+    assert done.stdout.count(f"kvlite bench {command} ") >= 3
+    assert "--out" in done.stdout and "--json" in done.stdout
+
+
+def test_rows_are_kept_as_they_come(
+    kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill right after a row leaves that row on the disk, and the configuration before it; what
+    is given twice is measured once."""
+    out, seen = tmp_path / "run", []
+    add = RunFolder.add
+
+    def watched(self: RunFolder, row: Any) -> None:
+        assert (out / "config.json").exists()
+        add(self, row)
+        seen.append(len((out / "rows.jsonl").read_text().splitlines()))
+
+    monkeypatch.setattr(RunFolder, "add", watched)
+    twice = ["--tokens", "200", "--budget", "60", "--method", "snapkv"]
+    assert kvlite(*words("memory", model), *twice, "--out", out).code == 0
+    assert seen == [1, 2, 3]

@@ -1,0 +1,136 @@
+"""Fidelity and memory: the yardstick is exact, the others equal naive references."""
+
+import pytest
+import torch
+
+from kvlite.bench.fidelity import FidelityRow, fidelity, parts, tallies
+from kvlite.bench.fork import read_once
+from kvlite.bench.memory import MemoryRow, lines, memory
+from kvlite.engine.decode import decode_step
+from kvlite.errors import SettingError
+from kvlite.methods import parse_method
+from kvlite.runner import Runner
+from kvlite.settings import Settings
+
+from .conftest import Tiny
+from .oracles import fidelity as oracle
+
+SPECS = [
+    ("full", 90),
+    ("random:window=8", 30),
+    ("snapkv:window=8", 30),
+    ("snapkv:window=8,per_head=true", 30),
+    ("kvx:queries=max,heads=max,alpha=16", 30),
+    ("h2o", 30),
+]
+CHOICES = [(parse_method(spec), budget) for spec, budget in SPECS]
+LENGTH, AFTER, START = 90, 20, 7
+
+
+def text() -> list[int]:
+    ids = torch.randint(3, 199, (160,), generator=torch.Generator().manual_seed(8))
+    return [int(token) for token in ids]
+
+
+def rows_of(tiny: Tiny, **given: object) -> list[FidelityRow]:
+    grid = {"lengths": [LENGTH], "starts": {LENGTH: [START]}, "after": AFTER, **given}
+    return list(fidelity(tiny.model, text(), CHOICES, **grid))  # type: ignore[arg-type]
+
+
+def test_the_full_cache_is_its_own_measure(tiny: Tiny) -> None:
+    full = rows_of(tiny)[0]
+    assert (full.kl, full.agreement, full.nll_change, full.scored) == (0, 1, 0, AFTER - 1)
+    assert full.recall == pytest.approx(1)
+
+
+def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
+    """Token by token, each method alone, beside transformers' logits of the whole text."""
+    part = text()[START : START + LENGTH + AFTER]
+    with torch.no_grad():
+        full = tiny.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
+    for row, choice in zip(rows_of(tiny), CHOICES, strict=True):
+        _, [(cache, rules)] = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        assert (row.entries_mean, row.kv_bytes) == (cache.entries_mean, cache.nbytes)
+        other = [
+            decode_step(tiny.model, cache, torch.tensor([token]), rules)[0].tolist()
+            for token in part[LENGTH:-1]
+        ]
+        kl, same, rise = oracle.distances(full, other, part[LENGTH + 1 :])
+        assert row.kl == pytest.approx(kl, abs=1e-4), row.method
+        assert row.agreement == same
+        assert row.nll_change == pytest.approx(rise, abs=1e-4)
+
+
+def test_recall_is_what_transformers_attention_says(tiny: Tiny) -> None:
+    if not tiny.model.shape.full_layers:
+        pytest.skip("every layer has a sliding window, whatever the method")
+    part = text()[START : START + LENGTH + AFTER - 1]
+    with torch.no_grad():
+        attentions = tiny.reference(torch.tensor([part]), output_attentions=True).attentions
+    rows = rows_of(tiny)
+    for row, choice in zip(rows, CHOICES, strict=True):
+        _, [(cache, _)] = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        shares = []
+        for index in tiny.model.shape.full_layers:
+            kept = {
+                head: bank.positions[0, at, : bank.used].tolist()
+                for bank in cache.layers[index].banks
+                for at, head in enumerate(bank.heads)
+            }
+            by_head = [kept[head] for head in sorted(kept)]
+            shares.append(oracle.recall(attentions[index][0].tolist(), by_head, LENGTH))
+        assert row.recall == pytest.approx(sum(shares) / len(shares), abs=1e-4), row.method
+    assert all(row.recall < 1 for row in rows[1:])
+
+
+def test_what_is_done_is_left_out(llama: Tiny) -> None:
+    starts = {"starts": {LENGTH: [0, START]}}
+    whole = rows_of(llama, **starts)
+    done = frozenset((row.length, row.start, row.method, row.budget) for row in whole[:8])
+    assert [*whole[:8], *rows_of(llama, **starts, done=done)] == whole
+
+
+def test_parts_spread_over_the_text() -> None:
+    assert parts(1000, [100, 300], 100, 3, 2000) == {100: [0, 400, 800], 300: [0, 300, 600]}
+    assert parts(1000, [100], 100, 1, 2000) == {100: [0]}
+    assert parts(201, [100], 100, 9, 2000) == {100: [0, 1]}
+    with pytest.raises(SettingError, match=r"--tokens 950 is too long: give up to 900 \("):
+        parts(1000, [100, 950], 100, 1, 2000)
+    with pytest.raises(SettingError, match=r"--tokens 950 is too long: give up to 924 \("):
+        parts(5000, [950], 100, 1, 1024)
+
+
+def test_tallies_are_means_over_parts() -> None:
+    def row(start: int, kl: float) -> FidelityRow:
+        return FidelityRow(100, start, "snapkv", 64, 9, 64.0, 1000, kl, 0.5, -0.1, 0.9)
+
+    (tally,) = tallies([row(0, 0.1), row(5, 0.3)])
+    assert (tally.parts, tally.kl.value, tally.kl.low) == (2, pytest.approx(0.2), 0)
+    assert tally.cells()["attention recall"] == "0.900 (0.900 to 0.900)"
+
+
+def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
+    shape = tiny.model.shape
+    grid = [CHOICES[0], CHOICES[2]]
+    runner = Runner(tiny.model, Settings())
+    full, cut = memory(runner, text(), grid, lengths=[120])
+    entries = [min(120, window or 120) for window in shape.windows]
+    # Keys and values in float32, and an int32 position, of every entry of every KV head.
+    assert full.kv_bytes == sum(entries) * shape.kv_heads * (2 * shape.head_dim * 4 + 4)
+    assert full.full_kv_bytes == shape.full_kv_bytes(120, 4)
+    assert full.entries_mean == sum(entries) / len(entries)
+    assert full.peak_bytes > full.kv_bytes
+    if shape.full_layers:
+        assert cut.kv_bytes < full.kv_bytes
+    assert not list(memory(runner, text(), grid, lengths=[120], done=frozenset({
+        (120, "full", 90), (120, "snapkv:window=8", 30)
+    })))  # fmt: skip
+
+
+def test_memory_lines_are_beside_full() -> None:
+    full = MemoryRow(100, "full", 100, 100.0, 4096, 4000, 8192)
+    cut = MemoryRow(100, "snapkv", 50, 50.0, 2048, 4000, 6144)
+    alone = MemoryRow(200, "snapkv", 50, 50.0, 2048, 4000, 6144)
+    cells = [line.cells() for line in lines([full, cut, alone])]
+    assert [each["share of full's"] for each in cells] == ["100.0%", "50.0%", "?"]
+    assert [each["share of full's peak"] for each in cells] == ["100.0%", "75.0%", "?"]

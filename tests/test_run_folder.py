@@ -1,0 +1,103 @@
+"""Run folders: stopped at any point, a run goes on to the same rows; another one is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlite.bench.config import fingerprint
+from kvlite.bench.folder import CONFIG, ROWS, RunFolder
+from kvlite.errors import SettingError
+
+CONFIGURATION = {"command": "niah", "options": {"tokens": [100], "kind": "pairs"}}
+KEY = ("method", "budget")
+GRID = [{"method": m, "budget": b, "answer": "é\n" * b} for m in ("a", "b") for b in (1, 2, 3)]
+
+
+def opened(path: Path, config: Any = CONFIGURATION) -> RunFolder:
+    return RunFolder(path, config, KEY)
+
+
+def fill(folder: RunFolder) -> None:
+    folder.begin()
+    for row in GRID:
+        if folder.key(row) not in folder.done:
+            folder.add(row)
+
+
+WHOLE = "".join(json.dumps(row) + "\n" for row in GRID).encode()
+
+
+@given(st.integers(0, len(WHOLE)))
+def test_a_run_killed_at_any_byte_goes_on_to_the_same_rows(
+    tmp_path_factory: pytest.TempPathFactory, bytes_written: int
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    opened(path).begin()
+    (path / ROWS).write_bytes(WHOLE[:bytes_written])
+    folder = opened(path)
+    assert folder.rows == GRID[: WHOLE[:bytes_written].count(b"\n")]
+    fill(folder)
+    assert folder.rows == GRID
+    assert (path / ROWS).read_bytes() == WHOLE
+    assert opened(path).rows == GRID
+
+
+def test_nothing_is_written_before_a_run_begins(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run"
+    folder = opened(path)
+    assert not path.exists()
+    folder.begin()
+    assert json.loads((path / CONFIG).read_text()) == CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({**CONFIGURATION, "command": "ruler"}, "with command 'niah', not 'ruler'"),
+        (
+            {"command": "niah", "options": {"tokens": [100, 200], "kind": "pairs"}},
+            r"with options\.tokens \[100\], not \[100, 200\]",
+        ),
+        ({"command": "niah", "options": {"tokens": [100]}}, "options.kind 'pairs', not None"),
+    ],
+)
+def test_another_configuration_is_refused(
+    tmp_path: Path, config: dict[str, Any], sentence: str
+) -> None:
+    fill(opened(tmp_path))
+    with pytest.raises(SettingError, match=f"{tmp_path} holds a run {sentence}|{sentence}"):
+        opened(tmp_path, config)
+    assert opened(tmp_path).rows == GRID
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(SettingError, match="something else than a run"):
+        opened(tmp_path)
+    with pytest.raises(SettingError, match="is a file: name a folder"):
+        opened(tmp_path / "letter.txt")
+    run = tmp_path / "run"
+    opened(run).begin()
+    (run / ROWS).write_text("{broken}\n")
+    with pytest.raises(SettingError, match="is damaged: name a new folder"):
+        opened(run)
+    (run / CONFIG).write_text("{")
+    with pytest.raises(SettingError, match="is damaged: name a new folder"):
+        opened(run)
+
+
+def test_a_fingerprint_is_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * (3 << 20))
+    before = fingerprint(tmp_path)
+    assert fingerprint(tmp_path) == before
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    after = fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{} ")
+    assert len({before, after, fingerprint(tmp_path)}) == 3
