@@ -31,9 +31,11 @@ class Conversation:
         """Start empty.
 
         Raises:
-            SettingError: the method or the budget is not one, or they do not fit each other.
+            SettingError: the method or the budget is not one, they do not fit each other, or the
+                method needs a calibration of the model.
         """
-        method_and_amount(settings.method, settings.budget)
+        method, _ = method_and_amount(settings.method, settings.budget)
+        method.fitted(model.shape, model.calibration)
         self.model = model
         self.settings = settings
         self.token_ids: list[int] = []

@@ -7,8 +7,9 @@ from typing import Any
 from kvlite.conversation import Conversation
 from kvlite.ledger import Answer
 from kvlite.methods.amount import method_and_amount
+from kvlite.model.calibration import find_calibration
 from kvlite.model.load import LoadedModel, choose_device, choose_dtype, load_model
-from kvlite.model.shape import ModelShape
+from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import find_model
 from kvlite.settings import Settings
 
@@ -88,8 +89,12 @@ def load(
 
 def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
     """`load` from whole settings; everything is checked before a weight is read."""
-    method_and_amount(settings.method, settings.budget)
+    method, _ = method_and_amount(settings.method, settings.budget)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     folder = find_model(settings.model, notify)
-    return Runner(load_model(folder, device=device, dtype=dtype), settings)
+    calibration = find_calibration(folder)
+    if calibration is None:
+        method.fitted(read_shape(folder), None)
+    model = load_model(folder, device=device, dtype=dtype, calibration=calibration)
+    return Runner(model, settings)

@@ -57,7 +57,8 @@ class Turn:
         self._require_known(ids)
         self.longest = self._within_context(settings.max_new_tokens if answers else 0)
         seen = cache.seen + len(ids)
-        self.method, amount = method_and_amount(settings.method, settings.budget)
+        method, amount = method_and_amount(settings.method, settings.budget)
+        self.method = method.fitted(model.shape, model.calibration)
         self.budget = amount.resolve(
             model.shape, self.method, seen, self.longest, model.dtype.itemsize
         )

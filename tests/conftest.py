@@ -19,9 +19,10 @@ import transformers
 
 import kvlite
 from kvlite.bench.prose import bundled_prose
+from kvlite.model.calibration import Calibration
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
-from kvlite.model.shape import shape_of
+from kvlite.model.shape import ModelShape, shape_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -102,6 +103,25 @@ class Tiny:
     model: LoadedModel
 
 
+def made_up_calibration(shape: ModelShape) -> Calibration:
+    """Ranks with three groups of layers, and heads that rank as they are numbered."""
+    ranks = [9.0, 7.0, 7.5, 5.0, *[5.5] * shape.layers][: shape.layers]
+    return Calibration(
+        model="tiny",
+        fingerprint="0",
+        text="none",
+        samples=1,
+        tokens=1,
+        max_context=shape.max_context,
+        layer_ranks=tuple(ranks),
+        elbow=4,
+        head_ranks=((5.0,) * shape.kv_heads,) * shape.layers,
+        head_wins=((1,) + (0,) * (shape.kv_heads - 1),) * shape.layers,
+        lazy_shares=(0.5,) * shape.layers,
+        lazy_threshold=0.9,
+    )
+
+
 def make_tiny(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tiny:
     register_attention()
     kind, changes = ARCHITECTURES[name]
@@ -117,7 +137,12 @@ def make_tiny(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
     reference.model.rotary_emb.to(torch.float32)
     module.model.rotary_emb.to(torch.float32)
     model = LoadedModel(
-        module, IntegerTokenizer(), shape_of(config), Path(), stop_ids=frozenset({2})
+        module,
+        IntegerTokenizer(),
+        shape_of(config),
+        Path(),
+        stop_ids=frozenset({2}),
+        calibration=made_up_calibration(shape_of(config)),
     )
     return Tiny(reference, model)
 

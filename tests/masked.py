@@ -25,7 +25,6 @@ def masked_run(
     reference: Any, token_ids: Tensor, held: Held, prompt: int
 ) -> tuple[Tensor, list[Tensor]]:
     """The logits, and what each layer attended to: `(query heads, tokens, tokens)`."""
-    weighed: dict[int, Tensor] = {}
     allowed: dict[int, Tensor] = {}
     count = token_ids.shape[1]
     layers, kv_heads = len(held[0]), len(held[0][0])
@@ -36,6 +35,16 @@ def masked_run(
                 mask[head, prompt + step] = False
                 mask[head, prompt + step, sorted(rows[layer][head])] = True
         allowed[layer] = mask
+    logits, weighed = run_under(reference, token_ids, allowed)
+    return logits[prompt - 1 :], weighed
+
+
+def run_under(
+    reference: Any, token_ids: Tensor, allowed: dict[int, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """One dense forward under a mask of each layer, `(KV heads, tokens, tokens)`, True where seen:
+    all logits, and what each layer attended to, `(query heads, tokens, tokens)`."""
+    weighed: dict[int, Tensor] = {}
 
     def attention(
         module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, scaling: float, **_: Any
@@ -53,5 +62,5 @@ def masked_run(
     )
     model.load_state_dict(reference.state_dict())
     with torch.no_grad():
-        logits: Tensor = model.eval()(token_ids, use_cache=False).logits[0, prompt - 1 :]
-    return logits, [weighed[layer] for layer in range(layers)]
+        logits: Tensor = model.eval()(token_ids, use_cache=False).logits[0]
+    return logits, [weighed[layer] for layer in sorted(allowed)]

@@ -3,6 +3,7 @@
 import torch
 
 from kvlite.bench.fork import read_once
+from kvlite.bench.grid import fitted
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache import KVCache
 from kvlite.engine.prefill import prefill
@@ -25,6 +26,7 @@ CHOICES = [
     ("tova:per_head=true", 40),
     ("keydiff", 40),
     ("snapkv:layers=global", 60),
+    ("uncomp", 40),
     ("simlayerkv:threshold=0.5,recent=30+kvx:layers=entropy", 60),
 ]
 
@@ -32,16 +34,19 @@ CHOICES = [
 def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tiny) -> None:
     model = tiny.model
     ids = torch.randint(3, 199, (1, 300), generator=torch.Generator().manual_seed(5))
-    choices = [(parse_method(spec), budget) for spec, budget in CHOICES]
-    logits, branches = read_once(model, ids[0].tolist(), choices, reserve=8)
     shape = model.shape
-    for (method, budget), (forked, _) in zip(choices, branches, strict=True):
+    narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]
+    specs = CHOICES if any(shape.windows) else CHOICES + narrowing
+    choices = fitted([(parse_method(spec), budget) for spec, budget in specs], model)
+    branches = read_once(model, ids[0].tolist(), choices, reserve=8)
+    for branch in branches:
+        method, budget, forked = branch.method, branch.budget, branch.cache
         alone = KVCache.empty(
             shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
         )
         rules = layer_rules(method, shape, budget, 300)
         expected = prefill(model, alone, ids, rules, reserve=8)
-        torch.testing.assert_close(logits, expected)
+        torch.testing.assert_close(branch.logits[None], expected)
         for ours, theirs in zip(forked.layers, alone.layers, strict=True):
             for bank, other in zip(ours.banks, theirs.banks, strict=True):
                 assert bank.used == other.used

@@ -49,7 +49,8 @@ def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
     with torch.no_grad():
         full = tiny.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
     for row, choice in zip(rows_of(tiny), CHOICES, strict=True):
-        _, [(cache, rules)] = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        (branch,) = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        cache, rules = branch.cache, branch.rules
         assert (row.entries_mean, row.kv_bytes) == (cache.entries_mean, cache.nbytes)
         other = [
             decode_step(tiny.model, cache, torch.tensor([token]), rules)[0].tolist()
@@ -69,7 +70,8 @@ def test_recall_is_what_transformers_attention_says(tiny: Tiny) -> None:
         attentions = tiny.reference(torch.tensor([part]), output_attentions=True).attentions
     rows = rows_of(tiny)
     for row, choice in zip(rows, CHOICES, strict=True):
-        _, [(cache, _)] = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        (branch,) = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        cache = branch.cache
         shares = []
         for index in tiny.model.shape.full_layers:
             kept = {

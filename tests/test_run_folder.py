@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.bench.config import fingerprint
 from kvlite.bench.folder import CONFIG, ROWS, RunFolder
 from kvlite.errors import SettingError
 
@@ -88,16 +87,3 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (run / CONFIG).write_text("{")
     with pytest.raises(SettingError, match="is damaged: name a new folder"):
         opened(run)
-
-
-def test_a_fingerprint_is_of_the_files(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"\0" * (3 << 20))
-    before = fingerprint(tmp_path)
-    assert fingerprint(tmp_path) == before
-    with (tmp_path / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\1")
-    after = fingerprint(tmp_path)
-    (tmp_path / "config.json").write_text("{} ")
-    assert len({before, after, fingerprint(tmp_path)}) == 3

@@ -109,7 +109,7 @@ def test_planted_lazy_layers_are_found(lazy: set[int], detect: str) -> None:
     tiny = planted(lazy)
     prompt = torch.cat([torch.tensor([[3]]), torch.randint(4, 199, (1, 89))], 1)
     cache = empty(tiny.model)
-    method = parse_method(f"simlayerkv:recent=20,last=8,detect={detect}")
+    method = parse_method(f"simlayerkv:threshold=0.9,recent=20,last=8,detect={detect}")
     rules = layer_rules(method, tiny.model.shape, 24, 90)
     prefill(tiny.model, cache, prompt, rules, reserve=4)
     if detect == "decode":

@@ -1,5 +1,6 @@
 """The embedded model, for real: transformers' answers, bytes that are freed, needles found."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.methods.rules import layer_rules
+from kvlite.model.calibration import find_calibration
 
 LENGTHS = [30, 500, 2000, 7000]
 
@@ -112,3 +114,13 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     rows = ask(smollm.model, recipes, choices, ["known"])
     found = {tally.method.split(":")[0]: tally.hits for tally in tallies(list(rows))}
     assert found == {"full": 3, "kvx": 3, "random": 0}
+
+
+def test_the_embedded_model_comes_calibrated(
+    smollm: kvlite.Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path))
+    found = find_calibration(smollm.model_path)
+    assert found is not None and found == smollm.model.calibration
+    assert len(found.head_ranks) == 30 and {len(heads) for heads in found.head_ranks} == {3}
+    assert found.lazy_threshold is not None and 0.5 < found.lazy_threshold < 1

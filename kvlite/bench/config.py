@@ -1,13 +1,11 @@
 """What decides the rows of a run, so that a run is only ever gone on with as it was begun."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvlite.bench.machine import describe
-
-EDGE = 1 << 20
+from kvlite.model.fingerprint import fingerprint
 
 
 def configuration(
@@ -24,17 +22,3 @@ def configuration(
         "model": {"name": model, "files": fingerprint(folder)},
         "machine": describe(),
     }
-
-
-def fingerprint(folder: Path) -> str:
-    """A digest of a model's config, tokenizer and weights: names, sizes, and the first and last
-    MiB of each file, since reading all of them may take minutes."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(EDGE))
-            file.seek(max(0, size - EDGE))
-            digest.update(file.read(EDGE))
-    return digest.hexdigest()[:16]

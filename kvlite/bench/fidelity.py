@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.fork import Watch, read_once
-from kvlite.bench.grid import require_room
+from kvlite.bench.fork import Branch, Watch, read_once
+from kvlite.bench.grid import fitted, require_room
 from kvlite.bench.intervals import Estimate, mean_of
-from kvlite.bench.together import Branch, told
+from kvlite.bench.together import told
 from kvlite.cache import Bank, KVCache
 from kvlite.engine.prefill import Reading
 from kvlite.ledger import readable
@@ -32,7 +32,7 @@ class FidelityRow:
         start: index in the text of the first of them.
         method, budget: as asked for.
         scored: distributions compared, each after one more token of the text; the first, right
-            after the cut, is exact by construction and left out.
+            after the cut, is left out, since most methods read exactly.
         entries_mean, kv_bytes: what the cache held after the cut.
         kl: mean KL divergence in nats of the method's distribution from the full cache's.
         agreement: share of distributions whose likeliest token is the full cache's.
@@ -79,6 +79,7 @@ def fidelity(
         starts: of each length, where parts begin; `length + after` tokens follow each.
         after: tokens told after the cut, at least 2.
     """
+    choices = fitted(choices, model)
     for length in lengths:
         for start in starts[length]:
             keys = [(length, start, method.spec, budget) for method, budget in choices]
@@ -120,11 +121,7 @@ def _rows(
     start: int,
 ) -> list[FidelityRow]:
     after = part[length:]
-    logits, read = read_once(model, part[:length], choices, reserve=len(after))
-    branches = [
-        Branch(method, budget, cache, rules, logits[0])
-        for (method, budget), (cache, rules) in zip(choices, read, strict=True)
-    ]
+    branches = read_once(model, part[:length], choices, reserve=len(after))
     whole = next(branch for branch in branches if branch.method.name == "full")
     truth, recalls = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Read a prompt once, compress it by many methods: what makes a grid of methods affordable.
 
-Reading is exact whatever the method, since a layer is cut only after its own attention; so one
-reading serves all of them, and each gets the cache it would have had alone.
+A layer is cut only after its own attention, so most methods read alike; one reading serves all of
+these, and each gets the cache it would have had alone.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
-from kvlite.engine.prefill import Reading
+from kvlite.engine.prefill import Reading, prefill
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.rules import ROOM, Rule, layer_rules, share_out
@@ -49,41 +49,89 @@ class Watch(Method):
         raise AssertionError("watch does not select")
 
 
+@dataclass
+class Branch:
+    """One method's way on from a prompt.
+
+    Attributes:
+        method, budget: as chosen.
+        cache: what it kept.
+        rules: one a layer.
+        logits: of the next token, `(vocab,)` float32.
+    """
+
+    method: Method
+    budget: int
+    cache: KVCache
+    rules: list[Rule]
+    logits: Tensor
+
+
 @torch.inference_mode()
 def read_once(
     model: LoadedModel,
-    token_ids: list[int],
+    token_ids: Sequence[int],
     choices: Sequence[tuple[Method, int]],
     *,
     reserve: int,
-) -> tuple[Tensor, list[tuple[KVCache, list[Rule]]]]:
-    """Read a prompt once for many methods.
+) -> list[Branch]:
+    """Read a prompt for many methods: once for all whose reading is exact, and again for each of
+    the others.
 
     Args:
         choices: method and mean budget of each branch.
         reserve: tokens that will be generated.
 
     Returns:
-        Logits after the prompt `(1, vocab)`; a cache and its rules for each choice.
+        A branch for each choice.
     """
-    shape, n = model.shape, len(token_ids)
-    held = [n] * shape.layers
-    branches = [layer_rules(method, shape, budget, n, held) for method, budget in choices]
-    rules = [rule for branch in branches for rule in branch]
-    watch = Watch(max(map(_queries, rules)), any(rule.method.cumulative for rule in rules))
-    cache = KVCache.empty(
-        shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
-    )
     ids = torch.tensor([token_ids], device=model.device)
-    reading = Reading(model, cache, ids, [Rule(watch, 0, window) for window in shape.windows])
+    shared = iter(_shared(model, ids, [each for each in choices if each[0].exact], reserve))
+    return [
+        next(shared) if method.exact else _alone(model, ids, method, budget, reserve)
+        for method, budget in choices
+    ]
+
+
+def _alone(model: LoadedModel, ids: Tensor, method: Method, budget: int, reserve: int) -> Branch:
+    rules, cache = layer_rules(method, model.shape, budget, ids.shape[1]), _empty(model)
+    logits = prefill(model, cache, ids, rules, reserve=reserve)
+    return Branch(method, budget, cache, rules, logits[0])
+
+
+def _shared(
+    model: LoadedModel, ids: Tensor, choices: Sequence[tuple[Method, int]], reserve: int
+) -> list[Branch]:
+    if not choices:
+        return []
+    shape, n = model.shape, ids.shape[1]
+    by_choice = [
+        layer_rules(method, shape, budget, n, [n] * shape.layers) for method, budget in choices
+    ]
+    rules = [rule for each in by_choice for rule in each]
+    watch = Watch(max(map(_queries, rules)), any(rule.method.cumulative for rule in rules))
+    reading = Reading(
+        model, _empty(model), ids, [Rule(watch, 0, window) for window in shape.windows]
+    )
     by_layer = [
-        _cuts(reading.read_layer(index).view(index), branches, reserve)
+        _cuts(reading.read_layer(index).view(index), by_choice, reserve)
         for index in range(shape.layers)
     ]
     caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
-    for each, branch in zip(caches, branches, strict=True):
-        share_out(each.layers, branch, min(reserve, ROOM))
-    return reading.logits(), list(zip(caches, branches, strict=True))
+    for cache, each in zip(caches, by_choice, strict=True):
+        share_out(cache.layers, each, min(reserve, ROOM))
+    logits = reading.logits()[0]
+    return [
+        Branch(method, budget, cache, each, logits)
+        for (method, budget), cache, each in zip(choices, caches, by_choice, strict=True)
+    ]
+
+
+def _empty(model: LoadedModel) -> KVCache:
+    shape = model.shape
+    return KVCache.empty(
+        shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
+    )
 
 
 def _cuts(view: LayerView, branches: list[list[Rule]], reserve: int) -> list[LayerCache]:

@@ -7,6 +7,7 @@ from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
 from kvlite.methods.full import Full
 from kvlite.methods.random import Random
+from kvlite.model.load import LoadedModel
 
 
 def choices(specs: Sequence[str], budgets: Sequence[int], longest: int) -> list[tuple[Method, int]]:
@@ -33,6 +34,15 @@ def choices(specs: Sequence[str], budgets: Sequence[int], longest: int) -> list[
     for method, size in grid:
         method.check(size)
     return list(dict.fromkeys(grid))
+
+
+def fitted(choices: Sequence[tuple[Method, int]], model: LoadedModel) -> list[tuple[Method, int]]:
+    """The methods for one model.
+
+    Raises:
+        SettingError: one needs a calibration of it, and there is none.
+    """
+    return [(each.fitted(model.shape, model.calibration), budget) for each, budget in choices]
 
 
 def evenly(count: int) -> list[float]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
-from kvlite.bench.fork import read_once
-from kvlite.bench.grid import require_room
+from kvlite.bench.fork import Branch, read_once
+from kvlite.bench.grid import fitted, require_room
 from kvlite.bench.intervals import Estimate, mean_of, share_of
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.bench.together import Branch, answers, each_token, told
+from kvlite.bench.together import answers, each_token, told
 from kvlite.engine.prefill import prefill
 from kvlite.ledger import readable
 from kvlite.methods import Method
@@ -108,6 +108,7 @@ def ask(
         done: keys of rows there are. A prompt whose rows are only partly there is asked of all
             choices again, since they share their steps.
     """
+    choices = fitted(choices, model)
     for recipe in recipes:
         about = (recipe.task, recipe.kind, recipe.length, recipe.depth, recipe.seed)
         wanted = {
@@ -127,24 +128,20 @@ def ask(
 
 def read_known(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
     """The prompt read as one turn, so that what is kept is chosen with the question in view."""
-    logits, read = read_once(model, case.prompt, choices, reserve=case.new_tokens)
-    return [
-        Branch(method, budget, cache, rules, logits[0])
-        for (method, budget), (cache, rules) in zip(choices, read, strict=True)
-    ]
+    return read_once(model, case.prompt, choices, reserve=case.new_tokens)
 
 
 def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
     """The context read and cut, and then the question, as a later turn is."""
-    _, read = read_once(model, list(case.context), choices, reserve=0)
     asked = torch.tensor([case.question], device=model.device)
-    branches = []
-    for (method, budget), (cache, _) in zip(choices, read, strict=True):
-        held = [int(layer.entries_mean) + asked.shape[1] for layer in cache.layers]
-        seen = cache.seen + asked.shape[1]
-        rules = layer_rules(method, model.shape, budget, seen, held, asked.shape[1])
-        logits = prefill(model, cache, asked, rules, reserve=case.new_tokens)
-        branches.append(Branch(method, budget, cache, rules, logits[0]))
+    branches = read_once(model, case.context, choices, reserve=0)
+    for branch in branches:
+        cache, new = branch.cache, asked.shape[1]
+        held = [int(layer.entries_mean) + new for layer in cache.layers]
+        seen = cache.seen + new
+        branch.rules = layer_rules(branch.method, model.shape, branch.budget, seen, held, new)
+        logits = prefill(model, cache, asked, branch.rules, reserve=case.new_tokens)
+        branch.logits = logits[0]
     return branches
 
 

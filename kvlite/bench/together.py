@@ -6,48 +6,20 @@ shared. So a branch gets what it would get alone, to rounding.
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.prefill import Reading
-from kvlite.methods import Method
 from kvlite.methods.full import Full
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
 
 _FULL = Full()
-
-
-@dataclass
-class Branch:
-    """One method's way on from a prompt.
-
-    Attributes:
-        method, budget: as chosen.
-        cache: what it kept.
-        rules: one a layer.
-        logits: of the next token, `(vocab,)` float32.
-    """
-
-    method: Method
-    budget: int
-    cache: KVCache
-    rules: list[Rule]
-    logits: Tensor
-
-    def copied(self) -> "Branch":
-        """The same in storage of its own, slot by slot, so that steps of one leave the other as it
-        is."""
-        return replace(self, cache=deepcopy(self.cache), rules=[*self.rules])
-
-    @property
-    def only_grows(self) -> bool:
-        """Whether tokens that follow change nothing of what is held."""
-        return all(_only_grows(rule) for rule in self.rules)
 
 
 class _Side:
@@ -125,8 +97,9 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
     stepping = []
     for index, branch in enumerate(branches):
         judge(index, 0, branch.logits[None])
-        if not branch.only_grows:
-            stepping.append((index, branch.copied()))
+        if not all(map(_only_grows, branch.rules)):
+            apart = replace(branch, cache=deepcopy(branch.cache), rules=[*branch.rules])
+            stepping.append((index, apart))
         elif len(ids) > 1:
             judge(index, 1, _one_pass(model, branch, ids[:-1]))
     if not stepping:
@@ -149,11 +122,10 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
 
 
 def _only_grows(rule: Rule) -> bool:
+    """Whether tokens that follow change nothing of what a layer holds."""
     method = rule.method
-    if rule.window is not None:
-        return True
-    never_trims = type(method).trim is Method.trim
-    return not method.bounded and method.settles is None and never_trims
+    only_appends = not (method.bounded or method.trims or method.settles)
+    return rule.window is not None or only_appends
 
 
 def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:

@@ -10,6 +10,7 @@ import typer
 from kvlite import __version__
 from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
+from kvlite.cli.calibrate import calibrate
 from kvlite.cli.methods import methods
 from kvlite.errors import KvliteError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(ask)
 app.command()(methods)
+app.command()(calibrate)
 app.add_typer(bench, name="bench")
 
 

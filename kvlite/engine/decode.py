@@ -67,6 +67,8 @@ class LayerStep:
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""
         method, banks = self.rule.method, self.layer.banks
+        if not method.trims:
+            return self.layer
         kept = [method.trim(bank, self.rule.budget) for bank in banks]
         if all(slots is None for slots in kept):
             return self.layer

@@ -207,10 +207,11 @@ class Reading:
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
-        narrowing = None if self._final(view.layer) else self.rules[view.layer + 1].narrowing
-        if narrowing is None or narrowing.width >= self.hidden.shape[1]:
+        after, through = self.rules[view.layer + 1 :], self.hidden.shape[1]
+        narrowing = after[0].narrowing if after else None
+        if narrowing is None or narrowing.width >= through:
             return
-        going = narrowing.method.narrow(view, narrowing.width)
+        going = narrowing.method.narrow(view, through, narrowing.width)
         self.hidden = self.hidden[:, going]
         self.rows = going if self.rows is None else self.rows[going]
 

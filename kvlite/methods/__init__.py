@@ -8,18 +8,33 @@ from kvlite.methods.full import Full
 from kvlite.methods.h2o import H2O
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
+from kvlite.methods.pyramidinfer import PyramidInfer
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
+from kvlite.methods.uncomp import UNComp
 
 __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Full, Random, Streaming, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff, SimLayerKV)
+    for method in (
+        Full,
+        Random,
+        Streaming,
+        SnapKV,
+        PyramidKV,
+        KVX,
+        H2O,
+        TOVA,
+        KeyDiff,
+        PyramidInfer,
+        UNComp,
+        SimLayerKV,
+    )
 }
 
 
@@ -54,6 +69,9 @@ def parse_method(spec: str) -> Method:
 
 def _value(where: str, text: str, hint: object) -> object:
     choices = get_args(hint)
+    if float in choices:
+        words = [word for each in choices for word in get_args(each)]
+        return text if text in words else _value(where, text, float)
     if choices:
         if text not in choices:
             raise SettingError(f"{where}={text!r} is not one of {', '.join(choices)}")

@@ -10,6 +10,8 @@ from kvlite.cache import Bank, LayerCache, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.budgets import uniform
 from kvlite.methods.scores import Window
+from kvlite.model.calibration import Calibration
+from kvlite.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class LayerView:
         return [(len(bank.heads), bank.used) for bank in self.banks]
 
 
+NO_OPTION = {"option": False}
+"""Metadata of a method's field that is no option of the user's."""
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """A way to keep a cache small. Pure: all state is in the banks it is shown.
@@ -48,6 +54,30 @@ class Method(ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     frees_memory: ClassVar[bool] = True
+
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
+        """This method for one model: what depends on it, and was left open, filled in.
+
+        Args:
+            calibration: what was measured of the model, if it was.
+
+        Raises:
+            SettingError: it needs a calibration and there is none.
+        """
+        return self
+
+    def require_calibration(self, calibration: Calibration | None) -> Calibration:
+        """The calibration.
+
+        Raises:
+            SettingError: there is none.
+        """
+        if calibration is None:
+            raise SettingError(
+                f"{self.spec} needs to know this model's heads and layers: run `kvlite calibrate "
+                "MODEL` once, which takes a few minutes"
+            )
+        return calibration
 
     @property
     def shares_layers(self) -> bool:
@@ -102,21 +132,26 @@ class Method(ABC):
         """How many of the last queries `select` wants to see."""
         return 0
 
-    def widths(self, layers: int, new: int) -> list[int] | None:
+    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
         """How many of `new` tokens each layer is given while reading, never more than the layer
-        before; None for all of them, as where reading is `exact`."""
+        before; None for all of them, as where reading is `exact`.
+
+        Args:
+            seen: tokens read so far, these included.
+        """
         return None
 
-    def narrow(self, view: LayerView, width: int) -> Tensor:
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
         """Which tokens go on into the next layer, if it is given fewer.
 
         Args:
-            view: the layer they came through; the last entries of its banks are theirs.
+            view: the layer they came through.
+            through: how many they are; the last entries of its banks are theirs.
             width: how many go on.
 
         Returns:
-            `(width,)` int64, ascending, counted from the first of them; the last
-            `observation` tokens always among them.
+            `(width,)` int64, ascending, counted from the first of them; the tokens of
+            `view.window` always among them.
         """
         raise AssertionError(f"{self.name} gives every layer all tokens")
 
@@ -159,6 +194,11 @@ class Method(ABC):
         """
         raise AssertionError(f"{self.name} does not evict while decoding")
 
+    @property
+    def trims(self) -> bool:
+        """Whether lines may be cut after a decode step."""
+        return False
+
     def trim(self, bank: Bank, budget: int) -> Tensor | None:
         """What a bank keeps after a decode step, where more than one entry a step goes.
 
@@ -188,7 +228,7 @@ class Method(ABC):
         return {
             option.name: option.default
             for option in fields(cls)
-            if not isinstance(option.default, Method)
+            if option.metadata.get("option", True)
         }
 
     @property

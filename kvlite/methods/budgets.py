@@ -6,7 +6,9 @@ from typing import Literal
 
 Rounding = Literal["exact", "official"]
 Short = Literal["uniform", "reflect"]
-LayerLine = Literal["uniform", "pyramid", "geometric", "exponential", "entropy", "gini", "global"]
+LayerLine = Literal[
+    "uniform", "pyramid", "geometric", "exponential", "rank", "entropy", "gini", "global"
+]
 BY_VOTES: tuple[LayerLine, ...] = ("entropy", "gini", "global")
 
 
@@ -137,5 +139,31 @@ def layer_line(
     falling = [factor**layer for layer in range(layers)]
     chosen = average - beside
     line = [chosen * layers * share / sum(falling) for share in falling]
+    rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - beside)
+    return [entries + beside for entries in rounded]
+
+
+def by_groups(
+    groups: Sequence[int], average: int, seen: int, *, beside: int, beta: float, least: int = 1
+) -> list[int]:
+    """Budgets that fall evenly from the first group of layers to the last; layers of a group get
+    the same, but for rounding.
+
+    Source: "UNComp: Can Matrix Entropy Uncover Sparsity?", section 3.3, Eq. 12 and 13, whose line
+    is given by its ends; here by its mean, the last end 1 / beta of the first's distance to twice
+    the mean, as `pyramid`'s.
+
+    Args:
+        groups: of each layer, rising from 0.
+        average, seen, beside, beta, least: as in `layer_line`.
+    """
+    if seen <= average or not max(groups):
+        return uniform(average, len(groups))
+    chosen, layers = average - beside, len(groups)
+    low = chosen / beta
+    falls = [group / max(groups) for group in groups]
+    fall = sum(falls) / layers
+    high = (chosen - fall * low) / (1 - fall)
+    line = [high - (high - low) * each for each in falls]
     rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - beside)
     return [entries + beside for entries in rounded]

@@ -134,9 +134,14 @@ class KVX(Observed):
         masked = (bank.positions < width) | (bank.positions > position - width)
         return votes.masked_fill(masked, torch.inf).argmin(-1)
 
+    @property
+    def trims(self) -> bool:
+        """Lines of the "example" reading, unless they may grow."""
+        return self.middle == "example" and self.decode == "evict"
+
     def trim(self, bank: Bank, budget: int) -> Tensor | None:
         """The "example" reading's cut of a line that outgrew the limit."""
-        if self.middle == "budget" or self.decode == "grow" or bank.used <= budget:
+        if bank.used <= budget:
             return None
         order = bank.positions[..., : bank.used].argsort(-1)
         return order.gather(-1, self._cut(self._recent_votes(bank).gather(-1, order), budget))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from kvlite.cache import LayerCache, Line, Selection
+from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
@@ -118,6 +119,9 @@ def layer_rules(
         held: entries a layer can choose from by then, if earlier turns dropped some; what a
             layer cannot fill goes to others that can.
         new: tokens read in this turn, if not all that were seen.
+
+    Raises:
+        SettingError: the method does not work on a model with sliding windows.
     """
     cut = shape.full_layers
     budgets = method.budgets(len(cut), average, seen) if cut else []
@@ -133,9 +137,15 @@ def layer_rules(
         else Rule(Streaming(sinks=0), window, window=window)
         for layer, window in enumerate(shape.windows)
     ]
-    widths = method.widths(shape.layers, seen if new is None else new) if seen > average else None
+    new = seen if new is None else new
+    widths = method.widths(shape.layers, new, seen) if seen > average else None
     if widths is None:
         return rules
+    if len(cut) < shape.layers:
+        raise SettingError(
+            f"{method.name} leaves tokens behind between layers, which this {shape.model_type} "
+            "model's sliding windows do not allow: choose another method (kvlite methods)"
+        )
     return [
         replace(rule, narrowing=Narrowing(method, width))
         for rule, width in zip(rules, widths, strict=True)

@@ -3,17 +3,20 @@ budget is shared out over layers and heads, is common to all and can be combined
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kvlite.cache import Bank, LayerCache, Selection
-from kvlite.methods.base import LayerView, Method
-from kvlite.methods.budgets import BY_VOTES, LayerLine, layer_line
+from kvlite.methods.base import NO_OPTION, LayerView, Method
+from kvlite.methods.budgets import BY_VOTES, LayerLine, by_groups, layer_line
 from kvlite.methods.lines import between, provided, to_choose, with_ends, won
+from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
 from kvlite.methods.share import by_spread, compete, compete_everywhere
+from kvlite.model.calibration import Calibration
+from kvlite.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,17 @@ class Scored(Method):
         pool: how many neighbours a vote is spread over, so that spans are kept; odd.
         pooling: "max" or "avg".
         layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
-            "geometric", "exponential"; or, once all are read, by their votes: "entropy", "gini",
-            or "global", where all heads of all layers compete.
+            "geometric", "exponential"; "rank", falling over UNComp's layer groups; or, once all
+            are read, by their votes: "entropy", "gini", or "global", where all heads of all layers
+            compete.
         beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
         per_head: let a layer's heads compete for its entries, instead of equal shares.
         floor: the share of an equal line's choice that every head is sure of, where any compete.
+        groups: groups of a layer's heads by the effective rank of their queries (UNComp); the
+            lower a group's rank, the shorter its lines. 1 for equal lines.
+        low: entries a head of the last group keeps; 0 for half of the first's.
+        drop: by how much the rank falls where a new group of layers begins.
+        calibration: what was measured of the model.
     """
 
     pool: int = 1
@@ -37,11 +46,26 @@ class Scored(Method):
     beta: float = 20
     per_head: bool = False
     floor: float = 0.2
+    groups: int = 1
+    low: int = 0
+    drop: float = 1.0
+    calibration: Calibration | None = field(default=None, metadata=NO_OPTION)
 
     def __post_init__(self) -> None:
         self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
         self.require("beta", self.beta >= 1, "1 or more")
         self.require("floor", 0 <= self.floor <= 1, "from 0 to 1")
+        self.require("groups", self.groups >= 1, "1 or more")
+        self.require("low", self.low >= 0, "0 or more")
+        self.require("drop", self.drop >= 0, "0 or more")
+        alone = not self.per_head and not self.shares_layers
+        self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
+
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
+        """With the model's ranks, where they are used."""
+        if self.groups == 1 and self.layers != "rank":
+            return self
+        return replace(self, calibration=self.require_calibration(calibration))
 
     @abstractmethod
     def ends(self, budget: int) -> tuple[int, int]:
@@ -55,7 +79,7 @@ class Scored(Method):
     @property
     def ragged(self) -> bool:
         """Heads that compete end up with lines of different length."""
-        return self.per_head or self.layers == "global"
+        return self.per_head or self.layers == "global" or self.groups > 1
 
     @property
     def shares_layers(self) -> bool:
@@ -69,6 +93,15 @@ class Scored(Method):
 
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """The line over layers; prompts within the budget are left alone."""
+        if self.layers == "rank":
+            return by_groups(
+                self.layer_groups,
+                average,
+                seen,
+                beside=self.beside,
+                beta=self.beta,
+                least=self.least_budget - self.beside,
+            )
         return layer_line(
             self.layers,
             average,
@@ -99,6 +132,13 @@ class Scored(Method):
                 for bank, each in zip(view.banks, scores, strict=True)
             ]
         chosen = view.budget - first - last
+        if self.groups > 1:
+            sizes = self.head_sizes(view.layer, view.budget)
+            counts = [
+                [max(0, min(sizes[head], bank.used) - first - last) for head in bank.heads]
+                for bank in view.banks
+            ]
+            return won(view.banks, scores, counts, first, last)
         if not self.per_head:
             return [
                 Selection(bank, with_ends(each, bank, chosen, first, last))
@@ -107,6 +147,19 @@ class Scored(Method):
         total = to_choose(view.banks, view.budget, first, last)
         counts = compete(scores, total, int(self.floor * chosen))
         return won(view.banks, scores, counts, first, last)
+
+    @property
+    def layer_groups(self) -> list[int]:
+        """UNComp's group of each layer."""
+        ranks = self.require_calibration(self.calibration).layer_ranks
+        return layer_groups(ranks, self.drop)
+
+    def head_sizes(self, layer: int, budget: int) -> list[int]:
+        """Entries of each KV head of a layer, by its group."""
+        known = self.require_calibration(self.calibration)
+        ranks, wins = known.head_ranks[layer], known.head_wins[layer]
+        order = sorted(range(len(ranks)), key=lambda head: (-wins[head], -ranks[head], head))
+        return group_sizes(head_groups(order, self.groups), budget, self.low or None)
 
     def share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
         """By the votes of all layers: all heads compete, or each layer gets a share by how its

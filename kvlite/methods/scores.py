@@ -77,7 +77,13 @@ class Window:
         return logits.softmax(-1)
 
 
-def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: Reduce) -> Tensor:
+def window_scores(
+    bank: Bank,
+    window: Window,
+    over_queries: Reduce,
+    over_heads: Reduce,
+    weights: Tensor | None = None,
+) -> Tensor:
     """How much attention each entry got from the window: first over rows, then over a KV
     head's query heads.
 
@@ -85,6 +91,7 @@ def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: 
 
     Args:
         bank: entries ascending in position, the window's own the last of them.
+        weights: `(rows,)` float32, what a row's attention is multiplied by.
 
     Returns:
         `(batch, heads of the bank, used)` float32.
@@ -100,6 +107,8 @@ def window_scores(bank: Bank, window: Window, over_queries: Reduce, over_heads: 
             rows = slice(start, min(start + block, count))
             visible = bank.used - (count - rows.stop)
             part = window.attention(bank, head, keys[:, :visible], rows)
+            if weights is not None:
+                part *= weights[rows, None]
             so_far = total[..., :visible]
             if over_queries == "max":
                 torch.maximum(so_far, part.amax(2), out=so_far)

@@ -1,18 +1,22 @@
 """SimLayerKV: layers that only look at the first and the recent tokens keep only these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from kvlite.cache import Bank, Selection
 from kvlite.errors import SettingError
-from kvlite.methods.base import LayerView, Method
+from kvlite.methods.base import NO_OPTION, LayerView, Method
 from kvlite.methods.full import Full
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
+from kvlite.model.calibration import Calibration
+from kvlite.model.shape import ModelShape
 
 _FULL = Full()
+_BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,12 @@ class SimLayerKV(Method):
     over heads and queries. Tested once it was read, it is trimmed before the next layer runs, so
     the peak falls too; tested at the first step of the answer, as in the paper's main results,
     the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
-    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85.
+    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85; it does not
+    say how to find one, `kvlite calibrate` does.
 
     Attributes:
-        threshold: attention above which a layer is lazy; 0 trims all, 1 none.
+        threshold: attention above which a layer is lazy; 0 trims all, 1 none; "auto" is the one
+            that calibration found, else the paper's for models of this family.
         sinks: first entries that a lazy layer keeps.
         recent: last entries that a lazy layer keeps; fewer where the budget is smaller.
         last: queries that are tested while reading.
@@ -45,17 +51,18 @@ class SimLayerKV(Method):
         "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
     )
 
-    threshold: float = 0.9
+    threshold: float | Literal["auto"] = "auto"
     sinks: int = 4
     recent: int = 1024
     last: int = 32
     detect: Literal["prefill", "decode"] = "prefill"
     own: bool = True
     bound_decode: bool = False
-    inner: Method = _FULL
+    inner: Method = field(default=_FULL, metadata=NO_OPTION)
 
     def __post_init__(self) -> None:
-        self.require("threshold", 0 <= self.threshold <= 1, "from 0 to 1")
+        if self.threshold != "auto":
+            self.require("threshold", 0 <= self.threshold <= 1, "from 0 to 1, or auto")
         self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("recent", self.recent >= 1, "1 or more")
         self.require("last", self.last >= 1, "1 or more")
@@ -72,10 +79,42 @@ class SimLayerKV(Method):
         """Its own options, and the method it holds."""
         return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")
 
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
+        """With this model's threshold, and the method it holds fitted too."""
+        inner = self.inner.fitted(shape, calibration)
+        if self.threshold != "auto":
+            return replace(self, inner=inner)
+        found = None if calibration is None else calibration.lazy_threshold
+        if found is None and shape.model_type not in _BY_FAMILY:
+            raise SettingError(
+                f"{self.name} knows no threshold for {shape.model_type} models: run `kvlite "
+                "calibrate MODEL` once, or give one (simlayerkv:threshold=0.8)"
+            )
+        threshold = _BY_FAMILY[shape.model_type] if found is None else found
+        return replace(self, inner=inner, threshold=threshold)
+
     @property
     def settles(self) -> Literal["read", "step"]:
         """As `detect` says."""
         return "read" if self.detect == "prefill" else "step"
+
+    @property
+    def trims(self) -> bool:
+        """As the method it holds."""
+        return self.inner.trims
+
+    @property
+    def exact(self) -> bool:
+        """As the method it holds."""
+        return self.inner.exact
+
+    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
+        """As the method it holds."""
+        return self.inner.widths(layers, new, seen)
+
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+        """As the method it holds."""
+        return self.inner.narrow(view, through, width)
 
     @property
     def cumulative(self) -> bool:
@@ -130,6 +169,7 @@ class SimLayerKV(Method):
         if min(bank.used for bank in view.banks) <= line:
             return self.inner, view.budget
         share = self.attention_to_line(view.banks, view.window.last(self.last), line)
+        assert self.threshold != "auto"
         if share <= self.threshold:
             return self.inner, view.budget
         return Streaming(self.sinks, roll=self.bound_decode), line

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import ModelError, SettingError, reason
+from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.shape import ModelShape, shape_of
@@ -27,6 +28,7 @@ class LoadedModel:
         shape: its sizes.
         path: the folder its safetensors came from.
         stop_ids: tokens that end an answer.
+        calibration: what was measured of it for methods that need it, if it was.
     """
 
     module: Any
@@ -34,6 +36,7 @@ class LoadedModel:
     shape: ModelShape
     path: Path
     stop_ids: frozenset[int]
+    calibration: Calibration | None = None
 
     @property
     def layers(self) -> list[Any]:
@@ -113,7 +116,13 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     )
 
 
-def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def load_model(
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    calibration: Calibration | None = None,
+) -> LoadedModel:
     """Load safetensors from `folder`; nothing in it is executed.
 
     Raises:
@@ -147,7 +156,14 @@ def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Loa
     module.eval().requires_grad_(False)
     if device.type == "cpu":
         split_linears(module)
-    return LoadedModel(module, tokenizer, shape, folder, _stop_ids(module, tokenizer))
+    return LoadedModel(
+        module,
+        tokenizer,
+        shape,
+        folder,
+        _stop_ids(module, tokenizer),
+        calibration,
+    )
 
 
 @contextmanager

@@ -347,3 +347,18 @@ def kvx_victim(positions: Sequence[int], scores: Sequence[float], budget: int, o
     safe_at_the_end = max(0, m - 1)
     candidates = oldest_first[m : budget - safe_at_the_end]
     return min(candidates, key=lambda slot: (scores[slot], slot))
+
+
+def uncomp_victim(
+    positions: Sequence[int], scores: Sequence[float], window: int, kernel: int
+) -> int:
+    """The slot that a new token takes: of the entries before the last `window` tokens (the new one
+    is the last of them) the one with the smallest pooled score; ties go to the earlier position.
+
+    Source: "UNComp: Can Matrix Entropy Uncover Sparsity?", section 3.3: "the token with the
+    smallest cumulative attention score is discarded"; pooling is its code's.
+    """
+    by_position = sorted(range(len(positions)), key=lambda slot: positions[slot])
+    older = by_position[: len(by_position) - (window - 1)]
+    pooled = pool([scores[slot] for slot in older], kernel)
+    return older[min(range(len(older)), key=lambda index: (pooled[index], index))]

@@ -1,0 +1,94 @@
+"""`kvlite calibrate`: measure a model once, for the methods that need to know it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite.cli.screen import console, reading_bar
+from kvlite.errors import SettingError
+from kvlite.settings import EMBEDDED_MODEL, Settings
+
+if TYPE_CHECKING:
+    from kvlite.model.calibration import Calibration
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(help="as for `kvlite ask`")] = EMBEDDED_MODEL,
+    text: Annotated[
+        str, typer.Option(help="a file to measure on; else prose that kvlite brings")
+    ] = "",
+    samples: Annotated[int, typer.Option(min=1, help="pieces of the text to read")] = 4,
+    tokens: Annotated[int, typer.Option(min=64, help="tokens in each")] = 4096,
+    out: Annotated[str, typer.Option(help="write it to this file, not to the data folder")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Measure of a model what some methods need: UNComp's groups of heads and layers, and the
+    threshold above which SimLayerKV calls a layer lazy.
+
+    Takes some minutes; the result is a small JSON file in kvlite's data folder, found again by the
+    model's weights whatever they are called. The threshold needs pieces of more than 2,048 tokens.
+
+    Examples:
+
+      kvlite calibrate
+
+      kvlite calibrate Qwen/Qwen3-8B --text my-reports.pdf
+
+      kvlite ask report.pdf "Who paid?" --model Qwen/Qwen3-8B --method uncomp
+    """
+    settings = Settings(model=model, device=device, dtype=dtype)
+    from kvlite.bench.prose import bundled_prose
+    from kvlite.calibrate import calibrate as measure
+    from kvlite.calibrate import pieces_of
+    from kvlite.documents import read_document
+    from kvlite.model.calibration import calibration_path
+    from kvlite.runner import open_runner
+
+    prose = read_document(text).text if text else bundled_prose()
+    if out and not Path(out).resolve().parent.is_dir():
+        raise SettingError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
+    with console().status("Loading the model") as status:
+        runner = open_runner(settings, status.update)
+    pieces = pieces_of(runner.model, prose, samples, tokens)
+    with reading_bar(console(), "Measuring") as bar:
+        found = measure(runner.model, model, text or "bundled prose", pieces, bar.update)
+    path = Path(out) if out else calibration_path(found.fingerprint)
+    found.save(path)
+    if as_json:
+        print(json.dumps({**found.to_json(), "path": str(path)}))
+        return
+    _show(found, path)
+
+
+def _show(found: "Calibration", path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvlite.methods.rank import layer_groups
+
+    table = Table("layer", "group", "effective rank", "of its KV heads", "attention to the ends")
+    groups = layer_groups(found.layer_ranks, 1.0)
+    for layer, heads in enumerate(found.head_ranks):
+        table.add_row(
+            str(layer),
+            str(groups[layer] + 1),
+            f"{found.layer_ranks[layer]:.2f}",
+            " ".join(f"{rank:.1f}" for rank in heads),
+            f"{found.lazy_shares[layer]:.3f}",
+        )
+    screen = Console()
+    screen.print(table)
+    threshold = found.lazy_threshold
+    if threshold is None:
+        screen.print(
+            "No threshold for simlayerkv: it needs full attention in every layer, and "
+            "pieces of more than 2,048 tokens (--tokens)"
+        )
+    else:
+        lazy = sum(share > threshold for share in found.lazy_shares)
+        screen.print(f"simlayerkv: {threshold} ({lazy} of {len(groups)} layers lazy)")
+    screen.print(f"Saved in {path}", highlight=False)

@@ -1,0 +1,38 @@
+"""Which tokens go on into the next layer while reading, by the attention they just got."""
+
+import torch
+from torch import Tensor
+
+from kvlite.methods.base import LayerView
+from kvlite.methods.scores import top, window_scores
+
+
+def votes_for_new(view: LayerView, through: int, weights: Tensor | None = None) -> Tensor:
+    """The observed attention to the tokens that went through a layer, added up over its heads,
+    and over the sequences of a batch.
+
+    Args:
+        through: how many they are, the last entries of the layer's banks.
+        weights: `(rows,)` float32, how much each observed row counts.
+
+    Returns:
+        `(through,)` float32.
+    """
+    scores = [window_scores(bank, view.window, "sum", "sum", weights) for bank in view.banks]
+    return torch.cat([each[..., -through:] for each in scores], 1).sum((0, 1))
+
+
+def going(votes: Tensor, width: int, last: int) -> Tensor:
+    """The best by vote, and the last.
+
+    Args:
+        votes: `(tokens,)`.
+        width: how many go on.
+        last: how many of them are the last ones, whatever their vote.
+
+    Returns:
+        `(width,)` int64, ascending.
+    """
+    older = votes.shape[0] - last
+    recent = torch.arange(older, votes.shape[0], device=votes.device)
+    return torch.cat([top(votes[:older], width - last), recent])

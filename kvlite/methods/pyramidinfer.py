@@ -1,0 +1,100 @@
+"""PyramidInfer: fewer tokens from layer to layer, so fewer keys and values are ever made."""
+
+from dataclasses import dataclass
+from math import cos, pi
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.narrowing import going, votes_for_new
+
+
+@dataclass(frozen=True)
+class PyramidInfer(Method):
+    """After each layer the tokens that the recent ones attend to least are left behind: later
+    layers compute nothing for them, and hold no entries of them.
+
+    Source: "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference",
+    section 4, and its official code for the schedules. What is kept follows from the ratio, not
+    from the budget, which only says which prompts are left whole. The code also thins out an
+    answer's own tokens; here an answer is kept.
+
+    Attributes:
+        ratio: part of a layer's older tokens that go on, in the last layer ("cosine", falling
+            from 1) or in each ("constant").
+        schedule: how it falls.
+        recent: part of the tokens read that are recent: they vote and always go on.
+        sinks: first tokens, which always go on.
+        least: older tokens that are not thinned out further.
+        weight: how much more the last recent token's vote counts than the first's.
+    """
+
+    name: ClassVar[str] = "pyramidinfer"
+    summary: ClassVar[str] = "leaves tokens behind from layer to layer; reads faster"
+    paper: ClassVar[str] = (
+        "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference, section 4"
+    )
+
+    ratio: float = 0.9
+    schedule: Literal["cosine", "constant"] = "cosine"
+    recent: float = 0.2
+    sinks: int = 4
+    least: int = 64
+    weight: float = 1.2
+
+    def __post_init__(self) -> None:
+        self.require("ratio", 0 < self.ratio <= 1, "above 0, at most 1")
+        self.require("recent", 0 <= self.recent <= 1, "from 0 to 1")
+        self.require("sinks", self.sinks >= 0, "0 or more")
+        self.require("least", self.least >= self.sinks, "as many as sinks, or more")
+        self.require("weight", self.weight > 0, "above 0")
+
+    @property
+    def exact(self) -> bool:
+        """Later layers never see what was left behind."""
+        return False
+
+    @property
+    def keeps_to_budget(self) -> bool:
+        """The ratio decides."""
+        return False
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """No layer is cut once it is read."""
+        return [seen] * layers
+
+    def observation(self, budget: int) -> int:
+        """The recent tokens and the last one."""
+        return int(self.recent * budget) + 1
+
+    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
+        """Recent tokens, and what is left of the others."""
+        recent = self.observation(seen)
+        older = max(0, new - recent)
+        widths = []
+        for layer in range(layers):
+            widths.append(new if older + recent >= new else older + recent)
+            thinned = int(older * self._share(layer, layers))
+            older = thinned if thinned > self.least else older
+        return widths
+
+    def _share(self, layer: int, layers: int) -> float:
+        if self.schedule == "constant":
+            return self.ratio
+        return self.ratio + (1 - self.ratio) * (cos(pi * layer / layers) + 1) / 2
+
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+        """The recent tokens, and those they look at most: attention averaged over heads, later
+        rows weighing more."""
+        recent = view.window.queries.shape[2]
+        weights = torch.linspace(1, self.weight, recent, device=view.window.queries.device)
+        votes = votes_for_new(view, through, weights)
+        first = view.banks[0].positions[0, 0, : view.banks[0].used][-through:] < self.sinks
+        return going(votes.masked_fill(first, torch.inf), width, recent)
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """Everything that went through the layer."""
+        return [Selection.everything(bank) for bank in view.banks]

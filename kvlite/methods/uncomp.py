@@ -1,0 +1,107 @@
+"""UNComp: layers and heads grouped by the effective rank of their queries."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvlite.cache import Bank
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.narrowing import going, votes_for_new
+from kvlite.methods.scored import Observed
+from kvlite.methods.scores import pool
+from kvlite.model.calibration import Calibration
+from kvlite.model.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class UNComp(Observed):
+    """Heads whose queries spread in more directions keep longer lines; the last few tokens vote,
+    while reading and while answering, when each new token costs the entry with the fewest votes.
+    With `stage`, tokens are left behind between groups of layers, so that reading is faster too.
+
+    Source: "UNComp: Can Matrix Entropy Uncover Sparsity? A Compressor Design from an
+    Uncertainty-Aware Perspective", section 3.3. Two groups of heads in the paper, the lower
+    one's lines half as long. Groups come from a calibration of the model. The paper does not force
+    the last tokens to go on between layers; here they do, for the next token depends on them.
+
+    Attributes:
+        window: last tokens, which vote and stay.
+        stage: leave tokens behind (the paper's group-stage, else its group).
+        least: tokens that the last group of layers is given, with `stage`.
+    """
+
+    name: ClassVar[str] = "uncomp"
+    summary: ClassVar[str] = "heads grouped by effective rank; with stage=true reads faster too"
+    paper: ClassVar[str] = "UNComp: Can Matrix Entropy Uncover Sparsity?, section 3.3"
+
+    window: int = 8
+    stage: bool = False
+    least: int = 1536
+    pool: int = 7
+    groups: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("window", 1 <= self.window <= 1024, "from 1 to 1024")
+        self.require("least", self.least >= self.window, "as many as the window, or more")
+
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
+        """With the model's ranks."""
+        return replace(self, calibration=self.require_calibration(calibration))
+
+    @property
+    def exact(self) -> bool:
+        """Unless tokens are left behind."""
+        return not self.stage
+
+    @property
+    def bounded(self) -> bool:
+        """Every line keeps its length."""
+        return True
+
+    @property
+    def decode_rows(self) -> int:
+        """The window's, which rolls on."""
+        return self.window
+
+    @property
+    def beside(self) -> int:
+        """The window, which every line keeps."""
+        return self.window
+
+    @property
+    def least_budget(self) -> int:
+        """So that the shortest lines hold their window and one entry."""
+        return 2 * (self.window + 1)
+
+    def observation(self, budget: int) -> int:
+        """The window."""
+        return self.window
+
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The window."""
+        return 0, self.window
+
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+        """Of the entries before the window, the one with the least attention in its rows, pooled
+        as while reading."""
+        order = bank.positions.argsort(-1)
+        older = order[..., : 1 - self.window] if self.window > 1 else order
+        votes = pool(bank.scores().gather(-1, older), self.pool, self.pooling)
+        return older.gather(-1, votes.argmin(-1, keepdim=True)).squeeze(-1)
+
+    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
+        """Evenly falling from the model's context, in the first group of layers, to `least` in
+        the last (Eq. 12 and 13)."""
+        if not self.stage:
+            return None
+        groups = self.layer_groups
+        most, steps = self.require_calibration(self.calibration).max_context, max(groups)
+        fall = (most - min(self.least, most)) / max(1, steps)
+        return [min(new, int(most - fall * group)) for group in groups]
+
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+        """The window, and the tokens it looks at most, all heads together."""
+        shown = replace(view, window=view.window.last(self.window))
+        return going(votes_for_new(shown, through), width, view.window.queries.shape[2])

@@ -1,0 +1,112 @@
+"""What was measured of a model once, for methods that need it: ranks of heads, lazy layers.
+
+Source of the ranks: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.2 and 3.3.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kvlite.errors import ModelError
+from kvlite.model.fingerprint import fingerprint
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One model's, made by `kvlite calibrate`.
+
+    Attributes:
+        model: the name it was made under.
+        fingerprint: of the model's files.
+        text: what it was made from.
+        samples, tokens: how many pieces of the text, and tokens in each.
+        max_context: tokens the model was trained to hold.
+        layer_ranks: effective rank of each layer's queries, mean over heads and samples.
+        elbow: eigenvalues that count for heads, those before the elbow of their mean curve.
+        head_ranks: truncated effective rank of each KV head's queries, by layer; mean over the
+            group and samples.
+        head_wins: in how many samples a KV head was in the upper half of its layer.
+        lazy_shares: attention each layer pays to its sinks and recent tokens, mean over samples.
+        lazy_threshold: above which SimLayerKV may call a layer lazy; None if it was not searched.
+    """
+
+    model: str
+    fingerprint: str
+    text: str
+    samples: int
+    tokens: int
+    max_context: int
+    layer_ranks: tuple[float, ...]
+    elbow: int
+    head_ranks: tuple[tuple[float, ...], ...]
+    head_wins: tuple[tuple[int, ...], ...]
+    lazy_shares: tuple[float, ...]
+    lazy_threshold: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name, with the format's number."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, plain: Any, name: str) -> "Calibration":
+        """The calibration that was stored.
+
+        Raises:
+            ModelError: it is none.
+        """
+        try:
+            if plain.pop("format") != FORMAT:
+                raise ValueError("another format")
+            return cls(**{key: _tuples(value) for key, value in plain.items()})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"{name} is not a calibration of this version: make it again with "
+                f"`kvlite calibrate` ({error})"
+            ) from None
+
+    def save(self, path: Path) -> None:
+        """Write it whole or not at all, readable."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def calibration_path(mark: str) -> Path:
+    """Where a user's calibration of the model with this fingerprint lies; `KVLITE_DATA` overrides
+    the platform's data folder."""
+    from platformdirs import user_data_path
+
+    folder = Path(os.environ.get("KVLITE_DATA") or user_data_path("kvlite"))
+    return folder / "calibrations" / f"{mark}.json"
+
+
+def find_calibration(folder: Path) -> Calibration | None:
+    """The user's calibration of the model in `folder`, else the one kvlite brings, if any.
+
+    Raises:
+        ModelError: the user's is damaged.
+    """
+    mark = fingerprint(folder)
+    path = calibration_path(mark)
+    if path.is_file():
+        try:
+            return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ModelError(
+                f"{path} is not readable: delete it, or make it again with `kvlite calibrate` "
+                f"({error})"
+            ) from None
+    shipped = files("kvlite.model").joinpath("calibrations", f"{mark}.json")
+    if not shipped.is_file():
+        return None
+    return Calibration.from_json(json.loads(shipped.read_text(encoding="utf-8")), shipped.name)
