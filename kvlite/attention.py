@@ -39,6 +39,68 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor
     return torch.lerp(out_b.float(), out_a.float(), share).to(out_a.dtype)
 
 
+def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """As `merge`, with the log-sum-exp over both."""
+    return merge(first, second), torch.logaddexp(first[1], second[1])
+
+
+def attend_causal(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention of the last L of N entries, each over itself and all before it.
+
+    Returns:
+        as `attend`.
+    """
+    if q.shape[2] == 1:
+        return attend(q, k, v, scale=scale, softcap=softcap, causal=False)
+    before = k.shape[2] - q.shape[2]
+    own = attend(q, k[:, :, before:], v[:, :, before:], scale=scale, softcap=softcap, causal=True)
+    if not before:
+        return own
+    earlier = attend(
+        q, k[:, :, :before], v[:, :, :before], scale=scale, softcap=softcap, causal=False
+    )
+    return merged(earlier, own)
+
+
+def attend_band(
+    q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention of the last L of N entries, each over the `width` entries that end with itself, or
+    all where there are not as many.
+
+    Blocks of rows, each at most one triangle of their own entries, a rectangle of those that all
+    of them see, and a triangle of those that leave their sight one after the other; that one is
+    causal seen from its far end. So no mask is needed, and no entry out of sight is looked at.
+
+    Returns:
+        as `attend`.
+    """
+    before = k.shape[2] - q.shape[2]
+    growing = min(max(0, width - before), q.shape[2])
+    parts = []
+    if growing:
+        rows, seen = q[:, :, :growing], slice(before + growing)
+        parts.append(
+            attend_causal(rows, k[:, :, seen], v[:, :, seen], scale=scale, softcap=softcap)
+        )
+    block = max(1, width - 1)
+    for first in range(growing, q.shape[2], block):
+        rows = q[:, :, first : first + block]
+        start, end = before + first, before + first + rows.shape[2]
+        seen = slice(min(start, end - width + 1), end)
+        part = attend_causal(rows, k[:, :, seen], v[:, :, seen], scale=scale, softcap=softcap)
+        if width > 1:
+            leaving = slice(start - width + 1, seen.start)
+            back = (each.flip(2) for each in (rows, k[:, :, leaving], v[:, :, leaving]))
+            out, lse = attend(*back, scale=scale, softcap=softcap, causal=True)
+            part = merged((out.flip(2), lse.flip(2)), part)
+        parts.append(part)
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
 def attend_masked(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:

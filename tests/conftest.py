@@ -73,6 +73,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", {**GEMMA, **ALTERNATING}),
     "phi3": ("Phi3Config", {"sliding_window": None}),
     "phi3-sliding": ("Phi3Config", SLIDING),
+    "phi3-partial": (
+        "Phi3Config",
+        {"sliding_window": None, **_rope("default", partial_rotary_factor=0.5)},
+    ),
     "phi3-longrope": (
         "Phi3Config",
         {"sliding_window": None, "original_max_position_embeddings": 32, **LONGROPE},

@@ -27,6 +27,8 @@ CHOICES = [
     ("keydiff", 40),
     ("snapkv:layers=global", 60),
     ("uncomp", 40),
+    ("expectedattention", 40),
+    ("expectedattention:future=9,pool=3", 40),
     ("simlayerkv:threshold=0.5,recent=30+kvx:layers=entropy", 60),
 ]
 
@@ -36,7 +38,8 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     ids = torch.randint(3, 199, (1, 300), generator=torch.Generator().manual_seed(5))
     shape = model.shape
     narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]
-    specs = CHOICES if any(shape.windows) else CHOICES + narrowing
+    alone = [("lminfinite:sinks=4,limit=false", 40)]
+    specs = CHOICES + (alone if any(shape.windows) else alone + narrowing)
     choices = fitted([(parse_method(spec), budget) for spec, budget in specs], model)
     branches = read_once(model, ids[0].tolist(), choices, reserve=8)
     for branch in branches:

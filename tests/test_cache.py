@@ -24,6 +24,9 @@ def layer(sizes: list[tuple[tuple[int, ...], int]], batch: int = 2, rows: int = 
     )
 
 
+UNUSED = (torch.empty(0), torch.empty(0))  # a rotation, where nobody looks at it
+
+
 def fill(cache: LayerCache, count: int) -> None:
     for bank in cache.banks:
         entries = torch.randn(bank.keys.shape[0], len(bank.heads), count, 8)
@@ -140,9 +143,9 @@ def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
         chosen = [Selection(bank, all_slots[:, : len(heads)], heads) for heads, _ in sizes]
         banked = LayerCache.gathered(chosen, [12] * len(sizes))
         q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
-        reader = LayerReader(banked, rule, torch.arange(6, 11, dtype=torch.int32), 11)
+        reader = LayerReader(banked, rule, torch.arange(6, 11, dtype=torch.int32), 11, UNUSED)
         read = reader.attend(q, k, v, 0.3, None)
-        step = LayerStep(0, reader.layer, rule, 11)
+        step = LayerStep(0, reader.layer, rule, 11, UNUSED)
         told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], 0.3, None)
         outs.append((read, told))
     for one, several in zip(*outs, strict=True):
@@ -168,7 +171,7 @@ def test_a_trim_of_one_bank_leaves_the_others() -> None:
         shape = (2, 1, bank.capacity, 8)
         bank.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
     rule = Rule(parse_method("kvx:middle=example,recent=2"), 10)
-    after = LayerStep(0, cache, rule, 20).trimmed()
+    after = LayerStep(0, cache, rule, 20, UNUSED).trimmed()
     assert [bank.heads for bank in after.banks] == [(0,), (1,)]
     assert after.banks[0].used < 20 and after.banks[1].used == 8
 

@@ -19,7 +19,15 @@ from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
 from kvlite.methods.kvx import KVX
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
-from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_rows, window_scores
+from kvlite.methods.scores import (
+    Expected,
+    Pooling,
+    Reduce,
+    Window,
+    pool,
+    window_rows,
+    window_scores,
+)
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 
@@ -95,7 +103,9 @@ def make_case(
     for bank in layer.banks:
         bank.add(torch.rand(batch, len(bank.heads), n, generator=generator))
     start = int(positions[0, 0, -1]) + 1 - rows
-    window = Window(queries, start, kv_heads, DIM**-0.5, softcap)
+    spread = torch.randn(batch, kv_heads * group, DIM, DIM, generator=generator)
+    expected = Expected(queries.mean(2), spread @ spread.transpose(-1, -2))
+    window = Window(queries, start, kv_heads, DIM**-0.5, softcap, expected)
     return Case(layer, keys, values, positions, window)
 
 

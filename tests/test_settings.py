@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 from hypothesis import assume, given, settings
@@ -173,8 +173,9 @@ def test_whatever_is_typed_is_one_kind_of_budget_or_an_error_that_quotes_it(text
 def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     """Values in range for any of a method's options, several at once."""
     odd = st.integers(0, 40).map(lambda n: 2 * n + 1)
-    kinds = {bool: st.booleans(), int: odd, float: st.floats(1, 1e9)}
+    kinds: dict[Any, Any] = {bool: st.booleans(), int: odd, float: st.floats(1, 1e9)}
     hints = get_type_hints(METHODS[method])
+    kinds[float | Literal["auto"]] = st.floats(0, 1) | st.just("auto")
     choices = {
         name: kinds[hint] if hint in kinds else st.sampled_from(get_args(hint))
         for name, hint in hints.items()

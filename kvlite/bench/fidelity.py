@@ -169,7 +169,7 @@ def _truth(
 ) -> tuple[Tensor, list[float]]:
     """The full cache's logits `(n, vocab)` after each of n tokens, and each branch's attention
     recall, from one pass."""
-    watch = Watch(len(ids), False)
+    watch = Watch(len(ids))
     most = whole.cache.seen + len(ids)
     rules = [Rule(watch, most, rule.window) for rule in whole.rules]
     cache = KVCache(list(whole.cache.layers), whole.cache.seen)

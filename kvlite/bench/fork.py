@@ -6,6 +6,7 @@ these, and each gets the cache it would have had alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.prefill import Reading, prefill
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView
+from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.rules import ROOM, Rule, layer_rules, share_out
 from kvlite.model.load import LoadedModel
 
@@ -28,7 +29,8 @@ class Watch(Method):
     paper: ClassVar[str] = "none"
 
     queries: int
-    sums: bool
+    sums: bool = False
+    outlook: Outlook | None = None
 
     @property
     def cumulative(self) -> bool:
@@ -86,10 +88,12 @@ def read_once(
         A branch for each choice.
     """
     ids = torch.tensor([token_ids], device=model.device)
-    shared = iter(_shared(model, ids, [each for each in choices if each[0].exact], reserve))
+    outlook = next((method.outlook for method, _ in choices if method.outlook), None)
+    alike = [method.exact and method.outlook in (None, outlook) for method, _ in choices]
+    shared = iter(_shared(model, ids, list(compress(choices, alike)), outlook, reserve))
     return [
-        next(shared) if method.exact else _alone(model, ids, method, budget, reserve)
-        for method, budget in choices
+        next(shared) if shares else _alone(model, ids, method, budget, reserve)
+        for shares, (method, budget) in zip(alike, choices, strict=True)
     ]
 
 
@@ -100,7 +104,11 @@ def _alone(model: LoadedModel, ids: Tensor, method: Method, budget: int, reserve
 
 
 def _shared(
-    model: LoadedModel, ids: Tensor, choices: Sequence[tuple[Method, int]], reserve: int
+    model: LoadedModel,
+    ids: Tensor,
+    choices: Sequence[tuple[Method, int]],
+    outlook: Outlook | None,
+    reserve: int,
 ) -> list[Branch]:
     if not choices:
         return []
@@ -109,7 +117,8 @@ def _shared(
         layer_rules(method, shape, budget, n, [n] * shape.layers) for method, budget in choices
     ]
     rules = [rule for each in by_choice for rule in each]
-    watch = Watch(max(map(_queries, rules)), any(rule.method.cumulative for rule in rules))
+    sums = any(rule.method.cumulative for rule in rules)
+    watch = Watch(max(map(_queries, rules)), sums, outlook)
     reading = Reading(
         model, _empty(model), ids, [Rule(watch, 0, window) for window in shape.windows]
     )

@@ -15,6 +15,7 @@ from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.prefill import Reading
+from kvlite.engine.sight import sights
 from kvlite.methods.full import Full
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
@@ -51,10 +52,18 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
     (seen,) = {branch.cache.seen for branch in branches}
     hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
     rotations = model.rotations(seen, 1)
+    seeing = [sights(model, branch.rules) for branch in branches]
     for index, module in enumerate(model.layers):
         steps = [
-            LayerStep(index, branch.cache.layers[index], branch.rules[index], seen)
-            for branch in branches
+            LayerStep(
+                index,
+                branch.cache.layers[index],
+                branch.rules[index],
+                seen,
+                rotations[index],
+                sight[index],
+            )
+            for branch, sight in zip(branches, seeing, strict=True)
         ]
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
         for branch, step in zip(branches, steps, strict=True):

@@ -6,20 +6,32 @@ from torch import Tensor
 from kvlite.attention import attend, attend_with_rows
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
 from kvlite.engine.heads import over_banks
+from kvlite.engine.sight import Sight, sights
 from kvlite.methods.base import LayerView
 from kvlite.methods.rules import ROOM, Rule
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation
 
 
 class LayerStep:
     """Runs one layer over one new token a sequence."""
 
-    def __init__(self, index: int, layer: LayerCache, rule: Rule, position: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        layer: LayerCache,
+        rule: Rule,
+        position: int,
+        rotation: Rotation,
+        sight: Sight | None = None,
+    ) -> None:
         self.index = index
         self.layer = layer
         self.rule = rule
         self.position = position
+        self.rotation = rotation
+        self.sight = sight
         self.positions = torch.tensor([position], dtype=torch.int32, device=layer.keys.device)
 
     def attend(
@@ -32,6 +44,9 @@ class LayerStep:
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._write(bank, k, v)
             keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
+            if self.sight is not None:
+                own = self.rotation
+                return self.sight.attend(q, keys, values, self.position, own, scale, softcap)
             if bank.rows is None:
                 return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
             out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
@@ -94,9 +109,10 @@ def decode_step(model: LoadedModel, cache: KVCache, token_ids: Tensor, rules: li
     cache.require_whole()
     cache.writing = True
     hidden = model.embed(token_ids[:, None])
-    rotations = model.rotations(cache.seen, 1)
+    rotations, seeing = model.rotations(cache.seen, 1), sights(model, rules)
     for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
-        step = LayerStep(index, cache.layers[index], rule, cache.seen)
+        layer, sight = cache.layers[index], seeing[index]
+        step = LayerStep(index, layer, rule, cache.seen, rotations[index], sight)
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=step)
         cache.layers[index] = step.trimmed()
         rules[index] = step.rule

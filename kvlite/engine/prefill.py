@@ -5,21 +5,23 @@ keys and values, the compressed layers before it, and one chunk's activations.
 """
 
 from collections.abc import Callable
-from functools import partial
 from threading import Event
 
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attend_masked, attention_sums, merge
+from kvlite.attention import attend_causal, attend_masked, attention_sums
 from kvlite.cache import Bank, KVCache, LayerCache
 from kvlite.cache.cache import Mark
 from kvlite.engine.heads import over_banks
+from kvlite.engine.queries import QueryStatistics
+from kvlite.engine.sight import Sight, make_room, require_served, sights
 from kvlite.errors import Stopped
-from kvlite.methods.base import LayerView
+from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.rules import ROOM, Rule, share_out
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation, unrotated
 
 CHUNK = 1024
 
@@ -35,18 +37,34 @@ class LayerReader:
         answers: whether attention is wanted, or keys, values and queries alone.
     """
 
-    def __init__(self, layer: LayerCache, rule: Rule, positions: Tensor, end: int) -> None:
-        """Read tokens into a layer that has room for them.
+    def __init__(
+        self,
+        layer: LayerCache,
+        rule: Rule,
+        positions: Tensor,
+        end: int,
+        rotation: Rotation,
+        sight: Sight | None = None,
+        coming: Rotation | None = None,
+    ) -> None:
+        """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
         Args:
             positions: theirs, `(n,)` int32, ascending.
             end: the position after the last.
+            rotation: of these positions.
+            sight: how the layer sees, if not everything that it holds.
+            coming: mean rotation of the positions to come, if queries there are to be expected.
         """
         method = rule.method
         self.layer = layer
         self.rule = rule
         self.positions = positions
         self.end = end
+        self.rotation = rotation
+        self.sight = sight
+        self.coming = coming
+        self.statistics = QueryStatistics()
         self.done = 0
         self.observed = max(method.observation(rule.budget), method.decode_rows)
         self.queries: list[Tensor] = []
@@ -62,10 +80,16 @@ class LayerReader:
         the result means nothing."""
         self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
         length = q.shape[2]
+        if self.sight is not None:
+            make_room(self.layer, self.sight.mask, length)
         after = self.positions.shape[0] - self.done - length
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             self.queries.append(q[:, :, length - wanted :].clone())
+        outlook = self.rule.method.outlook
+        if outlook is not None:
+            late = self.positions[self.done : self.done + length] >= outlook.skipped
+            self.statistics.add(unrotated(q, self._rotation(length))[:, :, late])
         out = over_banks(self.layer, q, k, v, self._over_bank)
         self.done += length
         return out
@@ -78,14 +102,20 @@ class LayerReader:
         keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
         if window is not None and bank.used > window:
             return self._over_window(bank, q, before, window)
-        blocks = partial(attend, q, scale=self.scale, softcap=self.softcap)
-        out, lse = blocks(keys[:, :, before:], values[:, :, before:], causal=True)
-        if before:
-            earlier = blocks(keys[:, :, :before], values[:, :, :before], causal=False)
-            out, lse = merge(earlier, (out, lse)), torch.logaddexp(earlier[1], lse)
+        if self.sight is not None:
+            first = self.end - self.positions.shape[0] + self.done
+            own = self._rotation(q.shape[2])
+            return self.sight.attend(q, keys, values, first, own, self.scale, self.softcap)
+        out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
         if self.rule.method.cumulative:
             bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))
         return out
+
+    def _rotation(self, length: int) -> Rotation:
+        """Of the chunk of `length` tokens that is being read."""
+        cos, sin = self.rotation
+        chunk = slice(self.done, self.done + length)
+        return cos[:, chunk], sin[:, chunk]
 
     def _over_window(self, bank: Bank, q: Tensor, before: int, window: int) -> Tensor:
         """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
@@ -114,7 +144,8 @@ class LayerReader:
         """What a method is shown of the layer, the `index`-th, once all chunks went through."""
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
-        window = Window(queries, start, self.kv_heads, self.scale, self.softcap)
+        expected = None if self.coming is None else self.statistics.expected(self.coming)
+        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected)
         return LayerView(index, self.layer.banks, window, self.rule.budget)
 
 
@@ -146,6 +177,7 @@ class Reading:
                 that `hidden` has what follows each of them.
         """
         cache.require_whole()
+        require_served(model, rules, cache.layers, cache.seen)
         self.model = model
         self.cache = cache
         self.rules = rules
@@ -158,6 +190,12 @@ class Reading:
         self.hidden = model.embed(token_ids)
         self.rows: Tensor | None = None
         self.rotations = model.rotations(cache.seen, self.new)
+        self.sights = sights(model, rules)
+        outlooks = [rule.method.outlook for rule in rules]
+        coming = {each: self._coming(each) for each in {*outlooks} if each is not None}
+        self.coming = [
+            None if each is None else coming[each][layer] for layer, each in enumerate(outlooks)
+        ]
         end = cache.seen + self.new
         self.positions = torch.arange(cache.seen, end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
@@ -175,7 +213,15 @@ class Reading:
         if self.rows is not None:
             cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
         end, length = self.cache.seen + self.new, self.hidden.shape[1]
-        reader = LayerReader(self._roomy(index), rule, positions, end)
+        reader = LayerReader(
+            self._roomy(index),
+            rule,
+            positions,
+            end,
+            (cos, sin),
+            self.sights[index],
+            self.coming[index],
+        )
         for span in self._spans(index):
             if self.cancel is not None and self.cancel.is_set():
                 raise Stopped
@@ -235,11 +281,25 @@ class Reading:
         same = layer.rows == rows or not layer.entries_mean
         if not rule.keeps_all(lines) or rule.method.settles == "read" or not same:
             sizes = [entries for _, entries in lines]
+            if rule.mask is not None:
+                sizes = [
+                    min(size, max(used, rule.budget) + self.chunk)
+                    for (_, used), size in zip(layer.lines, sizes, strict=True)
+                ]
             return layer.resized(sizes, rows if rule.method.cumulative else 0)
         sizes = rule.capacities(lines, self.room)
         layer = self.cache.layers[index] = layer.resized(sizes, rows)
         self.marks[index] = layer.mark()
         return layer
+
+    def _coming(self, outlook: Outlook) -> list[Rotation]:
+        """Mean rotations of the positions after the last, as far as the model's context goes."""
+        end = self.cache.seen + self.new
+        count = max(1, min(outlook.future, self.model.shape.max_context - end))
+        return [
+            (cos.float().mean(1, keepdim=True), sin.float().mean(1, keepdim=True))
+            for cos, sin in self.model.rotations(end, count)
+        ]
 
     def _final(self, index: int) -> bool:
         return index == len(self.rules) - 1 and not self.whole

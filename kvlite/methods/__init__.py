@@ -4,10 +4,12 @@ from typing import get_args, get_type_hints
 
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.methods.full import Full
 from kvlite.methods.h2o import H2O
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
+from kvlite.methods.lminfinite import LMInfinite
 from kvlite.methods.pyramidinfer import PyramidInfer
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
@@ -25,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
         Full,
         Random,
         Streaming,
+        LMInfinite,
         SnapKV,
         PyramidKV,
         KVX,
@@ -33,6 +36,7 @@ METHODS: dict[str, type[Method]] = {
         KeyDiff,
         PyramidInfer,
         UNComp,
+        ExpectedAttention,
         SimLayerKV,
     )
 }

@@ -15,6 +15,36 @@ from kvlite.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
+class LambdaMask:
+    """What each token sees, while reading too: the first few tokens and the most recent ones.
+
+    A token at a position below `sinks + window` sees everything.
+
+    Attributes:
+        sinks: first tokens in sight.
+        window: most recent ones in sight, a token's own included.
+        limit: rotate queries and sinks as if they lay `window` tokens apart, however far they are.
+    """
+
+    sinks: int
+    window: int
+    limit: bool
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a method wants to know of the queries still to come.
+
+    Attributes:
+        future: next positions they are expected at.
+        skipped: first positions whose queries do not count.
+    """
+
+    future: int
+    skipped: int
+
+
+@dataclass(frozen=True)
 class LayerView:
     """One layer as it stands when all new tokens went through it.
 
@@ -128,9 +158,22 @@ class Method(ABC):
         so that the logits after it are the full cache's."""
         return True
 
+    def mask(self, budget: int) -> LambdaMask | None:
+        """What a token sees while it is read and when it is drawn, if not all that is held; then
+        reading is not `exact`, and a layer never holds more than its budget and one chunk.
+
+        Such a method must be `bounded`, and `select` and `evict` as the mask does.
+        """
+        return None
+
     def observation(self, budget: int) -> int:
         """How many of the last queries `select` wants to see."""
         return 0
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """Whether `select` wants to know what queries are to be expected, in `view.window`."""
+        return None
 
     def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
         """How many of `new` tokens each layer is given while reading, never more than the layer

@@ -6,7 +6,7 @@ from math import ceil
 
 from kvlite.cache import LayerCache, Line, Selection
 from kvlite.errors import SettingError
-from kvlite.methods.base import LayerView, Method
+from kvlite.methods.base import LambdaMask, LayerView, Method
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
@@ -40,6 +40,11 @@ class Rule:
     window: int | None = None
     provision: int | None = None
     narrowing: Narrowing | None = None
+
+    @property
+    def mask(self) -> LambdaMask | None:
+        """What a token of this layer sees, if not all that is held."""
+        return self.method.mask(self.budget)
 
     def held(self, lines: Sequence[Line]) -> list[float]:
         """What counts against the budget for each line: its own entries, or the mean over all

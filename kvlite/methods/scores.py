@@ -21,6 +21,19 @@ ELEMENTS_AT_ONCE, ROWS_AT_ONCE = 1 << 22, 128
 
 
 @dataclass(frozen=True)
+class Expected:
+    """Queries as they are expected to come, rotated to where they will stand.
+
+    Attributes:
+        mean: `(batch, heads, dim)` float32.
+        covariance: `(batch, heads, dim, dim)` float32.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True)
 class Window:
     """The queries a layer is judged by: the last ones read.
 
@@ -29,6 +42,7 @@ class Window:
         start: position of the first of them; the rest follow it.
         kv_heads: KV heads of the layer.
         scale, softcap: how the model turns products into logits.
+        expected: the queries to come, for methods with an `outlook`.
     """
 
     queries: Tensor
@@ -36,6 +50,7 @@ class Window:
     kv_heads: int
     scale: float
     softcap: float | None = None
+    expected: Expected | None = None
 
     @property
     def end(self) -> int:

@@ -4,11 +4,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from kvlite.cache import Bank, Selection
 from kvlite.errors import SettingError
-from kvlite.methods.base import NO_OPTION, LayerView, Method
+from kvlite.methods.base import NO_OPTION, LayerView, Method, Outlook
 from kvlite.methods.full import Full
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
@@ -66,7 +65,7 @@ class SimLayerKV(Method):
         self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("recent", self.recent >= 1, "1 or more")
         self.require("last", self.last >= 1, "1 or more")
-        if self.inner.settles is not None:
+        if self.inner.settles is not None or not self.inner.exact:
             raise SettingError(f"{self.name} holds no {self.inner.name}: name another method")
         self.require(
             "detect",
@@ -104,19 +103,6 @@ class SimLayerKV(Method):
         return self.inner.trims
 
     @property
-    def exact(self) -> bool:
-        """As the method it holds."""
-        return self.inner.exact
-
-    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
-        """As the method it holds."""
-        return self.inner.widths(layers, new, seen)
-
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
-        """As the method it holds."""
-        return self.inner.narrow(view, through, width)
-
-    @property
     def cumulative(self) -> bool:
         """As the method it holds."""
         return self.inner.cumulative
@@ -125,6 +111,11 @@ class SimLayerKV(Method):
     def decode_rows(self) -> int:
         """As the method it holds."""
         return self.inner.decode_rows
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """As the method it holds."""
+        return self.inner.outlook
 
     @property
     def least_budget(self) -> int:

@@ -1,0 +1,90 @@
+"""ExpectedAttention: what queries still to come are likely to look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.attention import grouped
+from kvlite.cache import Bank
+from kvlite.methods.base import Outlook
+from kvlite.methods.scored import Scored
+from kvlite.methods.scores import Expected, Window
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(Scored):
+    """Takes the queries to come for draws from the distribution of those just read, rotated to
+    where they will stand, and keeps what they are expected to look at.
+
+    Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries
+    Distribution", section 3, and its code in kvpress. The queries are those of this turn, so what
+    a later turn keeps is judged by its own. Soft caps of the logits are left out of the estimate.
+
+    Attributes:
+        future: next positions, over which the rotation of the queries is averaged.
+        sinks: first entries that stay; the first queries read, as many, are not counted.
+        use_covariance: count how queries spread, not only their mean.
+        use_values: weigh an entry by the length of its value.
+    """
+
+    name: ClassVar[str] = "expectedattention"
+    summary: ClassVar[str] = "keeps what queries to come are expected to look at; asks no window"
+    paper: ClassVar[str] = (
+        "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries "
+        "Distribution, section 3"
+    )
+
+    future: int = 512
+    sinks: int = 4
+    use_covariance: bool = True
+    use_values: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("future", self.future >= 1, "1 or more")
+        self.require("sinks", self.sinks >= 0, "0 or more")
+
+    @property
+    def outlook(self) -> Outlook:
+        """The next positions; queries of the sinks' are unlike all others."""
+        return Outlook(self.future, self.sinks)
+
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The sinks."""
+        return self.sinks, 0
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """Expected attention among the entries after the sinks, times the length of the value."""
+        assert window.expected is not None
+        return [self._bank_votes(bank, window, window.expected) for bank in banks]
+
+    def _bank_votes(self, bank: Bank, window: Window, expected: Expected) -> Tensor:
+        mean = grouped(expected.mean[:, :, None], window.kv_heads).squeeze(3)
+        covariance = grouped(expected.covariance, window.kv_heads)
+        votes = []
+        for index, head in enumerate(bank.heads):
+            keys = bank.keys[:, index, self.sinks : bank.used].float() * window.scale
+            each = [
+                self._logits(keys, mean[:, head, i], covariance[:, head, i]).softmax(-1)
+                for i in range(mean.shape[2])
+            ]
+            votes.append(torch.stack(each, 1).mean(1))
+        attention = torch.stack(votes, 1)
+        if self.use_values:
+            attention *= bank.values[:, :, self.sinks : bank.used].float().norm(dim=-1)
+        return F.pad(attention, (bank.used - attention.shape[-1], 0))
+
+    def _logits(self, keys: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`.
+
+        Args:
+            keys: `(batch, n, dim)` float32, scaled.
+        """
+        logits = torch.matmul(keys, mean[..., None]).squeeze(-1)
+        if self.use_covariance:
+            logits += (torch.matmul(keys, covariance) * keys).sum(-1) / 2
+        return logits

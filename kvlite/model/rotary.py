@@ -1,0 +1,55 @@
+"""Rotary positions undone and done again, by the cos and sin that the model itself makes.
+
+Every admitted architecture turns a head's first half against its second; some turn only the
+first part of a head (Phi-3), some also stretch what they turn (YaRN, longrope): the same numbers in
+cos and sin say both, so what a model did is undone without knowing which it is.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlite.errors import SettingError
+from kvlite.model.load import LoadedModel
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of n positions, each `(1, n, turned)`, with `turned` <= dim; n may be 1 for all."""
+
+
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    """Vectors `(batch, heads, n, dim)` turned as the model turns queries and keys, in float32."""
+    cos, sin = (each[:, None].float() for each in rotation)
+    return _turn(x.float(), cos, sin)
+
+
+def unrotated(x: Tensor, rotation: Rotation) -> Tensor:
+    """The vectors `(batch, heads, n, dim)` that `rotated` made x of, in float32."""
+    cos, sin = (each[:, None].float() for each in rotation)
+    stretch = cos.square() + sin.square()
+    return _turn(x.float(), cos / stretch, -sin / stretch)
+
+
+def turned(x: Tensor, at: Rotation, to: Rotation) -> Tensor:
+    """Queries or keys rotated at some positions, as they would be at others, in their dtype."""
+    return rotated(unrotated(x, at), to).to(x.dtype)
+
+
+def require_steady(model: LoadedModel, option: str) -> None:
+    """Raises SettingError if a position's rotation depends on how much was read when it was made,
+    so that a later turn cannot undo it.
+
+    Args:
+        option: what wants to undo it, and would have to be given up.
+    """
+    if getattr(model.module.model.rotary_emb, "rope_type", None) == "longrope":
+        raise SettingError(
+            f"{option} turns keys to other positions, but this model's rotations (longrope) change "
+            f"with the length of the context: set {option.partition('=')[0]}=false"
+        )
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    width = cos.shape[-1]
+    moving, still = x[..., :width], x[..., width:]
+    first, second = moving.chunk(2, -1)
+    moving = moving * cos + torch.cat([-second, first], -1) * sin
+    return torch.cat([moving, still], -1)

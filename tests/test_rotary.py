@@ -1,0 +1,78 @@
+"""Positions undone and done again: what the model would have made of the same tokens elsewhere."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.errors import SettingError
+from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation, require_steady, rotated, turned, unrotated
+from tests.conftest import Tiny, make_tiny
+
+
+class Catch:
+    """Runs a layer and keeps the queries and keys it was given."""
+
+    q: Tensor
+    k: Tensor
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        self.q, self.k = q, k
+        return q
+
+
+def caught(model: LoadedModel, layer: int, hidden: Tensor, rotation: Rotation) -> list[Tensor]:
+    """Queries and keys of a layer as the model makes them with these cos and sin."""
+    catch = Catch()
+    with torch.no_grad():
+        model.layers[layer](hidden, position_embeddings=rotation, kvlite=catch)
+    return [catch.q, catch.k]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("at", "to"), [(0, 0), (3, 0), (3, 17), (400, 90), (700, 900)])
+def test_turning_equals_encoding_again(tiny: Tiny, at: int, to: int, dtype: torch.dtype) -> None:
+    """In every layer: sliding ones may have frequencies of their own."""
+    model, count = tiny.model, 9
+    # A longrope model chooses its frequencies by the length: here the same for all.
+    table = model.rotations(0, 1000)
+    generator = torch.Generator().manual_seed(at)
+    hidden = torch.randn(2, count, model.shape.hidden, generator=generator)
+    for layer, (cos, sin) in enumerate(table):
+        cos, sin = cos.to(dtype), sin.to(dtype)
+        here, there = (
+            (cos[:, start : start + count], sin[:, start : start + count]) for start in (at, to)
+        )
+        still = torch.ones_like(here[0]), torch.zeros_like(here[1])
+        plain, first, second = (
+            [each.to(dtype) for each in caught(model, layer, hidden, (c.float(), s.float()))]
+            for c, s in (still, here, there)
+        )
+        rounding = 1e-5 if dtype == torch.float32 else 0.02
+        for bare, one, other in zip(plain, first, second, strict=True):
+            close = rounding * float(bare.abs().max())
+            undone = unrotated(one, here)
+            assert undone.dtype == torch.float32
+            assert (undone - bare.float()).abs().max() < close
+            assert (rotated(undone, there) - other.float()).abs().max() < close
+            again = turned(one, here, there)
+            assert again.dtype == dtype
+            assert (again - other).abs().max() < close
+            if at != to:
+                assert (one - other).abs().max() > 4 * close
+
+
+def test_one_rotation_serves_all_tokens(llama: Tiny) -> None:
+    x = torch.randn(2, 4, 5, 16)
+    ((cos, sin), *_) = llama.model.rotations(7, 1)
+    each = rotated(x, (cos.expand(1, 5, -1), sin.expand(1, 5, -1)))
+    assert torch.equal(rotated(x, (cos, sin)), each)
+
+
+def test_rotations_that_change_with_the_length_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"longrope.*set toy:limit=false"):
+        require_steady(make_tiny("phi3-longrope").model, "toy:limit=true")
+    for name in ("llama", "gemma3", "llama-rope-dynamic"):
+        require_steady(make_tiny(name).model, "toy:limit=true")
