@@ -30,6 +30,7 @@ CHOICES = [
     ("expectedattention", 40),
     ("expectedattention:future=9,pool=3", 40),
     ("simlayerkv:threshold=0.5,recent=30+kvx:layers=entropy", 60),
+    ("minicache:start=0", 60),
 ]
 
 

@@ -1,7 +1,10 @@
 """Storage: true bytes, checked writes, ragged heads."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.decode import LayerStep
@@ -31,6 +34,98 @@ def fill(cache: LayerCache, count: int) -> None:
     for bank in cache.banks:
         entries = torch.randn(bank.keys.shape[0], len(bank.heads), count, 8)
         bank.append(entries, entries + 1, torch.arange(bank.used, bank.used + count))
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A front that holds half of what it gives back."""
+
+    half: Tensor
+    positions: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.half, self.positions
+
+    def write_keys(self, out: Tensor) -> None:
+        out.copy_(self.half * 2)
+
+    def write_values(self, out: Tensor) -> None:
+        out.copy_(self.half * 2 + 1)
+
+
+def halved(entries: int) -> Halved:
+    positions = torch.arange(entries, dtype=torch.int32).expand(2, 2, -1).clone()
+    return Halved(torch.randn(2, 2, entries, 8), positions)
+
+
+def behind_a_front(room: int, rows: int = 0) -> tuple[LayerCache, Halved]:
+    front = halved(5)
+    sizes = [((0, 2), 5 + room), ((1,), room)]
+    dtype, device = torch.float32, torch.device("cpu")
+    fronts = [front, None]
+    return LayerCache(
+        sizes, batch=2, dim=8, dtype=dtype, device=device, decode_rows=rows, fronts=fronts
+    ), front
+
+
+def test_a_bank_behind_a_front_reads_it_first_and_writes_after_it() -> None:
+    cache, front = behind_a_front(3)
+    bank = cache.banks[0]
+    assert (bank.used, bank.capacity, bank.room) == (5, 8, 3)
+    assert cache.lines == [(2, 5), (1, 0)] and cache.own_lines == [(2, 0), (1, 0)]
+    new = torch.randn(2, 2, 3, 8)
+    bank.append(new[:, :, :2], new[:, :, :2] + 1, torch.arange(5, 7))
+    assert (bank.used, bank.room) == (7, 1)
+    assert bank.keys[:, :, :7].equal(torch.cat([front.half * 2, new[:, :, :2]], 2))
+    assert bank.values[:, :, :7].equal(bank.keys[:, :, :7] + 1)
+    assert bank.positions[0, 1, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    with pytest.raises(CapacityError, match="2 entries at slot 7 of a bank of 8"):
+        bank.append(new[:, :, :2], new[:, :, :2], torch.arange(7, 9))
+
+
+def test_overwriting_behind_a_front_replaces_its_own_slots() -> None:
+    cache, front = behind_a_front(2, rows=1)
+    bank = cache.banks[0]
+    bank.append(torch.zeros(2, 2, 2, 8), torch.zeros(2, 2, 2, 8), torch.arange(5, 7))
+    bank.record(torch.ones(2, 2, 7))
+    entry = torch.full((2, 2, 1, 8), 7.0)
+    bank.overwrite(torch.tensor([[5, 6], [6, 5]]), entry, entry, 9)
+    assert bank.positions[0].tolist() == [[0, 1, 2, 3, 4, 9, 6], [0, 1, 2, 3, 4, 5, 9]]
+    assert (bank.keys[1, 0, 6] == 7).all() and (bank.values[1, 1, 5] == 7).all()
+    assert bank.scores()[0].tolist() == [[1.0] * 5 + [0.0, 1.0], [1.0] * 6 + [0.0]]
+    assert bank.keys[:, :, :5].equal(front.half * 2)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        bank.overwrite(torch.full((2, 2), 4), entry, entry, 10)
+
+
+def test_growing_keeps_the_front_and_its_rows_and_gathering_writes_it_out() -> None:
+    cache, front = behind_a_front(3, rows=1)
+    for bank in cache.banks:
+        new = torch.randn(2, len(bank.heads), 3, 8)
+        bank.append(new, new + 1, torch.arange(5, 8))
+        bank.record(torch.arange(float(bank.used)).expand(2, len(bank.heads), -1))
+    grown = cache.resized([20, 6], decode_rows=1)
+    assert grown.banks[0].front is front and grown.computed
+    assert [bank.capacity for bank in grown.banks] == [20, 6]
+    written = LayerCache.gathered([Selection.everything(b) for b in cache.banks], [8, 3])
+    assert not written.computed
+    for old, new, out in zip(cache.banks, grown.banks, written.banks, strict=True):
+        assert new.used == out.used == old.used
+        for name in ("keys", "values", "positions"):
+            whole = getattr(old, name)[:, :, : old.used]
+            assert getattr(new, name)[:, :, : old.used].equal(whole)
+            assert getattr(out, name).equal(whole)
+        assert new.scores().equal(old.scores())
+
+
+def test_what_layers_share_is_counted_once() -> None:
+    front = halved(5)
+    layers = [layer([((0, 1), 2)]).behind([front], 2) for _ in range(2)]
+    own = 2 * 2 * 2 * (2 * 8 * 4 + 4)
+    shared = front.half.nbytes + front.positions.nbytes
+    assert [each.nbytes for each in layers] == [own + shared] * 2
+    assert KVCache(layers).nbytes == 2 * own + shared
 
 
 def test_heads_with_different_budgets_take_only_their_own_slots() -> None:

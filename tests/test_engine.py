@@ -167,7 +167,9 @@ def positions(cache: KVCache) -> list[list[set[int]]]:
     return held
 
 
-@pytest.mark.parametrize("method", ["streaming", "snapkv:window=8", "pyramidkv", "kvx", "random"])
+@pytest.mark.parametrize(
+    "method", ["streaming", "snapkv:window=8", "pyramidkv", "kvx", "random", "minicache"]
+)
 def test_prompts_within_the_budget_are_left_alone(llama: Tiny, method: str) -> None:
     torch.manual_seed(5)
     prompt = torch.randint(3, 199, (3, 40))
@@ -289,17 +291,18 @@ def test_reading_first_and_asking_later_is_reading_in_one_piece_for_full(llama: 
     assert talk.generate(ids[100:], max_new_tokens=12, ignore_eos=True).token_ids == whole.token_ids
 
 
-def test_a_second_turn_never_holds_the_cache_twice(llama: Tiny) -> None:
+@pytest.mark.parametrize("method", ["full", "minicache:start=1"])
+def test_a_second_turn_never_holds_the_cache_twice(llama: Tiny, method: str) -> None:
     """Where nothing is cut, layers grow one at a time."""
     model = llama.model
     cache = empty(model)
-    run(model, cache, torch.randint(3, 199, (1, 900)), 0)
+    run(model, cache, torch.randint(3, 199, (1, 900)), 0, method=method, budget=24)
     held = cache.nbytes
     storages = [t for layer in cache.layers for t in (layer.keys, layer.values, layer.positions)]
     with TensorMeter([*storages, *model.module.parameters()]) as meter:
         del storages
         before = meter.live
-        run(model, cache, torch.randint(3, 199, (1, 3)), 0)
+        run(model, cache, torch.randint(3, 199, (1, 3)), 0, method=method, budget=24)
     assert meter.peak - before < held / 2
 
 

@@ -173,7 +173,8 @@ def test_whatever_is_typed_is_one_kind_of_budget_or_an_error_that_quotes_it(text
 def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     """Values in range for any of a method's options, several at once."""
     odd = st.integers(0, 40).map(lambda n: 2 * n + 1)
-    kinds: dict[Any, Any] = {bool: st.booleans(), int: odd, float: st.floats(1, 1e9)}
+    kinds: dict[Any, Any] = {bool: st.booleans(), int: odd}
+    kinds[float] = st.floats(0, 1) | st.floats(1, 1e9)
     hints = get_type_hints(METHODS[method])
     kinds[float | Literal["auto"]] = st.floats(0, 1) | st.just("auto")
     choices = {

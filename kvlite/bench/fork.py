@@ -16,7 +16,7 @@ from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.prefill import Reading, prefill
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView, Outlook
-from kvlite.methods.rules import ROOM, Rule, layer_rules, share_out
+from kvlite.methods.rules import ROOM, Rule, layer_rules, merge_below, share_out
 from kvlite.model.load import LoadedModel
 
 
@@ -128,6 +128,8 @@ def _shared(
     ]
     caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
     for cache, each in zip(caches, by_choice, strict=True):
+        for index in range(shape.layers):
+            merge_below(cache.layers, each, index, min(reserve, ROOM))
         share_out(cache.layers, each, min(reserve, ROOM))
     logits = reading.logits()[0]
     return [

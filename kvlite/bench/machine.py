@@ -1,5 +1,6 @@
 """What a measurement was made on."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -13,7 +14,7 @@ def describe() -> dict[str, str]:
     """The processor and the versions that a figure belongs to."""
     return {
         "processor": _processor(),
-        "cores": str(torch.get_num_threads()),
+        "cores": str(os.cpu_count()),
         "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "Python": platform.python_version(),
         "torch": torch.__version__,

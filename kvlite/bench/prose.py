@@ -20,7 +20,7 @@ def begun_elsewhere(text: str, seed: int) -> str:
     if not seed:
         return text
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
-    at = Random(f"begin {seed}").choice([0, *ends])
+    at = Random(f"begin {seed}").choice([0, *(end for end in ends if text[end:])])
     return f"{text[at:].rstrip()}\n\n{text[:at]}" if at else text
 
 
@@ -29,12 +29,15 @@ def hidden_in(text: str, sentences: Sequence[tuple[float, str]]) -> str:
 
     Args:
         sentences: depth, 0 to 1 of the text, and what stands there: at the end of sentence that
-            is nearest. Of two at the same place the earlier named comes first.
+            is nearest, or after the text, whose own last sentence may be cut off. Of two at the
+            same place the earlier named comes first.
     """
-    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    if not text.endswith((" ", "\n")):
+        text += "\n\n"
+    ends = [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     placed = []
     for index, (depth, sentence) in enumerate(sentences):
-        at = min(ends, key=lambda end: abs(end - depth * len(text)), default=0) if depth else 0
+        at = min(ends, key=lambda end: abs(end - depth * len(text))) if depth else 0
         placed.append((at, index, sentence))
     # From the last place to the first, so that places stay true.
     for at, _, sentence in sorted(placed, reverse=True):

@@ -2,5 +2,6 @@
 
 from kvlite.cache.bank import Bank
 from kvlite.cache.cache import KVCache, LayerCache, Line, Selection
+from kvlite.cache.front import Front
 
-__all__ = ["Bank", "KVCache", "LayerCache", "Line", "Selection"]
+__all__ = ["Bank", "Front", "KVCache", "LayerCache", "Line", "Selection"]

@@ -1,13 +1,17 @@
 """A bank: KV heads of one layer that hold equally many entries, viewed densely.
 
 A bank owns no memory. Its tensors are views into the flat buffers of a `LayerCache`, so heads
-with different budgets lie in different banks and each takes only the slots it needs.
+with different budgets lie in different banks and each takes only the slots it needs. Its first
+entries may be those of a front instead, computed whenever they are read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from kvlite.cache.front import Front
 from kvlite.errors import CapacityError
 
 
@@ -17,30 +21,65 @@ class Bank:
 
     Attributes:
         heads: indices of the KV heads within the layer, ascending.
-        keys, values: `(batch, heads, capacity, dim)`, keys after their rotation.
-        positions: `(batch, heads, capacity)` int32, a token's index in everything read so far.
+        own_keys, own_values: `(batch, heads, slots, dim)`, keys after their rotation; the slots
+            that can be written.
+        own_positions: `(batch, heads, slots)` int32, a token's index in everything read so far.
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
             decoding, averaged over a KV head's queries; or with R = 1 the sum of all rows since
             the first token; None for methods that need none.
         votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
             are read and share the budget by them; None for methods whose layers do not.
-        used: slots filled, the same for every head and sequence.
+        front: what lies before its own slots, if anything.
+        used: slots filled, the front's included, the same for every head and sequence.
         newest_row: which of the R rows was written last.
     """
 
     heads: tuple[int, ...]
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
+    own_keys: Tensor
+    own_values: Tensor
+    own_positions: Tensor
     rows: Tensor | None = None
     votes: Tensor | None = None
+    front: Front | None = None
     used: int = 0
     newest_row: int = field(default=-1)
 
     @property
+    def keys(self) -> Tensor:
+        """`(batch, heads, capacity, dim)`; with a front a copy, to be let go after use."""
+        if self.front is None:
+            return self.own_keys
+        return self._whole(self.own_keys, self.front.write_keys)
+
+    @property
+    def values(self) -> Tensor:
+        """`(batch, heads, capacity, dim)`; with a front a copy, to be let go after use."""
+        if self.front is None:
+            return self.own_values
+        return self._whole(self.own_values, self.front.write_values)
+
+    @property
+    def positions(self) -> Tensor:
+        """`(batch, heads, capacity)` int32."""
+        if self.front is None:
+            return self.own_positions
+        return torch.cat([self.front.positions, self.own_positions], 2)
+
+    def _whole(self, own: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+        whole = own.new_empty(*own.shape[:2], self.capacity, own.shape[3])
+        write(whole[:, :, : self.first_own])
+        whole[:, :, self.first_own :] = own
+        return whole
+
+    @property
+    def first_own(self) -> int:
+        """How many slots the front has; those after it are the bank's own."""
+        return 0 if self.front is None else self.front.positions.shape[2]
+
+    @property
     def capacity(self) -> int:
         """Slots a head has."""
-        return self.keys.shape[2]
+        return self.first_own + self.own_keys.shape[2]
 
     @property
     def room(self) -> int:
@@ -61,14 +100,15 @@ class Bank:
             raise CapacityError(
                 f"cannot write {count} entries at slot {self.used} of a bank of {self.capacity}"
             )
-        end = self.used + count
-        self.keys[:, :, self.used : end] = keys
-        self.values[:, :, self.used : end] = values
-        self.positions[:, :, self.used : end] = positions
-        self.used = end
+        own = slice(self.used - self.first_own, self.used - self.first_own + count)
+        self.own_keys[:, :, own] = keys
+        self.own_values[:, :, own] = values
+        self.own_positions[:, :, own] = positions
+        self.used += count
 
     def overwrite(self, slots: Tensor, keys: Tensor, values: Tensor, position: int) -> None:
-        """Put one new entry a head, `(batch, heads, 1, dim)`, in place of `slots` (batch, heads).
+        """Put one new entry a head, `(batch, heads, 1, dim)`, in place of `slots` (batch, heads),
+        which must be the bank's own.
 
         Raises:
             CapacityError: the bank still has room, so nothing need be given up.
@@ -76,10 +116,11 @@ class Bank:
         if self.room:
             raise CapacityError(f"a bank with {self.room} free slots has nothing to overwrite")
         index = slots[:, :, None]
-        place = index[..., None].expand(-1, -1, 1, keys.shape[-1])
-        self.keys.scatter_(2, place, keys)
-        self.values.scatter_(2, place, values)
-        self.positions.scatter_(2, index, position)
+        own = index - self.first_own
+        place = own[..., None].expand(-1, -1, 1, keys.shape[-1])
+        self.own_keys.scatter_(2, place, keys)
+        self.own_values.scatter_(2, place, values)
+        self.own_positions.scatter_(2, own, position)
         if self.rows is not None:
             self.rows.scatter_(3, index[:, :, None].expand(-1, -1, self.rows.shape[2], 1), 0.0)
 

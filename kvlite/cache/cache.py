@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.bank import Bank
+from kvlite.cache.front import Front, bytes_held
 from kvlite.errors import InterruptedCacheError
 
 Line = tuple[int, int]
@@ -63,7 +64,7 @@ class LayerCache:
         keys, values: `(batch, total, dim)` flat storage.
         positions: `(batch, total)` int32.
         banks: views of it, in order of their offset.
-        nbytes: bytes of storage held, filled or not: keys, values, positions, remembered rows.
+        tensors: all that is held, filled or not: keys, values, positions, remembered rows, fronts.
     """
 
     def __init__(
@@ -75,38 +76,64 @@ class LayerCache:
         dtype: torch.dtype,
         device: torch.device,
         decode_rows: int = 0,
+        fronts: Sequence[Front | None] | None = None,
     ) -> None:
-        """Allocate room for `sizes`: (KV heads, slots a head) for each bank."""
-        total = sum(len(heads) * capacity for heads, capacity in sizes)
+        """Allocate room for `sizes`: (KV heads, slots a head) for each bank, the slots of its
+        front included."""
+        before = fronts or [None] * len(sizes)
+        own = [
+            capacity if front is None else capacity - front.positions.shape[2]
+            for (_, capacity), front in zip(sizes, before, strict=True)
+        ]
+        total = sum(len(heads) * slots for (heads, _), slots in zip(sizes, own, strict=True))
         self.keys = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.banks: list[Bank] = []
         offset = 0
-        for heads, capacity in sizes:
-            span = slice(offset, offset + len(heads) * capacity)
-            shape = (batch, len(heads), capacity)
+        for (heads, capacity), slots, front in zip(sizes, own, before, strict=True):
+            span = slice(offset, offset + len(heads) * slots)
+            shape = (batch, len(heads), slots)
             rows = None
             if decode_rows:
                 rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
             self.banks.append(
                 Bank(
                     heads=heads,
-                    keys=self.keys[:, span].view(*shape, dim),
-                    values=self.values[:, span].view(*shape, dim),
-                    positions=self.positions[:, span].view(shape),
+                    own_keys=self.keys[:, span].view(*shape, dim),
+                    own_values=self.values[:, span].view(*shape, dim),
+                    own_positions=self.positions[:, span].view(shape),
                     rows=rows,
+                    front=front,
+                    used=capacity - slots,
                 )
             )
             offset = span.stop
-        held = [self.keys, self.values, self.positions]
-        held += [bank.rows for bank in self.banks if bank.rows is not None]
-        self.nbytes = sum(tensor.untyped_storage().nbytes() for tensor in held)
+        self.tensors = [self.keys, self.values, self.positions]
+        self.tensors += [bank.rows for bank in self.banks if bank.rows is not None]
+        self.tensors += [
+            tensor for front in before if front is not None for tensor in front.tensors
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held, filled or not, what it shares with another layer included."""
+        return bytes_held(self.tensors)
+
+    @property
+    def computed(self) -> bool:
+        """Whether some of its entries are computed on reading, and so cannot be overwritten."""
+        return any(bank.front is not None for bank in self.banks)
 
     @property
     def lines(self) -> list[Line]:
         """What each bank holds."""
         return [(len(bank.heads), bank.used) for bank in self.banks]
+
+    @property
+    def own_lines(self) -> list[Line]:
+        """What each bank holds in its own slots, its front left out."""
+        return [(len(bank.heads), bank.used - bank.first_own) for bank in self.banks]
 
     @property
     def rows(self) -> int:
@@ -121,9 +148,25 @@ class LayerCache:
         return sum(len(bank.heads) * bank.used for bank in self.banks) / heads
 
     def resized(self, capacities: Iterable[int], decode_rows: int = 0) -> "LayerCache":
-        """A copy with banks of `capacities` slots, entries ascending in position."""
+        """A copy with banks of `capacities` slots, entries ascending in position; fronts, which
+        never change, are shared with it."""
         ordered = [Selection.everything(bank) for bank in self.banks]
-        return LayerCache.gathered(ordered, capacities, decode_rows)
+        fronts = [bank.front for bank in self.banks]
+        return LayerCache.gathered(ordered, capacities, decode_rows, fronts)
+
+    def behind(self, fronts: Sequence[Front], room: int) -> "LayerCache":
+        """A layer of the same heads that holds `fronts`, one a bank, and `room` free slots."""
+        return LayerCache(
+            [
+                (bank.heads, front.positions.shape[2] + room)
+                for bank, front in zip(self.banks, fronts, strict=True)
+            ],
+            batch=self.keys.shape[0],
+            dim=self.keys.shape[2],
+            dtype=self.keys.dtype,
+            device=self.keys.device,
+            fronts=fronts,
+        )
 
     def mark(self) -> list[Mark]:
         """How it stands, for `rewind`."""
@@ -141,11 +184,15 @@ class LayerCache:
 
     @staticmethod
     def gathered(
-        selections: Iterable[Selection], capacities: Iterable[int], decode_rows: int = 0
+        selections: Iterable[Selection],
+        capacities: Iterable[int],
+        decode_rows: int = 0,
+        fronts: Sequence[Front | None] | None = None,
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in banks of `capacities` slots.
 
-        The entries are copied, so the storage they came from is free as soon as it is let go.
+        The entries are copied, so the storage they came from is free as soon as it is let go; but
+        those of `fronts`, which the selections of these banks begin with.
         """
         chosen = list(selections)
         sizes = [
@@ -163,6 +210,7 @@ class LayerCache:
             dtype=keys.dtype,
             device=keys.device,
             decode_rows=decode_rows,
+            fronts=fronts,
         )
         for selection, bank in zip(chosen, layer.banks, strict=True):
             _copy(selection, bank)
@@ -173,9 +221,10 @@ def _copy(selection: Selection, bank: Bank) -> None:
     source, slots = selection.source, selection.slots
     pick = slice(None) if selection.heads is None else list(selection.heads)
     bank.used, bank.votes = slots.shape[2], selection.votes
-    bank.keys[:, :, : bank.used] = _gather(source.keys[:, pick], slots)
-    bank.values[:, :, : bank.used] = _gather(source.values[:, pick], slots)
-    bank.positions[:, :, : bank.used] = source.positions[:, pick].gather(2, slots)
+    written, own = slice(0, bank.used - bank.first_own), slots[:, :, bank.first_own :]
+    bank.own_keys[:, :, written] = _gather(source.keys[:, pick], own)
+    bank.own_values[:, :, written] = _gather(source.values[:, pick], own)
+    bank.own_positions[:, :, written] = source.positions[:, pick].gather(2, own)
     if bank.rows is None or source.rows is None:
         return
     if bank.rows.shape[2] == source.rows.shape[2]:
@@ -220,8 +269,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage held by all layers, filled or not."""
-        return sum(layer.nbytes for layer in self.layers)
+        """Bytes of storage held by all layers, filled or not; what layers share counts once."""
+        return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
 
     @property
     def entries_mean(self) -> float:

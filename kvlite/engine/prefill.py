@@ -18,7 +18,7 @@ from kvlite.engine.queries import QueryStatistics
 from kvlite.engine.sight import Sight, make_room, require_served, sights
 from kvlite.errors import Stopped
 from kvlite.methods.base import LayerView, Outlook
-from kvlite.methods.rules import ROOM, Rule, share_out
+from kvlite.methods.rules import ROOM, Rule, merge_below, share_out
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, unrotated
@@ -240,13 +240,13 @@ class Reading:
         return reader
 
     def compressed(self, index: int) -> LayerCache:
-        """One layer read, and what its rule keeps of it."""
+        """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
         reader = self.read_layer(index)
         view = reader.view(index)
         self._narrow(view)
         if self.rules[index].method.settles == "read":
             self.rules[index] = self.rules[index].settled(view)
-        if index in self.marks:
+        if index in self.marks or self.rules[index].partner is not None:
             self.rules[index].cast_first_votes(reader.layer, view.window)
             return reader.layer
         return self.rules[index].cut(view, self.room)
@@ -274,12 +274,15 @@ class Reading:
 
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
-        and as many rows be remembered; else a copy, so that stopping loses nothing."""
+        and as many rows be remembered; else a copy, so that stopping loses nothing. A method that
+        overwrites entries needs them written out."""
         rule, layer = self.rules[index], self.cache.layers[index]
         lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
         rows = rule.method.decode_rows
         same = layer.rows == rows or not layer.entries_mean
-        if not rule.keeps_all(lines) or rule.method.settles == "read" or not same:
+        same &= not (layer.computed and rule.method.bounded)
+        counted = [(heads, used + self.hidden.shape[1]) for heads, used in rule.counted(layer)]
+        if not rule.keeps_all(counted) or rule.method.settles == "read" or not same:
             sizes = [entries for _, entries in lines]
             if rule.mask is not None:
                 sizes = [
@@ -352,7 +355,10 @@ def prefill(
         cancel=cancel,
     )
     try:
-        layers = [reading.compressed(index) for index in range(len(rules))]
+        layers: list[LayerCache] = []
+        for index in range(len(rules)):
+            layers.append(reading.compressed(index))
+            merge_below(layers, rules, index, reading.room)
         share_out(layers, rules, reading.room)
         logits = reading.logits()
     except BaseException:

@@ -10,6 +10,7 @@ from kvlite.methods.h2o import H2O
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
 from kvlite.methods.lminfinite import LMInfinite
+from kvlite.methods.minicache import MiniCache
 from kvlite.methods.pyramidinfer import PyramidInfer
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
@@ -24,20 +25,8 @@ __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        Full,
-        Random,
-        Streaming,
-        LMInfinite,
-        SnapKV,
-        PyramidKV,
-        KVX,
-        H2O,
-        TOVA,
-        KeyDiff,
-        PyramidInfer,
-        UNComp,
-        ExpectedAttention,
-        SimLayerKV,
+        *(Full, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
+        *(ExpectedAttention, UNComp, PyramidInfer, MiniCache, SimLayerKV),
     )
 }
 

@@ -1,12 +1,13 @@
 """What a method is: how much each layer keeps, which entries, and what gives way in decode."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kvlite.cache import Bank, LayerCache, Line, Selection
+from kvlite.cache import Bank, Front, LayerCache, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.budgets import uniform
 from kvlite.methods.scores import Window
@@ -123,6 +124,29 @@ class Method(ABC):
             layers: those that exceeded their budget.
         """
         raise AssertionError(f"{self.name} does not share the budget between layers")
+
+    @property
+    def merges_layers(self) -> bool:
+        """Whether layers are merged in pairs instead of entries dropped: `pairs` names them, and
+        `merge` is asked once both are read; the other layers keep everything."""
+        return False
+
+    def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
+        """Layers to merge, (lower, upper), each in one pair at most.
+
+        Args:
+            windows: of each layer of the model, None where it sees everything.
+        """
+        return []
+
+    def merge(self, lower: Sequence[Bank], upper: Sequence[Bank]) -> list[tuple[Front, Front]]:
+        """All entries of two layers in a smaller form: two fronts a bank, the lower layer's first;
+        none at all if the layers cannot be merged, and stay as they are.
+
+        Args:
+            lower, upper: the layers' banks, ascending in position.
+        """
+        raise AssertionError(f"{self.name} does not merge layers")
 
     @property
     def settles(self) -> Literal["read", "step"] | None:

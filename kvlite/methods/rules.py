@@ -32,6 +32,7 @@ class Rule:
         provision: entries it may keep until all layers are read and share the budget, for
             methods whose layers do.
         window: tokens a sliding-window layer sees (its own included), None for other layers.
+        partner: the layer that this one is merged with, for methods that merge.
         narrowing: which tokens go on into this layer, if not all of them.
     """
 
@@ -39,6 +40,7 @@ class Rule:
     budget: int
     window: int | None = None
     provision: int | None = None
+    partner: int | None = None
     narrowing: Narrowing | None = None
 
     @property
@@ -54,9 +56,13 @@ class Rule:
         heads = sum(count for count, _ in lines)
         return [sum(count * entries for count, entries in lines) / heads] * len(lines)
 
+    def counted(self, layer: LayerCache) -> list[Line]:
+        """A layer's lines as far as the budget is for them; what was merged is beside it."""
+        return layer.own_lines if self.method.merges_layers else layer.lines
+
     def keeps_all(self, lines: Sequence[Line]) -> bool:
         """Whether lines are within the budget, or the method never cuts any."""
-        if not self.method.frees_memory:
+        if not self.method.frees_memory or (self.method.merges_layers and self.partner is None):
             return True
         return self.provision is None and max(self.held(lines)) <= self.budget
 
@@ -136,8 +142,10 @@ def layer_rules(
     provision = None
     if method.shares_layers and seen > average:
         provision = PROVISION * average
+    pairs = method.pairs(shape.windows)
+    partners = dict(pairs) | {upper: lower for lower, upper in pairs}
     rules = [
-        Rule(method, by_layer[layer], provision=provision)
+        Rule(method, by_layer[layer], provision=provision, partner=partners.get(layer))
         if window is None
         else Rule(Streaming(sinks=0), window, window=window)
         for layer, window in enumerate(shape.windows)
@@ -155,6 +163,24 @@ def layer_rules(
         replace(rule, narrowing=Narrowing(method, width))
         for rule, width in zip(rules, widths, strict=True)
     ]
+
+
+def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, room: int) -> None:
+    """Merge a layer with the one below, if they are a pair and their method merges them now; both
+    are replaced.
+
+    Args:
+        room: entries that lines may grow by at once.
+    """
+    rule = rules[index]
+    below = rule.partner
+    if below is None or below > index or rule.keeps_all(rule.counted(layers[index])):
+        return
+    fronts = rule.method.merge(layers[below].banks, layers[index].banks)
+    if fronts:
+        lower, upper = zip(*fronts, strict=True)
+        layers[below] = layers[below].behind(lower, room)
+        layers[index] = layers[index].behind(upper, room)
 
 
 def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:

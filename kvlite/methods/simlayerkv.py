@@ -65,7 +65,8 @@ class SimLayerKV(Method):
         self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("recent", self.recent >= 1, "1 or more")
         self.require("last", self.last >= 1, "1 or more")
-        if self.inner.settles is not None or not self.inner.exact:
+        unfit = self.inner.settles is not None or self.inner.merges_layers
+        if unfit or not self.inner.exact:
             raise SettingError(f"{self.name} holds no {self.inner.name}: name another method")
         self.require(
             "detect",

@@ -1,0 +1,148 @@
+"""MiniCache: neighbouring layers share the directions of their keys and values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.cache import Bank, Front, Selection
+from kvlite.cache.pair import Half, Merged, Pair, joined
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.scores import top
+
+SMALLEST = 1e-6
+
+
+@dataclass(frozen=True)
+class MiniCache(Method):
+    """Layers of the upper half, two and two: each token's key (and value) has one direction for
+    both layers, between its two, and a magnitude for each. No token is dropped; those whose two
+    directions differ most stay exact.
+
+    Source: "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models",
+    section 4. Entries that are not merged are left alone as long as they are within the budget;
+    once more were read, all of them are merged.
+
+    Attributes:
+        start: where in the depth pairs begin, from 0, the first layer, to 1, none.
+        t: where the shared direction lies, from 0, the lower layer's, to 1, the upper one's.
+        retain: share of the tokens a head that stay exact.
+    """
+
+    name: ClassVar[str] = "minicache"
+    summary: ClassVar[str] = "merges the upper layers in pairs: one direction, two magnitudes"
+    paper: ClassVar[str] = (
+        "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models, section 4"
+    )
+
+    start: float = 0.5
+    t: float = 0.6
+    retain: float = 0.05
+
+    def __post_init__(self) -> None:
+        for option in self.defaults():
+            self.require(option, 0 <= getattr(self, option) <= 1, "from 0 to 1")
+
+    @property
+    def merges_layers(self) -> bool:
+        """It does nothing else."""
+        return True
+
+    @property
+    def keeps_to_budget(self) -> bool:
+        """Every token stays."""
+        return False
+
+    def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
+        """From `start` up, next to each other; a last one that is left over has none."""
+        pairs, lower = [], int(self.start * len(windows))
+        while lower + 1 < len(windows):
+            whole = windows[lower] is None and windows[lower + 1] is None
+            if whole:
+                pairs.append((lower, lower + 1))
+            lower += 2 if whole else 1
+        return pairs
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """Everything, until the pair is merged."""
+        return [Selection.everything(bank) for bank in view.banks]
+
+    def merge(self, lower: Sequence[Bank], upper: Sequence[Bank]) -> list[tuple[Front, Front]]:
+        """What was merged before, and after it what was not; none if an earlier turn, by another
+        method, left the two layers different tokens."""
+        banks = list(zip(lower, upper, strict=False))
+        if len(lower) != len(upper) or not all(_alike(*each) for each in banks):
+            return []
+        return [self._merged(*each) for each in banks]
+
+    def _merged(self, lower: Bank, upper: Bank) -> Pair:
+        own = slice(0, lower.used - lower.first_own)
+        keys = self._shared(lower.own_keys[:, :, own], upper.own_keys[:, :, own])
+        values = self._shared(lower.own_values[:, :, own], upper.own_values[:, :, own])
+        positions = lower.own_positions[:, :, own].clone()
+        new = (Half(keys[0], values[0], positions), Half(keys[1], values[1], positions))
+        before = _pair(lower, upper)
+        return new if before is None else joined(before, new)
+
+    def _shared(self, lower: Tensor, upper: Tensor) -> tuple[Merged, Merged]:
+        """Keys or values `(batch, heads, n, dim)` of two layers, a head at a time, so that the
+        float32 copies stay small."""
+        units = lower.new_empty(lower.shape)
+        angles = torch.empty(lower.shape[:3], device=lower.device)
+        magnitudes = [units.new_empty(lower.shape[:3]) for _ in range(2)]
+        for head in range(lower.shape[1]):
+            below, above = lower[:, head].float(), upper[:, head].float()
+            units[:, head], angles[:, head] = between(below, above, self.t)
+            magnitudes[0][:, head], magnitudes[1][:, head] = below.norm(dim=-1), above.norm(dim=-1)
+        slots = top(angles, ceil(self.retain * lower.shape[2] - 1e-9))
+        place = slots[..., None].expand(-1, -1, -1, lower.shape[3])
+        retained = slots.to(torch.int32)
+        first, second = (
+            Merged(units, retained, own, each.gather(2, place))
+            for own, each in zip(magnitudes, (lower, upper), strict=True)
+        )
+        return first, second
+
+
+def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """Spherical interpolation of the directions of two vectors, section 4.2; straight where they
+    are parallel.
+
+    Args:
+        first, second: `(..., dim)` float32.
+        t: 0 for the first's direction, 1 for the second's.
+
+    Returns:
+        Unit vectors `(..., dim)`, and the angles between the two `(...)` in radians.
+    """
+    one, two = (F.normalize(each, dim=-1, eps=SMALLEST) for each in (first, second))
+    angle = (one * two).sum(-1).clamp(-1, 1).acos()
+    sine = angle.sin()
+    parallel = sine <= SMALLEST
+    near = torch.where(parallel, 1 - t, ((1 - t) * angle).sin() / sine)
+    far = torch.where(parallel, t, (t * angle).sin() / sine)
+    mixed = near[..., None] * one + far[..., None] * two
+    return F.normalize(mixed, dim=-1, eps=SMALLEST), angle
+
+
+def _pair(lower: Bank, upper: Bank) -> Pair | None:
+    """What the two merged before."""
+    below, above = lower.front, upper.front
+    if isinstance(below, Half) and isinstance(above, Half) and below.shares_with(above):
+        return below, above
+    return None
+
+
+def _alike(lower: Bank, upper: Bank) -> bool:
+    """Whether two banks hold the same tokens of the same heads, merged or not."""
+    if lower.heads != upper.heads or lower.used != upper.used:
+        return False
+    merged = lower.front is not None or upper.front is not None
+    if merged and _pair(lower, upper) is None:
+        return False
+    own = slice(0, lower.used - lower.first_own)
+    return lower.own_positions[:, :, own].equal(upper.own_positions[:, :, own])
