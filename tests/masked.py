@@ -40,10 +40,17 @@ def masked_run(
 
 
 def run_under(
-    reference: Any, token_ids: Tensor, allowed: dict[int, Tensor]
+    reference: Any,
+    token_ids: Tensor,
+    allowed: dict[int, Tensor],
+    like: list[dict[int, int]] | None = None,
+    begin: int = 0,
 ) -> tuple[Tensor, list[Tensor]]:
     """One dense forward under a mask of each layer, `(KV heads, tokens, tokens)`, True where seen:
-    all logits, and what each layer attended to, `(query heads, tokens, tokens)`."""
+    all logits, and what each layer attended to, `(query heads, tokens, tokens)`.
+
+    From row `begin` on, KV heads of each layer may take another one's output, as `like` says.
+    """
     weighed: dict[int, Tensor] = {}
 
     def attention(
@@ -54,7 +61,11 @@ def run_under(
         seen = allowed[module.layer_idx].repeat_interleave(group, 0)
         weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         weighed[module.layer_idx] = weights[0]
-        return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
+        out = weights @ v.repeat_interleave(group, 1)
+        outs = out.view(out.shape[0], k.shape[1], group, *out.shape[2:])
+        for head, other in (like[module.layer_idx] if like else {}).items():
+            outs[:, head, :, begin:] = outs[:, other, :, begin:]
+        return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("masked-oracle", attention)
     model = AutoModelForCausalLM.from_config(

@@ -1,11 +1,13 @@
 """UNComp, and head groups of other methods: choices, lines and evictions beside the oracles."""
 
+import math
 from collections import deque
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import kvlite
 from kvlite.engine.decode import decode_step
@@ -18,9 +20,10 @@ from kvlite.methods.scored import Scored
 from kvlite.methods.uncomp import UNComp
 from kvlite.model.calibration import Calibration
 from tests.conftest import Tiny, made_up_calibration, make_tiny
+from tests.masked import run_under
 from tests.oracles import selection
 from tests.oracles.attention import FloatArray
-from tests.test_engine import empty
+from tests.test_engine import empty, positions
 from tests.test_methods import (
     DIM,
     Case,
@@ -117,6 +120,76 @@ def test_lines_keep_their_length_and_their_window_while_answering(llama: Tiny) -
             for bank in layer.banks:
                 held = set(bank.positions[0, 0].tolist())
                 assert set(range(90 + step - 7, 90 + step + 1)) <= held
+
+
+def most_alike(weights: Tensor, head: int, others: list[int], rows: int, group: int) -> int:
+    """By cosine of the last rows of attention, mean over a KV head's queries, with loops."""
+
+    def looks(kv_head: int) -> list[float]:
+        own = weights[kv_head * group : (kv_head + 1) * group, -rows:].double()
+        return [float(x) for x in own.mean(0).flatten()]
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        dot = math.fsum(x * y for x, y in zip(a, b, strict=True))
+        return dot / math.sqrt(math.fsum(x * x for x in a) * math.fsum(y * y for y in b))
+
+    return max(others, key=lambda other: cosine(looks(head), looks(other)))
+
+
+@pytest.mark.parametrize(("name", "delete"), [("llama-mha", 1), ("llama-mha", 3), ("llama", 1)])
+def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: int) -> None:
+    tiny = make_tiny(name)
+    torch.manual_seed(9)
+    n, steps = 60, 6
+    shape = tiny.model.shape
+    method = parse_method(f"uncomp:delete={delete},window=4,groups=1,pool=1")
+    method = method.fitted(shape, made_up_calibration(shape))
+    ids, cache = torch.randint(3, 199, (1, n)), empty(tiny.model)
+    rules = layer_rules(method, shape, n - 1, n)
+    logits = prefill(tiny.model, cache, ids, rules, reserve=steps)
+    kept = list(range(shape.kv_heads - delete))
+    causal = torch.ones(n, n, dtype=torch.bool).tril().repeat(shape.kv_heads, 1, 1)
+    weights = run_under(tiny.reference, ids, dict.fromkeys(range(4), causal))[1]
+    group = shape.heads // shape.kv_heads
+    like = [
+        {head: most_alike(layer, head, kept, 4, group) for head in range(len(kept), shape.kv_heads)}
+        for layer in weights
+    ]
+    assert [layer.like for layer in cache.layers] == like
+    for layer in cache.layers:
+        assert layer.lines == [(len(kept), n - 1)]
+        assert layer.entries_mean == (n - 1) * len(kept) / shape.kv_heads
+    held: list[list[list[set[int]]]] = []
+    for step in range(steps):
+        before = positions(cache)
+        token = logits.argmax(-1)
+        ids = torch.cat([ids, token[None]], 1)
+        logits = decode_step(tiny.model, cache, token, rules)
+        after = positions(cache)
+        held.append([[*map(set, layer), *[{n + step}] * delete] for layer in after])
+        assert len(before[0]) == len(kept)
+        count = n + step + 1
+        allowed = {}
+        for index in range(4):
+            mask = torch.ones(count, count, dtype=torch.bool).tril().repeat(shape.kv_heads, 1, 1)
+            for at, rows in enumerate(held):
+                for head in range(shape.kv_heads):
+                    mask[head, n + at] = False
+                    mask[head, n + at, sorted(rows[index][head])] = True
+            allowed[index] = mask
+        dense = run_under(tiny.reference, ids, allowed, like, begin=n)[0][-1]
+        assert (logits[0] - dense).abs().max() < 1e-4
+    # A later turn goes on with the same heads.
+    more = torch.randint(3, 199, (1, 30))
+    rules = layer_rules(method, shape, n - 1, cache.seen + 30, new=30)
+    prefill(tiny.model, cache, more, rules)
+    assert [layer.like for layer in cache.layers] == like
+    assert {len(layer) for layer in positions(cache)} == {len(kept)}
+
+
+def test_no_layer_loses_all_its_heads(llama: Tiny) -> None:
+    with pytest.raises(SettingError, match="delete=2 is out of range: it must be at most 1"):
+        parse_method("uncomp:delete=2").fitted(llama.model.shape, llama.model.calibration)
 
 
 def test_layers_share_by_their_groups() -> None:

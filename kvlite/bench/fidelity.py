@@ -202,7 +202,8 @@ def recall(view: LayerView, kept: Sequence[Bank], seen: int) -> float:
     for bank in view.banks:
         for row, head in enumerate(bank.heads):
             weights = _attention(view, bank, row, seen)
-            shares.append(weights[:, positions[head]].sum(-1) / weights.sum(-1))
+            held = positions.get(head, weights.new_zeros(0, dtype=torch.int64))  # none if deleted
+            shares.append(weights[:, held].sum(-1) / weights.sum(-1))
     return float(torch.cat(shares).mean())
 
 

@@ -1,6 +1,6 @@
 """The KV cache: flat, ragged storage a layer, true bytes, no write past its end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,16 @@ class Selection:
         """What will be held of it."""
         return self.slots.shape[1], self.slots.shape[2]
 
+    def without(self, dropped: Collection[int]) -> "Selection | None":
+        """The same for the KV heads of the layer that are not dropped; None if no head is left."""
+        own = self.heads or tuple(range(len(self.source.heads)))
+        rows = [row for row, i in enumerate(own) if self.source.heads[i] not in dropped]
+        if len(rows) == len(own):
+            return self
+        votes = None if self.votes is None else self.votes[:, rows]
+        heads = tuple(own[row] for row in rows)
+        return Selection(self.source, self.slots[:, rows], heads, votes) if rows else None
+
     @classmethod
     def everything(cls, bank: Bank) -> "Selection":
         """All of a bank, in order."""
@@ -64,6 +74,7 @@ class LayerCache:
         keys, values: `(batch, total, dim)` flat storage.
         positions: `(batch, total)` int32.
         banks: views of it, in order of their offset.
+        like: KV heads that hold nothing, and for each the head whose attention output it takes.
         tensors: all that is held, filled or not: keys, values, positions, remembered rows, fronts.
     """
 
@@ -90,6 +101,7 @@ class LayerCache:
         self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.banks: list[Bank] = []
+        self.like: dict[int, int] = {}
         offset = 0
         for (heads, capacity), slots, front in zip(sizes, own, before, strict=True):
             span = slice(offset, offset + len(heads) * slots)
@@ -144,7 +156,7 @@ class LayerCache:
     @property
     def entries_mean(self) -> float:
         """Entries held, on average over the KV heads."""
-        heads = sum(len(bank.heads) for bank in self.banks)
+        heads = sum(len(bank.heads) for bank in self.banks) + len(self.like)
         return sum(len(bank.heads) * bank.used for bank in self.banks) / heads
 
     def resized(self, capacities: Iterable[int], decode_rows: int = 0) -> "LayerCache":
@@ -152,7 +164,9 @@ class LayerCache:
         never change, are shared with it."""
         ordered = [Selection.everything(bank) for bank in self.banks]
         fronts = [bank.front for bank in self.banks]
-        return LayerCache.gathered(ordered, capacities, decode_rows, fronts)
+        layer = LayerCache.gathered(ordered, capacities, decode_rows, fronts)
+        layer.like = self.like
+        return layer
 
     def behind(self, fronts: Sequence[Front], room: int) -> "LayerCache":
         """A layer of the same heads that holds `fronts`, one a bank, and `room` free slots."""

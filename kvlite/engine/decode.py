@@ -61,7 +61,9 @@ class LayerStep:
 
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
-        view = LayerView(self.index, self.layer.banks, window, self.rule.budget)
+        view = LayerView(
+            self.index, self.layer.banks, window, self.rule.budget, like=self.layer.like
+        )
         self.rule = self.rule.settled(view)
         if not self.rule.keeps_all(view.lines):
             self.layer = self.rule.cut(view, ROOM)
@@ -92,7 +94,9 @@ class LayerStep:
             for bank, slots in zip(banks, kept, strict=True)
         ]
         sizes = self.rule.capacities([each.line for each in selections])
-        return LayerCache.gathered(selections, sizes, method.decode_rows)
+        layer = LayerCache.gathered(selections, sizes, method.decode_rows)
+        layer.like = self.layer.like
+        return layer
 
 
 @torch.inference_mode()

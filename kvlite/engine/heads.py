@@ -25,7 +25,7 @@ def over_banks(
     Returns:
         `(batch, heads, L, dim)`.
     """
-    if len(layer.banks) == 1:
+    if len(layer.banks) == 1 and not layer.like:
         return attend(layer.banks[0], q, k, v)
     out = torch.empty_like(q)
     outs = grouped(out, k.shape[1])
@@ -33,4 +33,6 @@ def over_banks(
         heads = list(bank.heads)
         queries = grouped(q, k.shape[1])[:, heads].flatten(1, 2)
         outs[:, heads] = grouped(attend(bank, queries, k[:, heads], v[:, heads]), len(heads))
+    for head, other in layer.like.items():
+        outs[:, head] = outs[:, other]
     return out

@@ -146,7 +146,7 @@ class LayerReader:
         start = self.end - queries.shape[2]
         expected = None if self.coming is None else self.statistics.expected(self.coming)
         window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected)
-        return LayerView(index, self.layer.banks, window, self.rule.budget)
+        return LayerView(index, self.layer.banks, window, self.rule.budget, like=self.layer.like)
 
 
 class Reading:

@@ -1,8 +1,8 @@
 """What a method is: how much each layer keeps, which entries, and what gives way in decode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -56,6 +56,7 @@ class LayerView:
         budget: entries a KV head may keep.
         provision: entries it may keep until all layers are read, for methods whose layers share
             the budget by their votes; else None.
+        like: KV heads dropped before, which are in no bank, and the head that stands in for each.
     """
 
     layer: int
@@ -63,6 +64,7 @@ class LayerView:
     window: Window
     budget: int
     provision: int | None = None
+    like: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[Line]:
@@ -166,6 +168,11 @@ class Method(ABC):
     def select(self, view: LayerView) -> list[Selection]:
         """Which entries of a layer stay, once it has been read; called only if it holds more
         than its budget."""
+
+    def stand_ins(self, view: LayerView) -> dict[int, int]:
+        """KV heads that a layer drops altogether, and for each the head whose attention output
+        takes the place of its own from then on; asked with `select`."""
+        return {}
 
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """Entries a KV head each layer keeps, summing to `layers * average`.

@@ -89,15 +89,18 @@ class Rule:
             held = list(zip(view.banks, self.held(view.lines), strict=True))
             within = [bank for bank, each in held if each <= self.budget]
             over = [bank for bank, each in held if each > self.budget]
-        selections = [Selection.everything(bank) for bank in within]
+        selections, like = [Selection.everything(bank) for bank in within], dict(view.like)
         if over:
             shown = replace(view, banks=over, budget=self.budget, provision=self.provision)
-            selections += self.method.select(shown)
+            like |= self.method.stand_ins(shown)
+            kept = (each.without(like) for each in self.method.select(shown))
+            selections += [each for each in kept if each is not None]
         lines = [each.line for each in selections]
         sizes = [entries for _, entries in lines]
         if self.provision is None:
             sizes = self.capacities(lines, room)
         layer = LayerCache.gathered(selections, sizes, self.method.decode_rows)
+        layer.like = like
         self.cast_first_votes(layer, view.window)
         return layer
 

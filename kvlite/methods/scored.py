@@ -156,10 +156,14 @@ class Scored(Method):
 
     def head_sizes(self, layer: int, budget: int) -> list[int]:
         """Entries of each KV head of a layer, by its group."""
+        groups = head_groups(self.by_rank(layer), self.groups)
+        return group_sizes(groups, budget, self.low or None)
+
+    def by_rank(self, layer: int) -> list[int]:
+        """KV heads of a layer, the highest rank first."""
         known = self.require_calibration(self.calibration)
         ranks, wins = known.head_ranks[layer], known.head_wins[layer]
-        order = sorted(range(len(ranks)), key=lambda head: (-wins[head], -ranks[head], head))
-        return group_sizes(head_groups(order, self.groups), budget, self.low or None)
+        return sorted(range(len(ranks)), key=lambda head: (-wins[head], -ranks[head], head))
 
     def share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
         """By the votes of all layers: all heads compete, or each layer gets a share by how its

@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from kvlite.cache import Bank
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.narrowing import going, votes_for_new
 from kvlite.methods.scored import Observed
-from kvlite.methods.scores import pool
+from kvlite.methods.scores import pool, window_rows
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -29,6 +30,8 @@ class UNComp(Observed):
         window: last tokens, which vote and stay.
         stage: leave tokens behind (the paper's group-stage, else its group).
         least: tokens that the last group of layers is given, with `stage`.
+        delete: KV heads of each layer, those of the lowest rank, that keep nothing: the most
+            similar head's output, by the window's attention, stands in for theirs.
     """
 
     name: ClassVar[str] = "uncomp"
@@ -38,16 +41,24 @@ class UNComp(Observed):
     window: int = 8
     stage: bool = False
     least: int = 1536
+    delete: int = 0
     pool: int = 7
     groups: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("window", 1 <= self.window <= 1024, "from 1 to 1024")
+        self.require("delete", self.delete >= 0, "0 or more")
         self.require("least", self.least >= self.window, "as many as the window, or more")
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With the model's ranks."""
+        """With the model's ranks.
+
+        Raises:
+            SettingError: there are none, or a layer would lose all its heads.
+        """
+        most = shape.kv_heads - 1
+        self.require("delete", self.delete <= most, f"at most {most} with this model")
         return replace(self, calibration=self.require_calibration(calibration))
 
     @property
@@ -82,6 +93,27 @@ class UNComp(Observed):
     def ends(self, budget: int) -> tuple[int, int]:
         """The window."""
         return 0, self.window
+
+    def stand_ins(self, view: LayerView) -> dict[int, int]:
+        """The heads that rank last, and those that look where they do, once in a conversation:
+        cosine of the window's attention (the paper's "Result of Extreme Compression")."""
+        if not self.delete or view.like:
+            return {}
+        lowest = self.by_rank(view.layer)[-self.delete :]
+        rows = {
+            head: row.flatten()
+            for bank in view.banks
+            for head, row in zip(
+                bank.heads,
+                window_rows(bank, view.window.last(self.window)).unbind(1),
+                strict=True,
+            )
+        }
+        kept = [head for head in sorted(rows) if head not in lowest]
+        return {
+            head: max(kept, key=lambda other: float(cosine_similarity(rows[head], rows[other], 0)))
+            for head in lowest
+        }
 
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """Of the entries before the window, the one with the least attention in its rows, pooled
