@@ -19,6 +19,7 @@ from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
 from kvlite.methods.kvx import KVX
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
+from kvlite.methods.scored import over_heads
 from kvlite.methods.scores import (
     Expected,
     Pooling,
@@ -419,13 +420,25 @@ def test_kvx_of_any_line_length(budget: int) -> None:
 @pytest.mark.parametrize("middle", ["budget", "example"])
 @pytest.mark.parametrize("layout", LAYOUTS[::3])
 def test_kvx_per_layer_keeps_the_same_slots_in_all_heads(layout: Layout, middle: str) -> None:
-    case = make_case(**layout, rows=12, seed=14)
+    case = make_case(**{**layout, "compressed": False}, rows=12, seed=14)  # type: ignore[arg-type]
     method = KVX(per_layer=True, middle=middle)  # type: ignore[arg-type]
     kept = selected(method, case, 20)
     assert kept == kvx_oracle(method, case, 20)
     assert kept != selected(replace(method, per_layer=False), case, 20)
-    if not layout["compressed"]:
-        assert all(line == lines[0] for lines in kept for line in lines)
+    assert all(line == lines[0] for lines in kept for line in lines)
+
+
+def test_heads_with_other_lines_share_their_votes_by_position() -> None:
+    """Positions 0 to 4 and 2 to 4, as earlier turns by other methods leave them."""
+    lines, votes = [[0, 1, 2, 3, 4], [2, 3, 4]], [[1.0, 2, 3, 4, 5], [10.0, 20, 30]]
+    banks = []
+    for head, line in enumerate(lines):
+        entries = torch.zeros(1, 1, len(line), DIM)
+        positions = torch.tensor(line, dtype=torch.int32)[None, None]
+        banks.append(make_layer(entries, entries, positions, [(0,)], spare=2).banks[0])
+        assert head == 0 or banks[0].used > banks[1].used
+    shared = over_heads(banks, [torch.tensor(each)[None, None] for each in votes], 5)
+    assert [each[0, 0].tolist() for each in shared] == [[0.5, 1, 6.5, 12, 17.5], [6.5, 12, 17.5]]
 
 
 @pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)

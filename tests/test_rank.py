@@ -131,21 +131,27 @@ def test_head_groups_are_equal_parts_by_rank() -> None:
 )
 def test_sizes_of_the_paper_rounded_down(groups: int, expected: list[int]) -> None:
     heads = [group for group in range(groups) for _ in range(4)]
-    assert sorted(set(group_sizes(heads, 384, None)), reverse=True) == expected
-    assert group_sizes([0] * 4, 384, None) == [384] * 4
+    assert sorted(set(group_sizes(heads, 384, None, 9)), reverse=True) == expected
+    assert group_sizes([0] * 4, 384, None, 9) == [384] * 4
 
 
 @given(
     st.lists(st.integers(1, 8), min_size=2, max_size=6),
     st.integers(18, 5000),
     st.none() | st.integers(1, 600),
+    st.integers(1, 40),
 )
 def test_sizes_equal_the_oracle_and_keep_to_the_mean(
-    heads_in_group: list[int], average: int, low: int | None
+    heads_in_group: list[int], average: int, low: int | None, floor: int
 ) -> None:
     groups = [group for group, count in enumerate(heads_in_group) for _ in range(count)]
-    found = group_sizes(groups, average, low)
-    least = None if low is None else min(low, average)
+    found = group_sizes(groups, average, low, floor)
+    assert min(found) >= min(floor, average)
+    half = oracle.sizes(heads_in_group, average, None)[-1]
+    if low is None and half >= floor:
+        least = None
+    else:
+        least = min(max(half if low is None else low, floor), average)
     for size, expected in zip(
         [found[groups.index(group)] for group in range(len(heads_in_group))],
         oracle.sizes(heads_in_group, average, least),

@@ -37,7 +37,7 @@ def oracle_share(case: Any, b: int, rows: int, line: int, sinks: int, own: bool)
             share = 0.0
             for slot in range(slots):
                 distance = position - at[head // group][slot]
-                near = (0 if own else 1) <= distance < line - sinks
+                near = 0 <= distance < line - sinks if own else 0 < distance <= line - sinks
                 if at[head // group][slot] < sinks or near:
                     share += float(weights[head, row, slot])
             shares.append(share)

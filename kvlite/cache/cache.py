@@ -1,6 +1,6 @@
 """The KV cache: flat, ragged storage a layer, true bytes, no write past its end."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,7 @@ class LayerCache:
         device: torch.device,
         decode_rows: int = 0,
         fronts: Sequence[Front | None] | None = None,
+        like: Mapping[int, int] | None = None,
     ) -> None:
         """Allocate room for `sizes`: (KV heads, slots a head) for each bank, the slots of its
         front included."""
@@ -101,7 +102,7 @@ class LayerCache:
         self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.banks: list[Bank] = []
-        self.like: dict[int, int] = {}
+        self.like = dict(like or {})
         offset = 0
         for (heads, capacity), slots, front in zip(sizes, own, before, strict=True):
             span = slice(offset, offset + len(heads) * slots)
@@ -164,9 +165,7 @@ class LayerCache:
         never change, are shared with it."""
         ordered = [Selection.everything(bank) for bank in self.banks]
         fronts = [bank.front for bank in self.banks]
-        layer = LayerCache.gathered(ordered, capacities, decode_rows, fronts)
-        layer.like = self.like
-        return layer
+        return LayerCache.gathered(ordered, capacities, decode_rows, fronts, self.like)
 
     def behind(self, fronts: Sequence[Front], room: int) -> "LayerCache":
         """A layer of the same heads that holds `fronts`, one a bank, and `room` free slots."""
@@ -180,6 +179,7 @@ class LayerCache:
             dtype=self.keys.dtype,
             device=self.keys.device,
             fronts=fronts,
+            like=self.like,
         )
 
     def mark(self) -> list[Mark]:
@@ -202,6 +202,7 @@ class LayerCache:
         capacities: Iterable[int],
         decode_rows: int = 0,
         fronts: Sequence[Front | None] | None = None,
+        like: Mapping[int, int] | None = None,
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in banks of `capacities` slots.
 
@@ -225,6 +226,7 @@ class LayerCache:
             device=keys.device,
             decode_rows=decode_rows,
             fronts=fronts,
+            like=like,
         )
         for selection, bank in zip(chosen, layer.banks, strict=True):
             _copy(selection, bank)

@@ -94,9 +94,8 @@ class LayerStep:
             for bank, slots in zip(banks, kept, strict=True)
         ]
         sizes = self.rule.capacities([each.line for each in selections])
-        layer = LayerCache.gathered(selections, sizes, method.decode_rows)
-        layer.like = self.layer.like
-        return layer
+        like = self.layer.like
+        return LayerCache.gathered(selections, sizes, method.decode_rows, like=like)
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvlite.attention import attend_causal, attend_masked, attention_sums
-from kvlite.cache import Bank, KVCache, LayerCache
+from kvlite.cache import Bank, KVCache, LayerCache, Selection
 from kvlite.cache.cache import Mark
 from kvlite.engine.heads import over_banks
 from kvlite.engine.queries import QueryStatistics
@@ -289,6 +289,9 @@ class Reading:
                     min(size, max(used, rule.budget) + self.chunk)
                     for (_, used), size in zip(layer.lines, sizes, strict=True)
                 ]
+                # What slides must be written out, not lie behind a front.
+                everything = [Selection.everything(bank) for bank in layer.banks]
+                return LayerCache.gathered(everything, sizes, like=layer.like)
             return layer.resized(sizes, rows if rule.method.cumulative else 0)
         sizes = rule.capacities(lines, self.room)
         layer = self.cache.layers[index] = layer.resized(sizes, rows)

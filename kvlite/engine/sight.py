@@ -149,5 +149,6 @@ def make_room(layer: LayerCache, mask: LambdaMask, count: int) -> None:
         if bank.room < count:
             recent = slice(bank.used - mask.window, bank.used)
             bank.used = mask.sinks + mask.window
-            for each in (bank.keys, bank.values, bank.positions):
+            assert bank.front is None
+            for each in (bank.own_keys, bank.own_values, bank.own_positions):
                 each[:, :, mask.sinks : bank.used] = each[:, :, recent].clone()

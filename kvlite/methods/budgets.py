@@ -150,8 +150,8 @@ def by_groups(
     the same, but for rounding.
 
     Source: "UNComp: Can Matrix Entropy Uncover Sparsity?", section 3.3, Eq. 12 and 13, whose line
-    is given by its ends; here by its mean, the last end 1 / beta of the first's distance to twice
-    the mean, as `pyramid`'s.
+    is given by its ends; here the last group's is 1 / beta of the mean, as `pyramid`'s, and the
+    first's makes up the mean.
 
     Args:
         groups: of each layer, rising from 0.

@@ -13,6 +13,8 @@ from kvlite.methods.budgets import LayerLine
 from kvlite.methods.scored import Observed, over_heads
 from kvlite.methods.scores import Window, pool, top
 
+_ALONE = "1 with middle=example and with per_layer"
+
 
 @dataclass(frozen=True)
 class KVX(Observed):
@@ -66,6 +68,9 @@ class KVX(Observed):
             not self.per_head or (self.middle == "budget" and not self.per_layer),
             "false with middle=example and with per_layer",
         )
+        example = self.middle == "example"
+        self.require("groups", self.groups == 1 or not (example or self.per_layer), _ALONE)
+        self.require("layers", not (example and self.shares_layers), "another with middle=example")
         self.require("omega", self.omega >= 1, "1 or more")
         self.require("limit", self.limit >= 0, "0 or more")
         self.require("alpha", self.alpha >= 0, "0 or more")
@@ -115,7 +120,7 @@ class KVX(Observed):
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """Eq. 3 and 4."""
         votes = super().votes(banks, window)
-        return over_heads(votes) if self.per_layer else votes
+        return over_heads(banks, votes, window.end) if self.per_layer else votes
 
     def select(self, view: LayerView) -> list[Selection]:
         """Eq. 3 to 7."""
@@ -130,7 +135,7 @@ class KVX(Observed):
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         width = self.mask_width(budget)
-        votes = self._recent_votes(bank)
+        votes = self._recent_votes(bank, position)
         masked = (bank.positions < width) | (bank.positions > position - width)
         return votes.masked_fill(masked, torch.inf).argmin(-1)
 
@@ -143,12 +148,13 @@ class KVX(Observed):
         """The "example" reading's cut of a line that outgrew the limit."""
         if bank.used <= budget:
             return None
-        order = bank.positions[..., : bank.used].argsort(-1)
-        return order.gather(-1, self._cut(self._recent_votes(bank).gather(-1, order), budget))
+        line = bank.positions[..., : bank.used]
+        order, votes = line.argsort(-1), self._recent_votes(bank, int(line.max()) + 1)
+        return order.gather(-1, self._cut(votes.gather(-1, order), budget))
 
-    def _recent_votes(self, bank: Bank) -> Tensor:
+    def _recent_votes(self, bank: Bank, end: int) -> Tensor:
         votes = bank.scores()
-        return over_heads([votes])[0] if self.per_layer else votes
+        return over_heads([bank], [votes], end)[0] if self.per_layer else votes
 
     def _cut(self, votes: Tensor, budget: int) -> Tensor:
         """The "example" reading's slots to keep of a line in order, by votes `(batch, heads,

@@ -87,23 +87,21 @@ def head_groups(order: Sequence[int], count: int) -> list[int]:
     return groups
 
 
-def group_sizes(groups: Sequence[int], average: int, least: int | None) -> list[int]:
+def group_sizes(groups: Sequence[int], average: int, low: int | None, floor: int) -> list[int]:
     """Entries of each head, falling evenly from the first group to the last (section 3.3, Eq. 14
     without its factor h - 1, as the paper's own sizes have it), their mean `average` at most.
 
     Args:
         groups: of each head.
-        least: entries of the last group; None for half of the first's.
+        low: entries of the last group; None for half of the first's.
+        floor: the fewest entries a head can keep.
     """
     steps = max(groups)
     if not steps:
         return [average] * len(groups)
     falls = [group / steps for group in groups]
     fall = sum(falls) / len(falls)
-    if least is None:
-        first = average / (1 - fall / 2)
-        last = first / 2
-    else:
-        last = min(least, average)
-        first = (average - fall * last) / (1 - fall)
+    last = average / (2 - fall) if low is None else low
+    last = min(max(last, floor), average)
+    first = (average - fall * last) / (1 - fall)
     return [int(first - (first - last) * each + 1e-9) for each in falls]

@@ -92,15 +92,14 @@ class Rule:
         selections, like = [Selection.everything(bank) for bank in within], dict(view.like)
         if over:
             shown = replace(view, banks=over, budget=self.budget, provision=self.provision)
-            like |= self.method.stand_ins(shown)
-            kept = (each.without(like) for each in self.method.select(shown))
-            selections += [each for each in kept if each is not None]
+            like |= self.method.stand_ins(view)
+            chosen = [*selections, *self.method.select(shown)]
+            selections = [each for every in chosen if (each := every.without(like)) is not None]
         lines = [each.line for each in selections]
         sizes = [entries for _, entries in lines]
         if self.provision is None:
             sizes = self.capacities(lines, room)
-        layer = LayerCache.gathered(selections, sizes, self.method.decode_rows)
-        layer.like = like
+        layer = LayerCache.gathered(selections, sizes, self.method.decode_rows, like=like)
         self.cast_first_votes(layer, view.window)
         return layer
 
@@ -203,7 +202,9 @@ def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:
         entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
         rules[index] = replace(rule, provision=None, budget=ceil(entries / heads))
         sizes = rules[index].capacities(lines, room)
-        layers[index] = LayerCache.gathered(selections, sizes, rule.method.decode_rows)
+        layers[index] = LayerCache.gathered(
+            selections, sizes, rule.method.decode_rows, like=layers[index].like
+        )
 
 
 def _filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:

@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from kvlite.cache import Bank, LayerCache, Selection
@@ -61,11 +60,18 @@ class Scored(Method):
         alone = not self.per_head and not self.shares_layers
         self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
 
+    @property
+    def uses_ranks(self) -> bool:
+        """Whether the model's heads or layers are grouped by their effective rank."""
+        return self.groups > 1 or self.layers == "rank"
+
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With the model's ranks, where they are used."""
-        if self.groups == 1 and self.layers != "rank":
+        if not self.uses_ranks:
             return self
-        return replace(self, calibration=self.require_calibration(calibration))
+        known = self.require_calibration(calibration)
+        seeing = tuple(known.layer_ranks[layer] for layer in shape.full_layers)
+        return replace(self, calibration=replace(known, layer_ranks=seeing))
 
     @abstractmethod
     def ends(self, budget: int) -> tuple[int, int]:
@@ -135,7 +141,7 @@ class Scored(Method):
         if self.groups > 1:
             sizes = self.head_sizes(view.layer, view.budget)
             counts = [
-                [max(0, min(sizes[head], bank.used) - first - last) for head in bank.heads]
+                [min(sizes[head], bank.used) - first - last for head in bank.heads]
                 for bank in view.banks
             ]
             return won(view.banks, scores, counts, first, last)
@@ -150,14 +156,14 @@ class Scored(Method):
 
     @property
     def layer_groups(self) -> list[int]:
-        """UNComp's group of each layer."""
+        """UNComp's group of each layer that sees everything."""
         ranks = self.require_calibration(self.calibration).layer_ranks
         return layer_groups(ranks, self.drop)
 
     def head_sizes(self, layer: int, budget: int) -> list[int]:
         """Entries of each KV head of a layer, by its group."""
         groups = head_groups(self.by_rank(layer), self.groups)
-        return group_sizes(groups, budget, self.low or None)
+        return group_sizes(groups, budget, self.low or None, sum(self.ends(budget)) + 1)
 
     def by_rank(self, layer: int) -> list[int]:
         """KV heads of a layer, the highest rank first."""
@@ -213,7 +219,16 @@ class Observed(Scored):
         return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
 
 
-def over_heads(votes: Sequence[Tensor]) -> list[Tensor]:
-    """One vote for all heads of a layer: the mean over them, in the shape of each bank's."""
-    mean = torch.cat(list(votes), 1).mean(1, keepdim=True)
-    return [mean.expand_as(each) for each in votes]
+def over_heads(banks: Sequence[Bank], votes: Sequence[Tensor], end: int) -> list[Tensor]:
+    """One vote for all heads of a layer: the mean over them, by position, since lines of earlier
+    turns may differ; in the shape of each bank's.
+
+    Args:
+        end: the position after the last.
+    """
+    places = [bank.positions[:, :, : bank.used].flatten(1).long() for bank in banks]
+    total = votes[0].new_zeros(votes[0].shape[0], end)
+    for place, each in zip(places, votes, strict=True):
+        total.scatter_add_(1, place, each.flatten(1))
+    total /= sum(each.shape[1] for each in votes)
+    return [total.gather(1, place).view_as(each) for place, each in zip(places, votes, strict=True)]

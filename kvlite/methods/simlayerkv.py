@@ -177,7 +177,8 @@ class SimLayerKV(Method):
                     bank, head, bank.keys[:, head, : bank.used].float(), rows
                 )
                 near = window.distances(bank, head)
-                inside = (near < line - self.sinks) & (near >= (0 if self.own else 1))
+                near = near if self.own else near - 1
+                inside = (near >= 0) & (near < line - self.sinks)
                 inside |= bank.positions[:, head, None, : bank.used] < self.sinks
                 shares.append((weights * inside[:, None]).sum(-1).mean((1, 2)))
         return torch.stack(shares).mean(0).amin().item()

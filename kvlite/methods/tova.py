@@ -26,6 +26,11 @@ class TOVA(Scored):
     summary: ClassVar[str] = "keeps what the newest token attends to, the same in all heads"
     paper: ClassVar[str] = "Transformers are Multi-State RNNs, section 3.2"
 
+    @property
+    def _alike(self) -> bool:
+        """Whether all heads keep the same tokens."""
+        return not self.per_head and self.groups == 1
+
     def ends(self, budget: int) -> tuple[int, int]:
         """The last token."""
         return 0, 1
@@ -47,9 +52,11 @@ class TOVA(Scored):
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """The last token's attention."""
         votes = [window_scores(bank, window, "sum", "mean") for bank in banks]
-        return votes if self.per_head else over_heads(votes)
+        return over_heads(banks, votes, window.end) if self._alike else votes
 
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """What the token before attended to least, that token itself apart."""
-        votes = bank.scores() if self.per_head else over_heads([bank.scores()])[0]
+        votes = bank.scores()
+        if self._alike:
+            (votes,) = over_heads([bank], [votes], position)
         return votes.masked_fill(bank.positions == position - 1, torch.inf).argmin(-1)

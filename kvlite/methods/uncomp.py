@@ -51,6 +51,11 @@ class UNComp(Observed):
         self.require("delete", self.delete >= 0, "0 or more")
         self.require("least", self.least >= self.window, "as many as the window, or more")
 
+    @property
+    def uses_ranks(self) -> bool:
+        """Also for what is deleted or left behind."""
+        return True
+
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With the model's ranks.
 
@@ -59,7 +64,7 @@ class UNComp(Observed):
         """
         most = shape.kv_heads - 1
         self.require("delete", self.delete <= most, f"at most {most} with this model")
-        return replace(self, calibration=self.require_calibration(calibration))
+        return super().fitted(shape, calibration)
 
     @property
     def exact(self) -> bool:
@@ -100,15 +105,14 @@ class UNComp(Observed):
         if not self.delete or view.like:
             return {}
         lowest = self.by_rank(view.layer)[-self.delete :]
-        rows = {
-            head: row.flatten()
-            for bank in view.banks
-            for head, row in zip(
-                bank.heads,
-                window_rows(bank, view.window.last(self.window)).unbind(1),
-                strict=True,
-            )
-        }
+        window = view.window.last(self.window)
+        rows: dict[int, Tensor] = {}
+        for bank in view.banks:
+            weights = window_rows(bank, window)
+            place = bank.positions[:, :, None, : bank.used].long().expand_as(weights)
+            # By position, since lines of earlier turns may differ.
+            looks = weights.new_zeros(*weights.shape[:3], window.end).scatter_(3, place, weights)
+            rows.update(zip(bank.heads, (each.flatten() for each in looks.unbind(1)), strict=True))
         kept = [head for head in sorted(rows) if head not in lowest]
         return {
             head: max(kept, key=lambda other: float(cosine_similarity(rows[head], rows[other], 0)))
