@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.fork import read_once
-from kvlite.bench.together import each_token, told
 from kvlite.cache import KVCache, Selection
+from kvlite.engine.fork import read_once
 from kvlite.engine.prefill import Reading
+from kvlite.engine.together import each_token, told
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.rank import effective_rank, elbow, spectrum

@@ -64,8 +64,9 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        held = [int(layer.entries_mean) + len(ids) for layer in cache.layers]
-        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, len(ids))
+        self.rules = layer_rules(
+            self.method, model.shape, self.budget, seen, cache.layers, len(ids)
+        )
         self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
         self.generated = 0
         self.started = perf_counter()

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kvlite.bench.fidelity import FidelityRow, fidelity, parts, tallies
-from kvlite.bench.fork import read_once
 from kvlite.bench.memory import MemoryRow, lines, memory
 from kvlite.engine.decode import decode_step
+from kvlite.engine.fork import read_once
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.runner import Runner

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlite.bench import together
 from kvlite.bench.case import Case, Recipe
 from kvlite.bench.questions import (
     QuestionRow,
@@ -20,10 +19,11 @@ from kvlite.bench.questions import (
     surprise,
     tallies,
 )
-from kvlite.bench.together import answers
 from kvlite.cache import KVCache
 from kvlite.conversation import Conversation
+from kvlite.engine import together
 from kvlite.engine.decode import decode_step
+from kvlite.engine.together import answers
 from kvlite.methods import parse_method
 from kvlite.settings import Settings
 

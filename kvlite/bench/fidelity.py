@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.fork import Branch, Watch, read_once
 from kvlite.bench.grid import fitted, require_room
 from kvlite.bench.intervals import Estimate, mean_of
-from kvlite.bench.together import told
 from kvlite.cache import Bank, KVCache
+from kvlite.engine.fork import Branch, Watch, read_once
 from kvlite.engine.prefill import Reading
+from kvlite.engine.together import told
 from kvlite.ledger import readable
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
-from kvlite.bench.fork import Branch, read_once
 from kvlite.bench.grid import fitted, require_room
 from kvlite.bench.intervals import Estimate, mean_of, share_of
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.bench.together import answers, each_token, told
+from kvlite.engine.fork import Branch, read_once
 from kvlite.engine.prefill import prefill
+from kvlite.engine.together import answers, each_token, told
 from kvlite.ledger import readable
 from kvlite.methods import Method
 from kvlite.methods.rules import layer_rules
@@ -137,9 +137,9 @@ def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> l
     branches = read_once(model, case.context, choices, reserve=0)
     for branch in branches:
         cache, new = branch.cache, asked.shape[1]
-        held = [int(layer.entries_mean) + new for layer in cache.layers]
-        seen = cache.seen + new
-        branch.rules = layer_rules(branch.method, model.shape, branch.budget, seen, held, new)
+        branch.rules = layer_rules(
+            branch.method, model.shape, branch.budget, cache.seen + new, cache.layers, new
+        )
         logits = prefill(model, cache, asked, branch.rules, reserve=case.new_tokens)
         branch.logits = logits[0]
     return branches

@@ -118,7 +118,7 @@ def layer_rules(
     shape: ModelShape,
     average: int,
     seen: int,
-    held: Sequence[int] | None = None,
+    layers: Sequence[LayerCache] | None = None,
     new: int | None = None,
 ) -> list[Rule]:
     """One rule a layer of the model.
@@ -129,17 +129,21 @@ def layer_rules(
     Args:
         average: mean entries a KV head and layer.
         seen: tokens read by the end of this turn.
-        held: entries a layer can choose from by then, if earlier turns dropped some; what a
-            layer cannot fill goes to others that can.
+        layers: the cache before this turn; what a layer cannot fill of its budget, because
+            earlier turns dropped more, goes to others that can.
         new: tokens read in this turn, if not all that were seen.
 
     Raises:
         SettingError: the method does not work on a model with sliding windows.
     """
     cut = shape.full_layers
+    new = seen if new is None else new
     budgets = method.budgets(len(cut), average, seen) if cut else []
-    if held is not None and seen > average and not method.shares_layers:
-        budgets = _filled(budgets, [held[layer] for layer in cut])
+    widths = method.widths(shape.layers, new, seen) if seen > average else None
+    if layers is not None and seen > average and not method.shares_layers:
+        given = widths or [new] * shape.layers
+        held = [_entries(layers[layer]) + given[layer] for layer in cut]
+        budgets = _filled(budgets, held)
     by_layer = dict(zip(cut, budgets, strict=True))
     provision = None
     if method.shares_layers and seen > average:
@@ -152,8 +156,6 @@ def layer_rules(
         else Rule(Streaming(sinks=0), window, window=window)
         for layer, window in enumerate(shape.windows)
     ]
-    new = seen if new is None else new
-    widths = method.widths(shape.layers, new, seen) if seen > average else None
     if widths is None:
         return rules
     if len(cut) < shape.layers:
@@ -205,6 +207,12 @@ def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:
         layers[index] = LayerCache.gathered(
             selections, sizes, rule.method.decode_rows, like=layers[index].like
         )
+
+
+def _entries(layer: LayerCache) -> int:
+    """Entries of a head that holds any, on average."""
+    heads = sum(count for count, _ in layer.lines)
+    return sum(count * entries for count, entries in layer.lines) // heads
 
 
 def _filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
 from kvlite.engine.decode import LayerStep
+from kvlite.engine.fork import Branch
 from kvlite.engine.prefill import Reading
 from kvlite.engine.sight import sights
 from kvlite.methods.full import Full

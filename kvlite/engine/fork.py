@@ -98,7 +98,8 @@ def read_once(
 
 
 def _alone(model: LoadedModel, ids: Tensor, method: Method, budget: int, reserve: int) -> Branch:
-    rules, cache = layer_rules(method, model.shape, budget, ids.shape[1]), _empty(model)
+    cache = _empty(model)
+    rules = layer_rules(method, model.shape, budget, ids.shape[1], cache.layers)
     logits = prefill(model, cache, ids, rules, reserve=reserve)
     return Branch(method, budget, cache, rules, logits[0])
 
@@ -112,29 +113,26 @@ def _shared(
 ) -> list[Branch]:
     if not choices:
         return []
-    shape, n = model.shape, ids.shape[1]
-    by_choice = [
-        layer_rules(method, shape, budget, n, [n] * shape.layers) for method, budget in choices
-    ]
+    shape, n, cache = model.shape, ids.shape[1], _empty(model)
+    by_choice = [layer_rules(method, shape, budget, n, cache.layers) for method, budget in choices]
     rules = [rule for each in by_choice for rule in each]
     sums = any(rule.method.cumulative for rule in rules)
     watch = Watch(max(map(_queries, rules)), sums, outlook)
-    reading = Reading(
-        model, _empty(model), ids, [Rule(watch, 0, window) for window in shape.windows]
-    )
+    watching = [Rule(watch, 0, window) for window in shape.windows]
+    reading = Reading(model, cache, ids, watching)
     by_layer = [
         _cuts(reading.read_layer(index).view(index), by_choice, reserve)
         for index in range(shape.layers)
     ]
     caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
-    for cache, each in zip(caches, by_choice, strict=True):
+    for each, own in zip(caches, by_choice, strict=True):
         for index in range(shape.layers):
-            merge_below(cache.layers, each, index, min(reserve, ROOM))
-        share_out(cache.layers, each, min(reserve, ROOM))
+            merge_below(each.layers, own, index, min(reserve, ROOM))
+        share_out(each.layers, own, min(reserve, ROOM))
     logits = reading.logits()[0]
     return [
-        Branch(method, budget, cache, each, logits)
-        for (method, budget), cache, each in zip(choices, caches, by_choice, strict=True)
+        Branch(method, budget, each, own, logits)
+        for (method, budget), each, own in zip(choices, caches, by_choice, strict=True)
     ]
 
 
