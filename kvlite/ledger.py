@@ -59,6 +59,9 @@ class Ledger:
                 size += f" of {readable(self.full_kv_bytes)}"
         else:
             held, size = f"kept all {seen:,}", f"KV {readable(self.kv_bytes)}"
+            if self.kv_bytes < self.full_kv_bytes:
+                held += f" with {self._method_shown}"
+                size += f" of {readable(self.full_kv_bytes)}"
         parts = [
             f"read {self.prompt_tokens:,} tokens",
             held,

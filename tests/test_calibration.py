@@ -150,6 +150,24 @@ def test_a_damaged_calibration_is_refused_in_a_sentence(tiny_folder: Path, text:
         find_calibration(tiny_folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_ranks": ((5.0, 4.0),)},
+        {"layer_ranks": ("a", "b", "c", "d")},
+        {"layer_ranks": (float("nan"),) * 4},
+        {"head_wins": ((1,), (1, 0), (1, 0), (1, 0))},
+        {"fingerprint": "another"},
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(tiny_folder: Path, change: dict[str, Any]) -> None:
+    mark = fingerprint(tiny_folder)
+    known = replace(made_up_calibration(make_tiny("llama").model.shape), fingerprint=mark)
+    replace(known, **change).save(calibration_path(mark))
+    with pytest.raises(ModelError, match="kvlite calibrate"):
+        find_calibration(tiny_folder)
+
+
 def test_what_is_saved_is_readable_and_whole(tmp_path: Path) -> None:
     known = made_up_calibration(make_tiny("llama").model.shape)
     known.save(tmp_path / "new" / "folder.json")

@@ -96,9 +96,13 @@ def test_parts_spread_over_the_text() -> None:
     assert parts(1000, [100, 300], 100, 3, 2000) == {100: [0, 400, 800], 300: [0, 300, 600]}
     assert parts(1000, [100], 100, 1, 2000) == {100: [0]}
     assert parts(201, [100], 100, 9, 2000) == {100: [0, 1]}
-    with pytest.raises(SettingError, match=r"--tokens 950 is too long: give up to 900 \("):
+    with pytest.raises(
+        SettingError, match="--tokens 950 and --after 100 are too many: give up to 1,000"
+    ):
         parts(1000, [100, 950], 100, 1, 2000)
-    with pytest.raises(SettingError, match=r"--tokens 950 is too long: give up to 924 \("):
+    with pytest.raises(
+        SettingError, match="--tokens 950 and --after 100 are too many: give up to 1,024"
+    ):
         parts(5000, [950], 100, 1, 1024)
 
 

@@ -107,7 +107,7 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
         smollm.tokenizer,
         bundled_prose(),
         lengths=[2000],
-        depths=[0.0, 0.5, 1.0],
+        depths=[0.0, 0.4, 0.8],
         kinds=["number"],
         repeats=1,
     )

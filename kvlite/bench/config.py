@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.bench.machine import describe
+from kvlite.methods import parse_method
 from kvlite.model.calibration import find_calibration
 from kvlite.model.fingerprint import fingerprint
 
@@ -22,13 +23,20 @@ def configuration(
     return {
         "command": command,
         "options": dict(options),
-        "model": {"name": model, "files": fingerprint(folder), "calibration": _calibrated(folder)},
+        "model": {
+            "name": model,
+            "files": fingerprint(folder),
+            "calibration": _calibration(options, folder),
+        },
         "machine": describe(),
     }
 
 
-def _calibrated(folder: Path) -> str:
-    """A digest of what was measured of the model, which decides what some methods keep."""
+def _calibration(options: Mapping[str, Any], folder: Path) -> str:
+    """A digest of what was measured of the model, where a method keeps other entries for it."""
+    specs = [*options.get("methods", ()), *filter(None, [options.get("method")])]
+    if not any(parse_method(spec).uses_calibration for spec in specs):
+        return "unused"
     found = find_calibration(folder)
     text = "none" if found is None else json.dumps(found.to_json())
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.grid import fitted, require_room
+from kvlite.bench.grid import fitted
 from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.cache import Bank, KVCache
 from kvlite.engine.fork import Branch, Watch, read_once
 from kvlite.engine.prefill import Reading
 from kvlite.engine.together import told
+from kvlite.errors import SettingError
 from kvlite.ledger import readable
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
@@ -104,7 +105,12 @@ def parts(
     Raises:
         SettingError: a part is longer than the text or the model.
     """
-    require_room(max(lengths), after, text - after, trained)
+    limit = min(text, trained)
+    if max(lengths) + after > limit:
+        raise SettingError(
+            f"--tokens {max(lengths)} and --after {after} are too many: give up to {limit:,} "
+            f"together (the text has {text:,} tokens, the model was trained for {trained:,})"
+        )
     starts = {}
     for length in lengths:
         last = text - length - after

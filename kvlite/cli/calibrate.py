@@ -1,6 +1,7 @@
 """`kvlite calibrate`: measure a model once, for the methods that need to know it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,12 +52,17 @@ def calibrate(
     prose = read_document(text).text if text else bundled_prose()
     if out and not Path(out).resolve().parent.is_dir():
         raise SettingError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
+    if out and Path(out).is_dir():
+        raise SettingError(f"--out {out} is a folder: name a file")
     with console().status("Loading the model") as status:
         runner = open_runner(settings, status.update)
     pieces = pieces_of(runner.model, prose, samples, tokens)
     with reading_bar(console(), "Measuring") as bar:
         found = measure(runner.model, model, text or "bundled prose", pieces, bar.update)
     path = Path(out) if out else calibration_path(found.fingerprint)
+    before = runner.model.calibration
+    if before is not None and found.lazy_threshold is None:
+        found = replace(found, lazy_threshold=before.lazy_threshold)
     found.save(path)
     if as_json:
         print(json.dumps({**found.to_json(), "path": str(path)}))

@@ -88,6 +88,11 @@ class Method(ABC):
     paper: ClassVar[str]
     frees_memory: ClassVar[bool] = True
 
+    @property
+    def uses_calibration(self) -> bool:
+        """Whether `fitted` looks at what was measured of the model."""
+        return False
+
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
         """This method for one model: what depends on it, and was left open, filled in.
 

@@ -61,13 +61,13 @@ class Scored(Method):
         self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
 
     @property
-    def uses_ranks(self) -> bool:
+    def uses_calibration(self) -> bool:
         """Whether the model's heads or layers are grouped by their effective rank."""
         return self.groups > 1 or self.layers == "rank"
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With the model's ranks, where they are used."""
-        if not self.uses_ranks:
+        if not self.uses_calibration:
             return self
         known = self.require_calibration(calibration)
         seeing = tuple(known.layer_ranks[layer] for layer in shape.full_layers)

@@ -67,7 +67,7 @@ class SimLayerKV(Method):
         self.require("last", self.last >= 1, "1 or more")
         unfit = self.inner.settles is not None or self.inner.merges_layers
         if unfit or not self.inner.exact:
-            raise SettingError(f"{self.name} holds no {self.inner.name}: name another method")
+            raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
         self.require(
             "detect",
             self.detect == "prefill" or not self.inner.frees_memory,
@@ -79,6 +79,11 @@ class SimLayerKV(Method):
         """Its own options, and the method it holds."""
         return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")
 
+    @property
+    def uses_calibration(self) -> bool:
+        """For its threshold, or as the method it holds."""
+        return self.threshold == "auto" or self.inner.uses_calibration
+
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With this model's threshold, and the method it holds fitted too."""
         inner = self.inner.fitted(shape, calibration)
@@ -86,9 +91,11 @@ class SimLayerKV(Method):
             return replace(self, inner=inner)
         found = None if calibration is None else calibration.lazy_threshold
         if found is None and shape.model_type not in _BY_FAMILY:
+            whole = len(shape.full_layers) == shape.layers
+            once = "run `kvlite calibrate MODEL` once, or " if whole else ""
             raise SettingError(
-                f"{self.name} knows no threshold for {shape.model_type} models: run `kvlite "
-                "calibrate MODEL` once, or give one (simlayerkv:threshold=0.8)"
+                f"{self.name} knows no threshold for {shape.model_type} models: {once}give one "
+                "(simlayerkv:threshold=0.8)"
             )
         threshold = _BY_FAMILY[shape.model_type] if found is None else found
         return replace(self, inner=inner, threshold=threshold)

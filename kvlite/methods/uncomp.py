@@ -52,7 +52,7 @@ class UNComp(Observed):
         self.require("least", self.least >= self.window, "as many as the window, or more")
 
     @property
-    def uses_ranks(self) -> bool:
+    def uses_calibration(self) -> bool:
         """Also for what is deleted or left behind."""
         return True
 

@@ -4,13 +4,14 @@ Source of the ranks: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from kvlite.errors import ModelError
+from kvlite.folders import data_folder
 from kvlite.model.fingerprint import fingerprint
 
 FORMAT = 1
@@ -60,14 +61,29 @@ class Calibration:
             ModelError: it is none.
         """
         try:
-            if plain.pop("format") != FORMAT:
-                raise ValueError("another format")
-            return cls(**{key: _tuples(value) for key, value in plain.items()})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if plain["format"] != FORMAT:
+                raise ValueError
+            values = {key: _tuples(value) for key, value in plain.items() if key != "format"}
+            made = cls(**values)
+            made.require_sound()
+            return made
+        except (KeyError, TypeError, ValueError):
             raise ModelError(
-                f"{name} is not a calibration of this version: make it again with "
-                f"`kvlite calibrate` ({error})"
+                f"{name} is not a calibration of this version, or damaged: make it again with "
+                "`kvlite calibrate`"
             ) from None
+
+    def require_sound(self) -> None:
+        """Raises ValueError or TypeError if its numbers are none, or do not fit each other."""
+        per_layer = (self.layer_ranks, self.head_ranks, self.head_wins, self.lazy_shares)
+        if len({len(each) for each in per_layer}) != 1:
+            raise ValueError
+        if len({len(heads) for heads in (*self.head_ranks, *self.head_wins)}) != 1:
+            raise ValueError
+        numbers = [*self.layer_ranks, *self.lazy_shares, self.lazy_threshold or 0.0]
+        numbers += [rank for heads in (*self.head_ranks, *self.head_wins) for rank in heads]
+        if not all(isfinite(number) for number in numbers):
+            raise ValueError
 
     def save(self, path: Path) -> None:
         """Write it whole or not at all, readable."""
@@ -82,12 +98,8 @@ def _tuples(value: Any) -> Any:
 
 
 def calibration_path(mark: str) -> Path:
-    """Where a user's calibration of the model with this fingerprint lies; `KVLITE_DATA` overrides
-    the platform's data folder."""
-    from platformdirs import user_data_path
-
-    folder = Path(os.environ.get("KVLITE_DATA") or user_data_path("kvlite"))
-    return folder / "calibrations" / f"{mark}.json"
+    """Where a user's calibration of the model with this fingerprint lies."""
+    return data_folder() / "calibrations" / f"{mark}.json"
 
 
 def find_calibration(folder: Path) -> Calibration | None:
@@ -100,12 +112,16 @@ def find_calibration(folder: Path) -> Calibration | None:
     path = calibration_path(mark)
     if path.is_file():
         try:
-            return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+            plain = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ModelError(
                 f"{path} is not readable: delete it, or make it again with `kvlite calibrate` "
                 f"({error})"
             ) from None
+        found = Calibration.from_json(plain, str(path))
+        if found.fingerprint != mark:
+            raise ModelError(f"{path} is of another model: delete it, or run `kvlite calibrate`")
+        return found
     shipped = files("kvlite.model").joinpath("calibrations", f"{mark}.json")
     if not shipped.is_file():
         return None

@@ -1,7 +1,6 @@
 """GGUF files: converted once to safetensors, kept under the user's cache folder by content."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,18 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.errors import KvliteError, ModelError, reason
+from kvlite.folders import cache_folder
 from kvlite.model.shape import ADMITTED, require_admitted
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1
 FLOAT32_LIMIT = 1 << 30
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept; `KVLITE_CACHE` overrides the platform's cache folder."""
-    from platformdirs import user_cache_path
-
-    return Path(os.environ.get("KVLITE_CACHE") or user_cache_path("kvlite"))
 
 
 def converted_folder(gguf: Path, notify: Callable[[str], None] | None = None) -> Path:

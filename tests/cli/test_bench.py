@@ -139,7 +139,7 @@ def test_bad_options(refused: Refused, args: str, named: tuple[str, ...]) -> Non
     ("args", "sentence"),
     [
         ("niah --tokens 600", f"--tokens 600 is too long: give up to {LIMIT - 128}"),
-        ("fidelity --tokens 400 --after 200", f"400 is too long: give up to {LIMIT - 200}"),
+        ("fidelity --tokens 400 --after 200", f"--after 200 are too many: give up to {LIMIT}"),
         ("ruler --tokens 100 --task multi-query", "--tokens 100 is too short for ruler multi-qu"),
         ("memory --tokens 513", f"--tokens 513 is too long: give up to {LIMIT}"),
     ],

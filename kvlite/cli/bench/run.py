@@ -136,7 +136,7 @@ def _print_table(lines: "Sequence[Line]", machine: Mapping[str, str]) -> None:
 
 
 def _new_folder(command: str) -> Path:
-    from platformdirs import user_data_path
+    from kvlite.folders import data_folder
 
     now = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    return user_data_path("kvlite", appauthor=False) / "bench" / f"{command}-{now}"
+    return data_folder() / "bench" / f"{command}-{now}"

@@ -1,0 +1,19 @@
+"""Where kvlite keeps what it makes."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """What can be made again: converted models. `KVLITE_CACHE` overrides the platform's folder."""
+    from platformdirs import user_cache_path
+
+    return Path(os.environ.get("KVLITE_CACHE") or user_cache_path("kvlite"))
+
+
+def data_folder() -> Path:
+    """What cannot: calibrations, runs of the bench. `KVLITE_DATA` overrides the platform's
+    folder."""
+    from platformdirs import user_data_path
+
+    return Path(os.environ.get("KVLITE_DATA") or user_data_path("kvlite", appauthor=False))
