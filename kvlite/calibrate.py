@@ -1,19 +1,16 @@
 """Measure of a model what some methods need to know: ranks of its heads, its lazy layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, Selection
-from kvlite.engine.fork import read_once
-from kvlite.engine.prefill import Reading
+from kvlite.engine.fork import Watch, read_once
+from kvlite.engine.prefill import Progress, Reading, empty_cache
 from kvlite.engine.together import each_token, told
 from kvlite.errors import SettingError
-from kvlite.methods.base import LayerView, Method
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.rules import Rule
 from kvlite.methods.simlayerkv import SimLayerKV
@@ -25,27 +22,6 @@ CUE, RECALLED = 16, 32
 TOLERANCE = 0.1
 LAZY = SimLayerKV()
 THRESHOLDS = 8
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class _AllQueries(Method):
-    """Looks on with every query of a piece of text."""
-
-    name: ClassVar[str] = "all-queries"
-    summary: ClassVar[str] = "measures a model"
-    paper: ClassVar[str] = "none"
-
-    count: int
-
-    def observation(self, budget: int) -> int:
-        """All."""
-        return self.count
-
-    def select(self, view: LayerView) -> list[Selection]:
-        """Never called."""
-        raise AssertionError("measuring does not select")
 
 
 @dataclass(frozen=True)
@@ -151,13 +127,9 @@ def calibrate(
 
 def _measured(model: LoadedModel, piece: list[int], lazy: SimLayerKV) -> Iterator[_Layer]:
     shape = model.shape
-    watch = _AllQueries(len(piece))
     ids = torch.tensor([piece], device=model.device)
-    rules = [Rule(watch, len(piece), window) for window in shape.windows]
-    cache = KVCache.empty(
-        shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
-    )
-    reading = Reading(model, cache, ids, rules)
+    rules = [Rule(Watch(len(piece)), len(piece), window) for window in shape.windows]
+    reading = Reading(model, empty_cache(model), ids, rules)
     for index in range(shape.layers):
         view = reading.read_layer(index).view(index)
         yield _Layer(

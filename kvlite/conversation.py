@@ -4,9 +4,8 @@ from collections.abc import Generator, Iterator, Sequence
 from threading import Event
 from typing import Any
 
-from kvlite.cache import KVCache
 from kvlite.documents import whole_characters
-from kvlite.engine.prefill import Progress
+from kvlite.engine.prefill import Progress, empty_cache
 from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
@@ -42,10 +41,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         self._turn: Turn | None = None
         self._answer: Generator[Piece] | None = None
-        shape = model.shape
-        self.cache = KVCache.empty(
-            shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
-        )
+        self.cache = empty_cache(model)
 
     def read(
         self,

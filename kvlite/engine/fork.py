@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
-from kvlite.engine.prefill import Reading, prefill
+from kvlite.engine.prefill import Reading, empty_cache, prefill
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.rules import ROOM, Rule, layer_rules, merge_below, share_out
@@ -98,7 +98,7 @@ def read_once(
 
 
 def _alone(model: LoadedModel, ids: Tensor, method: Method, budget: int, reserve: int) -> Branch:
-    cache = _empty(model)
+    cache = empty_cache(model)
     rules = layer_rules(method, model.shape, budget, ids.shape[1], cache.layers)
     logits = prefill(model, cache, ids, rules, reserve=reserve)
     return Branch(method, budget, cache, rules, logits[0])
@@ -113,7 +113,7 @@ def _shared(
 ) -> list[Branch]:
     if not choices:
         return []
-    shape, n, cache = model.shape, ids.shape[1], _empty(model)
+    shape, n, cache = model.shape, ids.shape[1], empty_cache(model)
     by_choice = [layer_rules(method, shape, budget, n, cache.layers) for method, budget in choices]
     rules = [rule for each in by_choice for rule in each]
     sums = any(rule.method.cumulative for rule in rules)
@@ -134,13 +134,6 @@ def _shared(
         Branch(method, budget, each, own, logits)
         for (method, budget), each, own in zip(choices, caches, by_choice, strict=True)
     ]
-
-
-def _empty(model: LoadedModel) -> KVCache:
-    shape = model.shape
-    return KVCache.empty(
-        shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
-    )
 
 
 def _cuts(view: LayerView, branches: list[list[Rule]], reserve: int) -> list[LayerCache]:

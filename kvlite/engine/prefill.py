@@ -318,6 +318,14 @@ class Reading:
         return [*spans, slice(end, length)] if self._final(index) else spans
 
 
+def empty_cache(model: LoadedModel) -> KVCache:
+    """A cache for one sequence of this model, which has seen nothing."""
+    shape = model.shape
+    return KVCache.empty(
+        shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
+    )
+
+
 @torch.inference_mode()
 def prefill(
     model: LoadedModel,
