@@ -7,9 +7,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from kvlite.engine.fork import Watch, read_once
+from kvlite.engine.fork import read_once
 from kvlite.engine.prefill import Progress, Reading, empty_cache
 from kvlite.engine.together import each_token, told
+from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.rules import Rule

@@ -100,19 +100,21 @@ class Turn:
         Raises:
             Stopped: `cancel` was set.
         """
+        device = self.model.device
         with self.meter.watch():
             self.logits = prefill(
                 self.model,
                 self.cache,
-                torch.tensor([self.ids], device=self.model.device),
+                torch.tensor([self.ids], device=device),
                 self.rules,
+                context=torch.tensor([self.context], dtype=torch.int64, device=device),
                 reserve=self.longest,
                 chunk=self.settings.chunk,
                 progress=progress,
                 cancel=cancel,
             )
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         self.context += self.ids
         self.read_s = perf_counter() - self.started
 

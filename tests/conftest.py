@@ -87,13 +87,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class IntegerTokenizer:
-    """Text is numbers with spaces between; enough to stream from a random model."""
+    """Text is numbers with spaces between, words stand for how long they are; enough to stream
+    from a random model."""
 
     chat_template = None
     eos_token_id = 2
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [int(word) for word in text.split()]
+        return [int(word) if word.isdigit() else 3 + len(word) for word in text.split()]
 
     def decode(self, ids: list[int], **_: Any) -> str:
         return "".join(f"{i} " for i in ids)

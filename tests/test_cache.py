@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.prefill import LayerReader
+from kvlite.engine.reader import LayerReader
 from kvlite.errors import CapacityError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView

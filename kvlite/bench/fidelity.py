@@ -11,9 +11,10 @@ from torch import Tensor
 from kvlite.bench.grid import fitted
 from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.cache import Bank, KVCache
-from kvlite.engine.fork import Branch, Watch, read_once
+from kvlite.engine.fork import Branch, read_once
 from kvlite.engine.prefill import Reading
 from kvlite.engine.together import told
+from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError
 from kvlite.ledger import readable
 from kvlite.methods import Method

@@ -134,13 +134,16 @@ def read_known(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> lis
 def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
     """The context read and cut, and then the question, as a later turn is."""
     asked = torch.tensor([case.question], device=model.device)
+    context = torch.tensor([case.context], device=model.device)
     branches = read_once(model, case.context, choices, reserve=0)
     for branch in branches:
         cache, new = branch.cache, asked.shape[1]
         branch.rules = layer_rules(
             branch.method, model.shape, branch.budget, cache.seen + new, cache.layers, new
         )
-        logits = prefill(model, cache, asked, branch.rules, reserve=case.new_tokens)
+        logits = prefill(
+            model, cache, asked, branch.rules, context=context, reserve=case.new_tokens
+        )
         branch.logits = logits[0]
     return branches
 

@@ -26,7 +26,8 @@ class Bank:
         own_positions: `(batch, heads, slots)` int32, a token's index in everything read so far.
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
             decoding, averaged over a KV head's queries; or with R = 1 the sum of all rows since
-            the first token; None for methods that need none.
+            the first token, or the most attention in a rehearsal; None for methods that need
+            none.
         votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
             are read and share the budget by them; None for methods whose layers do not.
         front: what lies before its own slots, if anything.
@@ -134,6 +135,12 @@ class Bank:
         """Add attention, `(batch, heads, used)`, to the one row that is the sum of all."""
         assert self.rows is not None and self.rows.shape[2] == 1
         self.rows[:, :, 0, : self.used] += row
+
+    def raise_to(self, row: Tensor) -> None:
+        """Let the one row be no less than attention `(batch, heads, used)`."""
+        assert self.rows is not None and self.rows.shape[2] == 1
+        so_far = self.rows[:, :, 0, : self.used]
+        torch.maximum(so_far, row, out=so_far)
 
     def scores(self) -> Tensor:
         """The remembered attention each entry got, summed: `(batch, heads, used)` float32."""

@@ -182,6 +182,12 @@ class LayerCache:
             like=self.like,
         )
 
+    def clear_rows(self) -> None:
+        """Forget what its banks remember of attention."""
+        for bank in self.banks:
+            if bank.rows is not None:
+                bank.rows.zero_()
+
     def mark(self) -> list[Mark]:
         """How it stands, for `rewind`."""
         return [
@@ -256,11 +262,14 @@ class KVCache:
     Attributes:
         layers: one `LayerCache` a layer of the model.
         seen: tokens read or generated so far; the next token's position.
+        rehearsed: of these, how many were repeated since they were read, for methods that judge
+            by that.
         writing: a decode step has begun and not ended.
     """
 
     layers: list[LayerCache]
     seen: int = 0
+    rehearsed: int = 0
     writing: bool = False
 
     @classmethod

@@ -47,7 +47,7 @@ class LayerStep:
             if self.sight is not None:
                 own = self.rotation
                 return self.sight.attend(q, keys, values, self.position, own, scale, softcap)
-            if bank.rows is None:
+            if bank.rows is None or self.rule.method.rehearsal is not None:
                 return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
             out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
             remember = bank.add if self.rule.method.cumulative else bank.record

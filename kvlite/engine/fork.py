@@ -6,49 +6,17 @@ these, and each gets the cache it would have had alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, LayerCache, Selection
+from kvlite.cache import KVCache, LayerCache
 from kvlite.engine.prefill import Reading, empty_cache, prefill
+from kvlite.engine.watch import Watch
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Outlook
+from kvlite.methods.base import LayerView, Rehearsal
 from kvlite.methods.rules import ROOM, Rule, layer_rules, merge_below, share_out
 from kvlite.model.load import LoadedModel
-
-
-@dataclass(frozen=True)
-class Watch(Method):
-    """Looks on with as many queries as the hungriest of the methods wants."""
-
-    name: ClassVar[str] = "watch"
-    summary: ClassVar[str] = "measures other methods"
-    paper: ClassVar[str] = "none"
-
-    queries: int
-    sums: bool = False
-    outlook: Outlook | None = None
-
-    @property
-    def cumulative(self) -> bool:
-        """Where one of them is."""
-        return self.sums
-
-    @property
-    def decode_rows(self) -> int:
-        """The sum's."""
-        return int(self.sums)
-
-    def observation(self, budget: int) -> int:
-        """What was asked for."""
-        return self.queries
-
-    def select(self, view: LayerView) -> list[Selection]:
-        """Never called: the branches cut."""
-        raise AssertionError("watch does not select")
 
 
 @dataclass
@@ -77,8 +45,8 @@ def read_once(
     *,
     reserve: int,
 ) -> list[Branch]:
-    """Read a prompt for many methods: once for all whose reading is exact, and again for each of
-    the others.
+    """Read a prompt for many methods: once for all whose reading is exact, once more for those
+    that also have it repeated, and again for each of the others.
 
     Args:
         choices: method and mean budget of each branch.
@@ -89,12 +57,18 @@ def read_once(
     """
     ids = torch.tensor([token_ids], device=model.device)
     outlook = next((method.outlook for method, _ in choices if method.outlook), None)
-    alike = [method.exact and method.outlook in (None, outlook) for method, _ in choices]
-    shared = iter(_shared(model, ids, list(compress(choices, alike)), outlook, reserve))
-    return [
-        next(shared) if shares else _alone(model, ids, method, budget, reserve)
-        for shares, (method, budget) in zip(alike, choices, strict=True)
-    ]
+    groups: dict[Rehearsal | None, list[int]] = {}
+    branches: dict[int, Branch] = {}
+    for index, (method, budget) in enumerate(choices):
+        if method.exact and method.outlook in (None, outlook):
+            groups.setdefault(method.rehearsal, []).append(index)
+        else:
+            branches[index] = _alone(model, ids, method, budget, reserve)
+    for rehearsal, group in groups.items():
+        alike = [choices[index] for index in group]
+        watch = Watch(1, outlook=outlook, rehearsal=rehearsal)
+        branches |= zip(group, _shared(model, ids, alike, watch, reserve), strict=True)
+    return [branches[index] for index in range(len(choices))]
 
 
 def _alone(model: LoadedModel, ids: Tensor, method: Method, budget: int, reserve: int) -> Branch:
@@ -108,23 +82,21 @@ def _shared(
     model: LoadedModel,
     ids: Tensor,
     choices: Sequence[tuple[Method, int]],
-    outlook: Outlook | None,
+    watch: Watch,
     reserve: int,
 ) -> list[Branch]:
-    if not choices:
-        return []
     shape, n, cache = model.shape, ids.shape[1], empty_cache(model)
     by_choice = [layer_rules(method, shape, budget, n, cache.layers) for method, budget in choices]
     rules = [rule for each in by_choice for rule in each]
     sums = any(rule.method.cumulative for rule in rules)
-    watch = Watch(max(map(_queries, rules)), sums, outlook)
+    watch = replace(watch, queries=max(map(_queries, rules)), sums=sums)
     watching = [Rule(watch, 0, window) for window in shape.windows]
     reading = Reading(model, cache, ids, watching)
     by_layer = [
         _cuts(reading.read_layer(index).view(index), by_choice, reserve)
         for index in range(shape.layers)
     ]
-    caches = [KVCache(list(layers), seen=n) for layers in zip(*by_layer, strict=True)]
+    caches = [KVCache(list(layers), n, reading.rehearsed) for layers in zip(*by_layer, strict=True)]
     for each, own in zip(caches, by_choice, strict=True):
         for index in range(shape.layers):
             merge_below(each.layers, own, index, min(reserve, ROOM))

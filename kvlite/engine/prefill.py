@@ -5,148 +5,26 @@ keys and values, the compressed layers before it, and one chunk's activations.
 """
 
 from collections.abc import Callable
+from functools import partial
 from threading import Event
 
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend_causal, attend_masked, attention_sums
-from kvlite.cache import Bank, KVCache, LayerCache, Selection
+from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.cache import Mark
-from kvlite.engine.heads import over_banks
-from kvlite.engine.queries import QueryStatistics
-from kvlite.engine.sight import Sight, make_room, require_served, sights
+from kvlite.engine.reader import LayerReader
+from kvlite.engine.rehearsal import Repetition
+from kvlite.engine.sight import require_served, sights
 from kvlite.errors import Stopped
 from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.rules import ROOM, Rule, merge_below, share_out
-from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation, unrotated
+from kvlite.model.rotary import Rotation
 
 CHUNK = 1024
 
 Progress = Callable[[int, int], None]
-
-
-class LayerReader:
-    """Runs one layer over the new tokens chunk by chunk, keeping its keys, values and the last
-    queries.
-
-    Attributes:
-        layer: everything read so far; written in place.
-        answers: whether attention is wanted, or keys, values and queries alone.
-    """
-
-    def __init__(
-        self,
-        layer: LayerCache,
-        rule: Rule,
-        positions: Tensor,
-        end: int,
-        rotation: Rotation,
-        sight: Sight | None = None,
-        coming: Rotation | None = None,
-    ) -> None:
-        """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
-
-        Args:
-            positions: theirs, `(n,)` int32, ascending.
-            end: the position after the last.
-            rotation: of these positions.
-            sight: how the layer sees, if not everything that it holds.
-            coming: mean rotation of the positions to come, if queries there are to be expected.
-        """
-        method = rule.method
-        self.layer = layer
-        self.rule = rule
-        self.positions = positions
-        self.end = end
-        self.rotation = rotation
-        self.sight = sight
-        self.coming = coming
-        self.statistics = QueryStatistics()
-        self.done = 0
-        self.observed = max(method.observation(rule.budget), method.decode_rows)
-        self.queries: list[Tensor] = []
-        self.answers = True
-        self.kv_heads = 0
-        self.scale = 1.0
-        self.softcap: float | None = None
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
-        """One chunk: over all earlier entries freely, over itself causally; without `answers`
-        the result means nothing."""
-        self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
-        length = q.shape[2]
-        if self.sight is not None:
-            make_room(self.layer, self.sight.mask, length)
-        after = self.positions.shape[0] - self.done - length
-        wanted = max(0, min(length, self.observed - after))
-        if wanted or not after:
-            self.queries.append(q[:, :, length - wanted :].clone())
-        outlook = self.rule.method.outlook
-        if outlook is not None:
-            late = self.positions[self.done : self.done + length] >= outlook.skipped
-            self.statistics.add(unrotated(q, self._rotation(length))[:, :, late])
-        out = over_banks(self.layer, q, k, v, self._over_bank)
-        self.done += length
-        return out
-
-    def _over_bank(self, bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        before, window = bank.used, self.rule.window
-        bank.append(k, v, self.positions[self.done : self.done + q.shape[2]])
-        if not self.answers:
-            return q
-        keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-        if window is not None and bank.used > window:
-            return self._over_window(bank, q, before, window)
-        if self.sight is not None:
-            first = self.end - self.positions.shape[0] + self.done
-            own = self._rotation(q.shape[2])
-            return self.sight.attend(q, keys, values, first, own, self.scale, self.softcap)
-        out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
-        if self.rule.method.cumulative:
-            bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))
-        return out
-
-    def _rotation(self, length: int) -> Rotation:
-        """Of the chunk of `length` tokens that is being read."""
-        cos, sin = self.rotation
-        chunk = slice(self.done, self.done + length)
-        return cos[:, chunk], sin[:, chunk]
-
-    def _over_window(self, bank: Bank, q: Tensor, before: int, window: int) -> Tensor:
-        """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
-        cut into blocks of rows so that each mask is about window x window."""
-        outs = []
-        positions = bank.positions[0, 0]  # a window holds the same for every head and sequence
-        block = max(window, 256)
-        for first in range(0, q.shape[2], block):
-            rows = q[:, :, first : first + block]
-            low = max(0, before + first - window + 1)
-            high = before + first + rows.shape[2]
-            i, j = positions[before + first : high, None], positions[low:high]
-            outs.append(
-                attend_masked(
-                    rows,
-                    bank.keys[:, :, low:high],
-                    bank.values[:, :, low:high],
-                    (j <= i) & (j > i - window),
-                    scale=self.scale,
-                    softcap=self.softcap,
-                )
-            )
-        return torch.cat(outs, 2)
-
-    def view(self, index: int) -> LayerView:
-        """What a method is shown of the layer, the `index`-th, once all chunks went through."""
-        queries = torch.cat(self.queries, 2)
-        start = self.end - queries.shape[2]
-        expected = None if self.coming is None else self.statistics.expected(self.coming)
-        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected)
-        return LayerView(index, self.layer.banks, window, self.rule.budget, like=self.layer.like)
 
 
 class Reading:
@@ -155,6 +33,8 @@ class Reading:
     Attributes:
         hidden: `(batch, n, hidden size)` of the tokens still on their way.
         rows: `(n,)` int64, which of the new tokens these are; None while it is all of them.
+        repetition: of what was read, if a method judges by that.
+        rehearsed: tokens that the cache will hold judgements of.
     """
 
     def __init__(
@@ -168,6 +48,7 @@ class Reading:
         chunk: int = CHUNK,
         progress: Progress | None = None,
         cancel: Event | None = None,
+        context: Tensor | None = None,
         whole: bool = False,
     ) -> None:
         """As in `prefill`.
@@ -199,6 +80,11 @@ class Reading:
         end = cache.seen + self.new
         self.positions = torch.arange(cache.seen, end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
+        told = token_ids if context is None else torch.cat([context, token_ids], 1)
+        self.repetition = self._repetition(told[:, cache.rehearsed - end :])
+        self.rehearsed = end if self.repetition is not None else cache.rehearsed
+        if not any(rule.method.rehearsal for rule in rules):
+            self.rehearsed = 0
         self.capacities = [[bank.capacity for bank in layer.banks] for layer in cache.layers]
 
     def read_layer(self, index: int) -> LayerReader:
@@ -223,21 +109,32 @@ class Reading:
             self.coming[index],
         )
         for span in self._spans(index):
-            if self.cancel is not None and self.cancel.is_set():
-                raise Stopped
+            self._require_wanted()
+            # Nothing reads the final layer's output but the last token: of the others it needs
+            # keys, values and queries alone.
+            answers = not self._final(index) or span.stop == length or rule.method.cumulative
             hidden = self.hidden[:, span]
-            given = {"position_embeddings": (cos[:, span], sin[:, span]), "kvlite": reader}
-            reader.answers = not self._final(index) or span.stop == length or rule.method.cumulative
-            if reader.answers:
-                self.hidden[:, span] = module(hidden, **given)
-            else:
-                # Nothing reads the final layer's output but the last token: of the others it
-                # needs keys, values and queries alone.
-                module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
-            if self.progress is not None:
-                so_far = index * self.new + span.stop * self.new // length
-                self.progress(so_far, len(self.rules) * self.new)
+            self.hidden[:, span] = reader.take(module, hidden, answers=answers)
+            self._passed(index, span.stop * self.new // length)
+        if self.repetition is not None:
+            answers = index < len(self.rules) - 1
+            passed = partial(self._repeated, index)
+            self.repetition.rate(index, reader.layer, rule, answers=answers, passed=passed)
         return reader
+
+    def _passed(self, index: int, rows: int) -> None:
+        """Say how far reading is: rows of layer `index`, those of a repetition after the tokens."""
+        if self.progress is not None:
+            each = self.new + (0 if self.repetition is None else self.repetition.rows)
+            self.progress(index * each + rows, len(self.rules) * each)
+
+    def _repeated(self, index: int, rows: int) -> None:
+        self._passed(index, self.new + rows)
+        self._require_wanted()
+
+    def _require_wanted(self) -> None:
+        if self.cancel is not None and self.cancel.is_set():
+            raise Stopped
 
     def compressed(self, index: int) -> LayerCache:
         """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
@@ -292,11 +189,27 @@ class Reading:
                 # What slides must be written out, not lie behind a front.
                 everything = [Selection.everything(bank) for bank in layer.banks]
                 return LayerCache.gathered(everything, sizes, like=layer.like)
-            return layer.resized(sizes, rows if rule.method.cumulative else 0)
+            return layer.resized(sizes, rows if rule.method.judges_once else 0)
         sizes = rule.capacities(lines, self.room)
         layer = self.cache.layers[index] = layer.resized(sizes, rows)
         self.marks[index] = layer.mark()
         return layer
+
+    def _repetition(self, told: Tensor) -> Repetition | None:
+        """What has to be repeated before layers are cut, if any method wants that.
+
+        Args:
+            told: `(batch, n)` int64, what was read since the last repetition.
+        """
+        asked = None
+        for rule, layer in zip(self.rules, self.cache.layers, strict=True):
+            lines = [(heads, used + self.new) for heads, used in layer.lines]
+            if rule.method.rehearsal is not None and not rule.keeps_all(lines):
+                asked = rule.method.rehearsal
+        if asked is None:
+            return None
+        end, fresh = self.cache.seen + self.new, not self.cache.rehearsed
+        return Repetition(self.model, told, end, asked, fresh=fresh, chunk=self.chunk)
 
     def _coming(self, outlook: Outlook) -> list[Rotation]:
         """Mean rotations of the positions after the last, as far as the model's context goes."""
@@ -333,6 +246,7 @@ def prefill(
     token_ids: Tensor,
     rules: list[Rule],
     *,
+    context: Tensor | None = None,
     reserve: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
@@ -343,6 +257,8 @@ def prefill(
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen.
         rules: one a layer; where a method settles once it has read, that is put here.
+        context: `(batch, seen)` int64, what the cache has seen; methods that have the model repeat
+            what it read need it, and judge by the new tokens alone where it is not given.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result.
@@ -360,6 +276,7 @@ def prefill(
         cache,
         token_ids,
         rules,
+        context=context,
         reserve=reserve,
         chunk=chunk,
         progress=progress,
@@ -377,4 +294,5 @@ def prefill(
         raise
     cache.layers = layers
     cache.seen += reading.new
+    cache.rehearsed = reading.rehearsed
     return logits

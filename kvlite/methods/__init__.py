@@ -9,6 +9,7 @@ from kvlite.methods.full import Full
 from kvlite.methods.h2o import H2O
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
+from kvlite.methods.kvzip import KVzip
 from kvlite.methods.lminfinite import LMInfinite
 from kvlite.methods.minicache import MiniCache
 from kvlite.methods.pyramidinfer import PyramidInfer
@@ -26,7 +27,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Full, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
-        *(ExpectedAttention, UNComp, PyramidInfer, MiniCache, SimLayerKV),
+        *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, SimLayerKV),
     )
 }
 

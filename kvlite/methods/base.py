@@ -46,6 +46,19 @@ class Outlook:
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """How the model is made to repeat what it read, to see which entries it then looks at.
+
+    Attributes:
+        passage: tokens it repeats at a time.
+        sinks: first entries, which it may look at beside the passage.
+    """
+
+    passage: int
+    sinks: int
+
+
+@dataclass(frozen=True)
 class LayerView:
     """One layer as it stands when all new tokens went through it.
 
@@ -211,6 +224,12 @@ class Method(ABC):
         """Whether `select` wants to know what queries are to be expected, in `view.window`."""
         return None
 
+    @property
+    def rehearsal(self) -> Rehearsal | None:
+        """Whether what was read is repeated before `select` is asked, which takes as long again:
+        a bank's one row (`decode_rows` is 1) is then the most attention that each entry got."""
+        return None
+
     def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
         """How many of `new` tokens each layer is given while reading, never more than the layer
         before; None for all of them, as where reading is `exact`.
@@ -244,6 +263,12 @@ class Method(ABC):
         """Whether a bank's one row is the sum of all attention so far, since the first token read,
         instead of the last rows."""
         return False
+
+    @property
+    def judges_once(self) -> bool:
+        """Whether rows hold what was found while reading, and are kept from turn to turn, instead
+        of beginning anew with the last queries."""
+        return self.cumulative or self.rehearsal is not None
 
     @property
     def least_budget(self) -> int:

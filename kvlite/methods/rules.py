@@ -106,7 +106,7 @@ class Rule:
     def cast_first_votes(self, layer: LayerCache, window: Window) -> None:
         """For methods that judge entries by their last attention rows: let the last queries read
         be the first rows, over what was kept."""
-        if not self.method.decode_rows or self.method.cumulative:
+        if not self.method.decode_rows or self.method.judges_once:
             return
         for bank in layer.banks:
             for row in window_rows(bank, window.last(self.method.decode_rows)).unbind(2):

@@ -7,7 +7,7 @@ import torch
 
 from kvlite.cache import Bank, Selection
 from kvlite.errors import SettingError
-from kvlite.methods.base import NO_OPTION, LayerView, Method, Outlook
+from kvlite.methods.base import NO_OPTION, LayerView, Method, Outlook, Rehearsal
 from kvlite.methods.full import Full
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
@@ -114,6 +114,11 @@ class SimLayerKV(Method):
     def cumulative(self) -> bool:
         """As the method it holds."""
         return self.inner.cumulative
+
+    @property
+    def rehearsal(self) -> Rehearsal | None:
+        """As the method it holds."""
+        return self.inner.rehearsal
 
     @property
     def decode_rows(self) -> int:

@@ -1,0 +1,152 @@
+"""One layer reads, chunk by chunk: over all earlier entries freely, over itself causally."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.attention import attend_causal, attend_masked, attention_sums
+from kvlite.cache import Bank, LayerCache
+from kvlite.engine.heads import over_banks
+from kvlite.engine.queries import QueryStatistics
+from kvlite.engine.sight import Sight, make_room
+from kvlite.methods.base import LayerView
+from kvlite.methods.rules import Rule
+from kvlite.methods.scores import Window
+from kvlite.model.rotary import Rotation, unrotated
+
+
+class LayerReader:
+    """Runs one layer over the new tokens chunk by chunk, keeping its keys, values and the last
+    queries.
+
+    Attributes:
+        layer: everything read so far; written in place.
+    """
+
+    def __init__(
+        self,
+        layer: LayerCache,
+        rule: Rule,
+        positions: Tensor,
+        end: int,
+        rotation: Rotation,
+        sight: Sight | None = None,
+        coming: Rotation | None = None,
+    ) -> None:
+        """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
+
+        Args:
+            positions: theirs, `(n,)` int32, ascending.
+            end: the position after the last.
+            rotation: of these positions.
+            sight: how the layer sees, if not everything that it holds.
+            coming: mean rotation of the positions to come, if queries there are to be expected.
+        """
+        method = rule.method
+        self.layer = layer
+        self.rule = rule
+        self.positions = positions
+        self.end = end
+        self.rotation = rotation
+        self.sight = sight
+        self.coming = coming
+        self.statistics = QueryStatistics()
+        self.done = 0
+        self.observed = max(method.observation(rule.budget), method.decode_rows)
+        self.queries: list[Tensor] = []
+        self.answers = True  # else keys, values and queries are wanted alone
+        self.kv_heads = 0
+        self.scale = 1.0
+        self.softcap: float | None = None
+
+    def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
+        """Put the next chunk through a decoder layer.
+
+        Args:
+            hidden: `(batch, L, hidden size)`.
+            answers: whether what comes out is wanted, or keys, values and queries alone; then
+                `hidden` itself is returned.
+        """
+        self.answers = answers
+        given = {"position_embeddings": self._rotation(hidden.shape[1]), "kvlite": self}
+        if not answers:
+            module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
+            return hidden
+        out: Tensor = module(hidden, **given)
+        return out
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """One chunk: over all earlier entries freely, over itself causally; without `answers`
+        the result means nothing."""
+        self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
+        length = q.shape[2]
+        if self.sight is not None:
+            make_room(self.layer, self.sight.mask, length)
+        after = self.positions.shape[0] - self.done - length
+        wanted = max(0, min(length, self.observed - after))
+        if wanted or not after:
+            self.queries.append(q[:, :, length - wanted :].clone())
+        outlook = self.rule.method.outlook
+        if outlook is not None:
+            late = self.positions[self.done : self.done + length] >= outlook.skipped
+            self.statistics.add(unrotated(q, self._rotation(length))[:, :, late])
+        out = over_banks(self.layer, q, k, v, self._over_bank)
+        self.done += length
+        return out
+
+    def _over_bank(self, bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before, window = bank.used, self.rule.window
+        bank.append(k, v, self.positions[self.done : self.done + q.shape[2]])
+        if not self.answers:
+            return q
+        keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
+        if window is not None and bank.used > window:
+            return self._over_window(bank, q, before, window)
+        if self.sight is not None:
+            first = self.end - self.positions.shape[0] + self.done
+            own = self._rotation(q.shape[2])
+            return self.sight.attend(q, keys, values, first, own, self.scale, self.softcap)
+        out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
+        if self.rule.method.cumulative:
+            bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))
+        return out
+
+    def _rotation(self, length: int) -> Rotation:
+        """Of the chunk of `length` tokens that is being read."""
+        cos, sin = self.rotation
+        chunk = slice(self.done, self.done + length)
+        return cos[:, chunk], sin[:, chunk]
+
+    def _over_window(self, bank: Bank, q: Tensor, before: int, window: int) -> Tensor:
+        """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
+        cut into blocks of rows so that each mask is about window x window."""
+        outs = []
+        positions = bank.positions[0, 0]  # a window holds the same for every head and sequence
+        block = max(window, 256)
+        for first in range(0, q.shape[2], block):
+            rows = q[:, :, first : first + block]
+            low = max(0, before + first - window + 1)
+            high = before + first + rows.shape[2]
+            i, j = positions[before + first : high, None], positions[low:high]
+            outs.append(
+                attend_masked(
+                    rows,
+                    bank.keys[:, :, low:high],
+                    bank.values[:, :, low:high],
+                    (j <= i) & (j > i - window),
+                    scale=self.scale,
+                    softcap=self.softcap,
+                )
+            )
+        return torch.cat(outs, 2)
+
+    def view(self, index: int) -> LayerView:
+        """What a method is shown of the layer, the `index`-th, once all chunks went through."""
+        queries = torch.cat(self.queries, 2)
+        start = self.end - queries.shape[2]
+        expected = None if self.coming is None else self.statistics.expected(self.coming)
+        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected)
+        return LayerView(index, self.layer.banks, window, self.rule.budget, like=self.layer.like)

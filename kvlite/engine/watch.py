@@ -1,0 +1,40 @@
+"""A method that keeps what it is shown: to look on, where others are measured or repeated to."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlite.cache import Selection
+from kvlite.methods import Method
+from kvlite.methods.base import LayerView, Outlook, Rehearsal
+
+
+@dataclass(frozen=True)
+class Watch(Method):
+    """Looks on with as many queries as the hungriest of the methods wants."""
+
+    name: ClassVar[str] = "watch"
+    summary: ClassVar[str] = "measures other methods"
+    paper: ClassVar[str] = "none"
+
+    queries: int
+    sums: bool = False
+    outlook: Outlook | None = None
+    rehearsal: Rehearsal | None = None
+
+    @property
+    def cumulative(self) -> bool:
+        """Where one of them is."""
+        return self.sums
+
+    @property
+    def decode_rows(self) -> int:
+        """The sum's, or the rehearsal's."""
+        return int(self.sums or self.rehearsal is not None)
+
+    def observation(self, budget: int) -> int:
+        """What was asked for."""
+        return self.queries
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """Never called: the branches cut."""
+        raise AssertionError("watch does not select")

@@ -1,0 +1,68 @@
+"""KVzip: what the model needs to say all it has read once more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvlite.cache import Bank
+from kvlite.methods.base import Rehearsal
+from kvlite.methods.budgets import LayerLine
+from kvlite.methods.scored import Scored
+from kvlite.methods.scores import Window
+
+
+@dataclass(frozen=True)
+class KVzip(Scored):
+    """Lets the model repeat what it read, and keeps the entries that got the most attention from
+    any one query of that, whichever head or layer they are in. So no question is needed.
+
+    Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", section 3:
+    attention of a passage's queries to the passage's entries, the first ones and the repetition
+    itself; the maximum over queries and over a KV head's query heads; all heads of all layers
+    compete. Its repetitions are asked for in the chat template, here in plain words. Tokens of
+    later turns, answers included, are repeated when they are cut for the first time. Reading takes
+    more than twice as long.
+
+    Attributes:
+        sinks: first entries that stay.
+        window: last entries that stay.
+        passage: tokens repeated at a time.
+    """
+
+    name: ClassVar[str] = "kvzip"
+    summary: ClassVar[str] = "keeps what it takes to repeat the text; for questions to come"
+    paper: ClassVar[str] = (
+        "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, section 3"
+    )
+
+    layers: LayerLine = "global"
+    floor: float = 0.0
+    sinks: int = 4
+    window: int = 16
+    passage: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("sinks", self.sinks >= 0, "0 or more")
+        self.require("window", self.window >= 1, "1 or more")
+        self.require("passage", self.passage >= 1, "1 or more")
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """Of everything that was not repeated before."""
+        return Rehearsal(self.passage, self.sinks)
+
+    @property
+    def decode_rows(self) -> int:
+        """One, the most attention so far."""
+        return 1
+
+    def ends(self, budget: int) -> tuple[int, int]:
+        """The sinks and the window."""
+        return self.sinks, self.window
+
+    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+        """The most attention each entry got."""
+        return [bank.scores() for bank in banks]
