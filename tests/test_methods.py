@@ -737,9 +737,11 @@ def other_values(kind: type[Method]) -> list[Method]:
         choices: tuple[object, ...] = (0.5,) if float in get_args(hint) else get_args(hint)
         if not choices:
             assert isinstance(default, (bool, int, float))
-            changed = {bool: not default, int: default + 2, float: default / 2}
+            changed = {bool: not default, int: default + 2, float: default / 2 or 0.25}
             choices = (changed[hint],)
-        alone = {"groups": 1} if hasattr(kind, "groups") and option != "groups" else {}
+        alone: dict[str, object] = {}
+        if hasattr(kind, "groups"):
+            alone = {"layers": "uniform"} if option == "groups" else {"groups": 1}
         methods += [kind(**{**alone, option: value}) for value in choices if value != default]
     return methods
 

@@ -197,7 +197,7 @@ def test_specs() -> None:
     assert parse_method(method.spec) == method
     assert parse_method("simlayerkv").spec == "simlayerkv"
     for wrong, reason in (
-        ("kvx+simlayerkv", "kvx holds no other: only simlayerkv does"),
+        ("kvx+simlayerkv", "kvx holds no other: only simlayerkv and minference do"),
         ("simlayerkv+", "unknown method ''"),
         ("simlayerkv+simlayerkv+kvx", "simlayerkv holds no simlayerkv"),
         ("simlayerkv:inner=kvx", "no option 'inner'"),

@@ -56,7 +56,7 @@ def _row(method: "type[Method]") -> dict[str, Any]:
         "name": method.name,
         "summary": method.summary,
         "paper": method.paper,
-        "frees_memory": method.frees_memory,
+        "frees_memory": method().frees_memory,
         "while_answering": "keeps its line" if method().bounded else "grows",
         "options": method.defaults(),
     }

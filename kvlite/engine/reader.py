@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvlite.attention import attend_causal, attend_masked, attention_sums
 from kvlite.cache import Bank, LayerCache
+from kvlite.engine.columns import attend_columns
 from kvlite.engine.heads import over_banks
 from kvlite.engine.queries import QueryStatistics
 from kvlite.engine.sight import Sight, make_room
@@ -105,10 +106,14 @@ class LayerReader:
         keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
         if window is not None and bank.used > window:
             return self._over_window(bank, q, before, window)
+        first, looks_at = self.end - self.positions.shape[0] + self.done, self.rule.method.looks_at
         if self.sight is not None:
-            first = self.end - self.positions.shape[0] + self.done
             own = self._rotation(q.shape[2])
             return self.sight.attend(q, keys, values, first, own, self.scale, self.softcap)
+        if looks_at is not None:
+            seen = attend_columns(q, bank, first, looks_at, scale=self.scale, softcap=self.softcap)
+            if seen is not None:
+                return seen
         out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
         if self.rule.method.cumulative:
             bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))

@@ -11,6 +11,7 @@ from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.kvx import KVX
 from kvlite.methods.kvzip import KVzip
 from kvlite.methods.lminfinite import LMInfinite
+from kvlite.methods.minference import MInference
 from kvlite.methods.minicache import MiniCache
 from kvlite.methods.pyramidinfer import PyramidInfer
 from kvlite.methods.pyramidkv import PyramidKV
@@ -27,7 +28,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Full, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
-        *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, SimLayerKV),
+        *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, SimLayerKV, MInference),
     )
 }
 
@@ -50,7 +51,7 @@ def parse_method(spec: str) -> Method:
     if plus:
         if "inner" not in hints:
             holders = [each for each, other in METHODS.items() if "inner" in get_type_hints(other)]
-            raise SettingError(f"method {name} holds no other: only {', '.join(holders)} does")
+            raise SettingError(f"method {name} holds no other: only {' and '.join(holders)} do")
         values["inner"] = parse_method(held)
     for pair in filter(None, options.split(",")):
         key, _, text = pair.partition("=")

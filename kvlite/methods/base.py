@@ -59,6 +59,22 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What the tokens of a chunk look at while they are read, if not at all before them.
+
+    Attributes:
+        count: entries further back, a KV head: those that get most attention of the `observed`
+            last queries of the chunk, the first `sinks` always among them.
+        near: entries just before the chunk.
+    """
+
+    count: int
+    near: int
+    observed: int
+    sinks: int
+
+
+@dataclass(frozen=True)
 class LayerView:
     """One layer as it stands when all new tokens went through it.
 
@@ -99,7 +115,11 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
-    frees_memory: ClassVar[bool] = True
+
+    @property
+    def frees_memory(self) -> bool:
+        """Whether it ever drops anything."""
+        return True
 
     @property
     def uses_calibration(self) -> bool:
@@ -206,6 +226,12 @@ class Method(ABC):
         """Whether reading is: every layer is given all tokens, which attend to all before them,
         so that the logits after it are the full cache's."""
         return True
+
+    @property
+    def looks_at(self) -> Columns | None:
+        """What is looked at while reading, if not all that is held; reading is then not `exact`.
+        Nothing is dropped for it."""
+        return None
 
     def mask(self, budget: int) -> LambdaMask | None:
         """What a token sees while it is read and when it is drawn, if not all that is held; then

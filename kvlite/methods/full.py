@@ -14,7 +14,11 @@ class Full(Method):
     name: ClassVar[str] = "full"
     summary: ClassVar[str] = "keeps every entry; the yardstick the others are measured by"
     paper: ClassVar[str] = "Attention Is All You Need, section 3.2"
-    frees_memory: ClassVar[bool] = False
+
+    @property
+    def frees_memory(self) -> bool:
+        """Nothing."""
+        return False
 
     def budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """All of it, whatever the budget."""

@@ -1,25 +1,24 @@
 """SimLayerKV: layers that only look at the first and the recent tokens keep only these."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 
 from kvlite.cache import Bank, Selection
 from kvlite.errors import SettingError
-from kvlite.methods.base import NO_OPTION, LayerView, Method, Outlook, Rehearsal
-from kvlite.methods.full import Full
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.holding import Holding
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
-_FULL = Full()
 _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
 
 @dataclass(frozen=True)
-class SimLayerKV(Method):
+class SimLayerKV(Holding):
     """Tests each layer for laziness, trims the lazy ones to sink and window, and leaves the others
     to another method: `simlayerkv+kvx`; alone, they keep everything.
 
@@ -41,7 +40,6 @@ class SimLayerKV(Method):
         own: count a token's attention to itself, as the code does at the first step, and its
             variant for reading does not.
         bound_decode: let a lazy layer's window roll while answering; the paper lets it grow.
-        inner: what the other layers do; written after a plus sign.
     """
 
     name: ClassVar[str] = "simlayerkv"
@@ -57,7 +55,6 @@ class SimLayerKV(Method):
     detect: Literal["prefill", "decode"] = "prefill"
     own: bool = True
     bound_decode: bool = False
-    inner: Method = field(default=_FULL, metadata=NO_OPTION)
 
     def __post_init__(self) -> None:
         if self.threshold != "auto":
@@ -75,9 +72,9 @@ class SimLayerKV(Method):
         )
 
     @property
-    def spec(self) -> str:
-        """Its own options, and the method it holds."""
-        return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")
+    def frees_memory(self) -> bool:
+        """Lazy layers', whatever the others do."""
+        return True
 
     @property
     def uses_calibration(self) -> bool:
@@ -106,31 +103,6 @@ class SimLayerKV(Method):
         return "read" if self.detect == "prefill" else "step"
 
     @property
-    def trims(self) -> bool:
-        """As the method it holds."""
-        return self.inner.trims
-
-    @property
-    def cumulative(self) -> bool:
-        """As the method it holds."""
-        return self.inner.cumulative
-
-    @property
-    def rehearsal(self) -> Rehearsal | None:
-        """As the method it holds."""
-        return self.inner.rehearsal
-
-    @property
-    def decode_rows(self) -> int:
-        """As the method it holds."""
-        return self.inner.decode_rows
-
-    @property
-    def outlook(self) -> Outlook | None:
-        """As the method it holds."""
-        return self.inner.outlook
-
-    @property
     def least_budget(self) -> int:
         """Room for a lazy layer's sinks, and what the method it holds needs."""
         return max(self.sinks + 1, self.inner.least_budget)
@@ -141,23 +113,9 @@ class SimLayerKV(Method):
         return self.bound_decode and self.inner.bounded
 
     @property
-    def shares_layers(self) -> bool:
-        """As the method it holds, between the layers that are not lazy."""
-        return self.inner.shares_layers
-
-    @property
-    def ragged(self) -> bool:
-        """As the method it holds."""
-        return self.inner.ragged
-
-    @property
     def keeps_to_budget(self) -> bool:
         """As the method it holds; alone, what is not lazy is kept whole."""
         return self.inner.frees_memory and self.inner.keeps_to_budget
-
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """As the method it holds."""
-        return self.inner.budgets(layers, average, seen)
 
     def observation(self, budget: int) -> int:
         """Enough for the test and for the method it holds."""

@@ -1,0 +1,162 @@
+"""Methods around another method: whatever they do not say themselves, the one they hold says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from torch import Tensor
+
+from kvlite.cache import Bank, Front, LayerCache, Selection
+from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Rehearsal
+from kvlite.methods.full import Full
+from kvlite.model.calibration import Calibration
+from kvlite.model.shape import ModelShape
+
+_FULL = Full()
+
+
+@dataclass(frozen=True)
+class Holding(Method):
+    """A method that holds another, written after a plus sign; alone, `full`.
+
+    Attributes:
+        inner: the one it holds.
+    """
+
+    inner: Method = field(default=_FULL, metadata=NO_OPTION)
+
+    @property
+    def spec(self) -> str:
+        """Its own options, and the method it holds."""
+        return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")
+
+    @property
+    def frees_memory(self) -> bool:
+        """As the method it holds; so are all the following."""
+        return self.inner.frees_memory
+
+    @property
+    def uses_calibration(self) -> bool:
+        """See `Method`."""
+        return self.inner.uses_calibration
+
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
+        """With the method it holds fitted."""
+        return replace(self, inner=self.inner.fitted(shape, calibration))
+
+    @property
+    def shares_layers(self) -> bool:
+        """See `Method`."""
+        return self.inner.shares_layers
+
+    def share(self, layers: list[LayerCache], average: int) -> list[list[Selection]]:
+        """See `Method`."""
+        return self.inner.share(layers, average)
+
+    @property
+    def merges_layers(self) -> bool:
+        """See `Method`."""
+        return self.inner.merges_layers
+
+    def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
+        """See `Method`."""
+        return self.inner.pairs(windows)
+
+    def merge(self, lower: Sequence[Bank], upper: Sequence[Bank]) -> list[tuple[Front, Front]]:
+        """See `Method`."""
+        return self.inner.merge(lower, upper)
+
+    @property
+    def settles(self) -> Literal["read", "step"] | None:
+        """See `Method`."""
+        return self.inner.settles
+
+    def settle(self, view: LayerView) -> tuple[Method, int]:
+        """See `Method`."""
+        return self.inner.settle(view)
+
+    def select(self, view: LayerView) -> list[Selection]:
+        """See `Method`."""
+        return self.inner.select(view)
+
+    def stand_ins(self, view: LayerView) -> dict[int, int]:
+        """See `Method`."""
+        return self.inner.stand_ins(view)
+
+    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """See `Method`."""
+        return self.inner.budgets(layers, average, seen)
+
+    @property
+    def exact(self) -> bool:
+        """See `Method`."""
+        return self.inner.exact
+
+    def mask(self, budget: int) -> LambdaMask | None:
+        """See `Method`."""
+        return self.inner.mask(budget)
+
+    def observation(self, budget: int) -> int:
+        """See `Method`."""
+        return self.inner.observation(budget)
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """See `Method`."""
+        return self.inner.outlook
+
+    @property
+    def rehearsal(self) -> Rehearsal | None:
+        """See `Method`."""
+        return self.inner.rehearsal
+
+    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
+        """See `Method`."""
+        return self.inner.widths(layers, new, seen)
+
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+        """See `Method`."""
+        return self.inner.narrow(view, through, width)
+
+    @property
+    def decode_rows(self) -> int:
+        """See `Method`."""
+        return self.inner.decode_rows
+
+    @property
+    def cumulative(self) -> bool:
+        """See `Method`."""
+        return self.inner.cumulative
+
+    @property
+    def least_budget(self) -> int:
+        """See `Method`."""
+        return self.inner.least_budget
+
+    @property
+    def bounded(self) -> bool:
+        """See `Method`."""
+        return self.inner.bounded
+
+    @property
+    def ragged(self) -> bool:
+        """See `Method`."""
+        return self.inner.ragged
+
+    @property
+    def keeps_to_budget(self) -> bool:
+        """See `Method`."""
+        return self.inner.keeps_to_budget
+
+    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+        """See `Method`."""
+        return self.inner.evict(bank, budget, position)
+
+    @property
+    def trims(self) -> bool:
+        """See `Method`."""
+        return self.inner.trims
+
+    def trim(self, bank: Bank, budget: int) -> Tensor | None:
+        """See `Method`."""
+        return self.inner.trim(bank, budget)

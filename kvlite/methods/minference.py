@@ -1,0 +1,60 @@
+"""MInference: reading a long text while looking only at columns of it and at what is near."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvlite.errors import SettingError
+from kvlite.methods.base import Columns
+from kvlite.methods.holding import Holding
+
+
+@dataclass(frozen=True)
+class MInference(Holding):
+    """Reads faster: of what lies further back, the tokens of a chunk look only at those entries
+    that the chunk's last queries look at most. What is kept is up to the method it holds, written
+    after a plus sign: `minference+snapkv`; alone, everything.
+
+    Source: "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse
+    Attention", section 3.2, its vertical-slash pattern. There the last 64 queries of the whole
+    prompt choose columns and diagonals for every query head; here those of each chunk choose
+    columns for every KV head, the diagonals are the near ones, and all that is computed is dense,
+    so that any attention kernel serves. A text is read approximately: its logits are not the full
+    cache's. Chunks that see no more than these entries, or have no more rows than vote, are read
+    exactly.
+
+    Attributes:
+        columns: entries further back that a chunk looks at.
+        near: entries before a chunk that it looks at in any case.
+        observed: last queries of a chunk that choose.
+        sinks: first entries that are always chosen.
+    """
+
+    name: ClassVar[str] = "minference"
+    summary: ClassVar[str] = "reads faster, looking at parts; keeps as another method (+snapkv)"
+    paper: ClassVar[str] = (
+        "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse "
+        "Attention, section 3.2"
+    )
+
+    columns: int = 512
+    near: int = 512
+    observed: int = 64
+    sinks: int = 30
+
+    def __post_init__(self) -> None:
+        self.require("columns", self.columns >= 1, "1 or more")
+        self.require("near", self.near >= 0, "0 or more")
+        self.require("observed", self.observed >= 1, "1 or more")
+        self.require("sinks", 0 <= self.sinks <= self.columns, "from 0 to columns")
+        if not self.inner.exact or self.inner.cumulative:
+            raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
+
+    @property
+    def exact(self) -> bool:
+        """Not all that was read is looked at."""
+        return False
+
+    @property
+    def looks_at(self) -> Columns:
+        """What a chunk looks at."""
+        return Columns(self.columns, self.near, self.observed, self.sinks)
