@@ -778,6 +778,8 @@ def test_parse_method_takes_several_options() -> None:
         ("snapkv:window=", ["snapkv:window", "''"]),
         ("snapkv:window", ["snapkv:window", "''"]),
         ("snapkv:window=8.5", ["snapkv:window", "'8.5'"]),
+        ("kvx:beta=inf", ["kvx:beta", "'inf'", "not a number"]),
+        ("kvx:beta=nan", ["kvx:beta", "'nan'", "not a number"]),
         ("kvx:beta=steep", ["kvx:beta", "'steep'"]),
         ("snapkv:pooling=min", ["snapkv:pooling", "'min'", "max", "avg"]),
         ("kvx:middle=", ["kvx:middle", "''", "budget", "example"]),

@@ -192,6 +192,11 @@ def test_no_layer_loses_all_its_heads(llama: Tiny) -> None:
         parse_method("uncomp:delete=2").fitted(llama.model.shape, llama.model.calibration)
 
 
+def test_a_layer_has_no_more_groups_than_heads(llama: Tiny) -> None:
+    with pytest.raises(SettingError, match="groups=3 is out of range: it must be at most 2"):
+        parse_method("snapkv:groups=3").fitted(llama.model.shape, llama.model.calibration)
+
+
 def test_layers_share_by_their_groups() -> None:
     method = grouped("snapkv:layers=rank,window=4", 2)
     assert method.budgets(4, 100, 1000) == [191, 100, 100, 9]

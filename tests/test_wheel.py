@@ -53,7 +53,7 @@ def test_the_wheel_installs_kvlite_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_says_what_it_is(installed: Path) -> None:
     (info,) = installed.glob("*.dist-info")
     commands = (info / "entry_points.txt").read_text().split()
-    assert commands == ["[console_scripts]", "kvlite", "=", "kvlite.cli.main:main"]
+    assert commands == ["[console_scripts]", "kvlite", "=", "kvlite.__main__:main"]
     metadata = (info / "METADATA").read_text(encoding="utf-8")
     assert "\nName: kvlite\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata
     assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in metadata

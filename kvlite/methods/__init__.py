@@ -1,5 +1,6 @@
 """The methods kvlite knows. Adding one is one file and one line here."""
 
+from math import isfinite, nan
 from typing import get_args, get_type_hints
 
 from kvlite.errors import SettingError
@@ -76,6 +77,9 @@ def _value(where: str, text: str, hint: object) -> object:
             raise SettingError(f"{where}={text!r} is not true or false")
         return text.lower() == "true"
     try:
-        return float(text) if hint is float else int(text)
+        number = float(text) if hint is float else int(text)
     except ValueError:
-        raise SettingError(f"{where}={text!r} is not a number") from None
+        number = nan
+    if not isfinite(number):
+        raise SettingError(f"{where}={text!r} is not a number")
+    return number

@@ -66,7 +66,13 @@ class Scored(Method):
         return self.groups > 1 or self.layers == "rank"
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With the model's ranks, where they are used."""
+        """With the model's ranks, where they are used.
+
+        Raises:
+            SettingError: there are none, or a layer has not as many heads as groups.
+        """
+        heads = shape.kv_heads
+        self.require("groups", self.groups <= heads, f"at most {heads} with this model")
         if not self.uses_calibration:
             return self
         known = self.require_calibration(calibration)

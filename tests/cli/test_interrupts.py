@@ -35,6 +35,21 @@ main()
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def test_interrupted_before_it_has_begun() -> None:
+    code = """
+import signal, sys
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Slow())
+from kvlite.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert Done(done.returncode, done.stdout, done.stderr) == Done(INTERRUPTED, "", "")
+
+
 def test_interrupted_while_reading(model: Path, text: Path) -> None:
     args = ("ask", text, "What?", "--model", model, "--chunk", "64")
     done = interrupted("kvlite.cli.screen", "ReadingBar", "update", 2, *args)

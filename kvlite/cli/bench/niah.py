@@ -1,9 +1,11 @@
 """`kvlite bench niah`: a needle in a haystack."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvlite.cli.bench.asking import Asked, run_asking
 from kvlite.cli.bench.options import (
     METHODS,
     Budgets,
@@ -18,11 +20,10 @@ from kvlite.cli.bench.options import (
     Tokens,
     once,
 )
-from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
-    from kvlite.runner import Runner
+    from kvlite.bench.case import Recipe
 
 Kinds = Annotated[
     list[str],
@@ -64,38 +65,16 @@ def niah(
       kvlite bench niah --kind pairs --question both --json
     """
     settings = Settings(model=model, device=device, dtype=dtype)
-    from kvlite.bench.grid import choices, evenly, require_known
+    from kvlite.bench.grid import evenly, require_known
     from kvlite.bench.niah import KINDS, niah_cases
-    from kvlite.bench.pictures import draw_questions
-    from kvlite.bench.prose import bundled_prose
-    from kvlite.bench.questions import ASKED, QuestionRow, measured, tallies
 
     require_known("--kind", kind, KINDS)
-    require_known("--question", [question], ASKED)
-    grid = choices(method, budget, max(tokens))
+    asked = Asked(tokens, method, budget, question, repeats, {"depths": depths, "kinds": kind})
 
-    def measure(runner: "Runner", done: Done) -> Measured:
-        prose = bundled_prose()
-        recipes = niah_cases(
-            runner.tokenizer,
-            prose,
-            lengths=tokens,
-            kinds=kind,
-            depths=evenly(depths),
-            repeats=repeats,
+    def recipes(tokenizer: Any, prose: str) -> "Sequence[Recipe]":
+        places = evenly(depths)
+        return niah_cases(
+            tokenizer, prose, lengths=tokens, kinds=kind, depths=places, repeats=repeats
         )
-        return measured(runner, prose, recipes, grid, ASKED[question], done)
 
-    options = {
-        "tokens": tokens,
-        "methods": method,
-        "budgets": budget,
-        "depths": depths,
-        "kinds": kind,
-        "question": question,
-        "seeds": list(range(repeats)),
-    }
-    needles = Measurement(
-        "niah", "Needles in a haystack", QuestionRow, measure, tallies, draw_questions
-    )
-    run(needles, settings, options, out, as_json)
+    run_asking("niah", "Needles in a haystack", asked, recipes, settings, out, as_json)

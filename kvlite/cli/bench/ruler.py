@@ -1,9 +1,11 @@
 """`kvlite bench ruler`: several needles, chains, counts."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvlite.cli.bench.asking import Asked, run_asking
 from kvlite.cli.bench.options import (
     METHODS,
     Budgets,
@@ -18,11 +20,10 @@ from kvlite.cli.bench.options import (
     Tokens,
     once,
 )
-from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
-    from kvlite.runner import Runner
+    from kvlite.bench.case import Recipe
 
 TASKS = ["single", "multi-key", "multi-value", "multi-query", "variables", "words"]
 Tasks = Annotated[
@@ -57,28 +58,13 @@ def ruler(
       kvlite bench ruler --task multi-query --task variables --question both --out run2
     """
     settings = Settings(model=model, device=device, dtype=dtype)
-    from kvlite.bench.grid import choices, require_known
-    from kvlite.bench.pictures import draw_questions
-    from kvlite.bench.prose import bundled_prose
-    from kvlite.bench.questions import ASKED, QuestionRow, measured, tallies
+    from kvlite.bench.grid import require_known
     from kvlite.bench.ruler import KINDS, ruler_cases
 
     require_known("--task", task, KINDS)
-    require_known("--question", [question], ASKED)
-    grid = choices(method, budget, max(tokens))
+    asked = Asked(tokens, method, budget, question, repeats, {"tasks": task})
 
-    def measure(runner: "Runner", done: Done) -> Measured:
-        prose = bundled_prose()
-        recipes = ruler_cases(runner.tokenizer, prose, lengths=tokens, kinds=task, repeats=repeats)
-        return measured(runner, prose, recipes, grid, ASKED[question], done)
+    def recipes(tokenizer: Any, prose: str) -> "Sequence[Recipe]":
+        return ruler_cases(tokenizer, prose, lengths=tokens, kinds=task, repeats=repeats)
 
-    options = {
-        "tokens": tokens,
-        "methods": method,
-        "budgets": budget,
-        "tasks": task,
-        "question": question,
-        "seeds": list(range(repeats)),
-    }
-    tasks = Measurement("ruler", "Tasks after RULER", QuestionRow, measure, tallies, draw_questions)
-    run(tasks, settings, options, out, as_json)
+    run_asking("ruler", "Tasks after RULER", asked, recipes, settings, out, as_json)
