@@ -159,6 +159,31 @@ def attention_sums(
     return sums
 
 
+def attention_peaks(
+    q: Tensor, k: Tensor, lse: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """The most attention that any of L queries paid to each of N entries.
+
+    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows.
+
+    Args:
+        lse: `(batch, heads, L)` float32, of the queries over all they looked at.
+
+    Returns:
+        The highest probability of any row and any query head of a KV head, `(batch, kv heads, N)`
+        float32.
+    """
+    (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
+    peaks = torch.full((batch, kv_heads, entries), -torch.inf, device=q.device)
+    block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
+    for start in range(0, length, block):
+        rows = slice(start, start + block)
+        logits = _logits(q[:, :, rows], k, scale, softcap)
+        logits -= grouped(lse[:, :, rows, None], kv_heads)
+        torch.maximum(peaks, logits.flatten(2, 3).amax(2), out=peaks)
+    return peaks.exp_()
+
+
 def grouped(q: Tensor, kv_heads: int) -> Tensor:
     """View queries `(batch, heads, L, dim)` as `(batch, kv heads, heads per KV head, L, dim)`."""
     return q.view(q.shape[0], kv_heads, -1, *q.shape[2:])

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.cache import KVCache
 from kvlite.engine.fork import read_once
-from kvlite.engine.rehearsal import BEGIN, GO_ON, MOST_ASKED, REMINDER
+from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.rehearsal import BEGIN, GO_ON, REMINDER
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import parse_method
+from kvlite.methods.rules import layer_rules
+from kvlite.model.rotary import rotations_after
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 from tests.oracles.attention import FloatArray
@@ -43,9 +47,9 @@ def expected(tiny: Tiny, ids: list[int], passage: int, sinks: int) -> list[Float
     encode, parts = tiny.model.tokenizer.encode, []
     for first in range(0, len(ids), passage):
         before = ids[max(0, first - REMINDER) : first]
-        text = GO_ON.format(tiny.model.tokenizer.decode(before)) if first else BEGIN
+        asked = [*encode(GO_ON), *before, *encode("\n\n")] if first else encode(BEGIN)
         span = first, min(first + passage, len(ids))
-        row = torch.tensor([ids + encode(text) + ids[slice(*span)]])
+        row = torch.tensor([ids + asked + ids[slice(*span)]])
         with torch.no_grad():
             seen = tiny.reference(row, output_attentions=True).attentions
         parts.append(
@@ -59,10 +63,19 @@ def expected(tiny: Tiny, ids: list[int], passage: int, sinks: int) -> list[Float
     return [np.concatenate(each, 1) for each in zip(*parts, strict=True)]
 
 
+def sharp(name: str) -> Tiny:
+    """A model whose attention is not flat, so that it matters what it is asked."""
+    tiny = make_tiny(name)
+    for module in (tiny.reference, tiny.model.module):
+        for layer in module.model.layers:
+            layer.self_attn.q_proj.weight.data *= 12
+    return tiny
+
+
 @pytest.mark.parametrize("passage", [2000, 24])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma2"])
 def test_entries_remember_the_most_attention_of_a_repetition(name: str, passage: int) -> None:
-    tiny, ids = make_tiny(name), prompt(90)
+    tiny, ids = sharp(name), prompt(90)
     talk = conversation(tiny, method=f"kvzip:passage={passage},window=4", budget=40, chunk=32)
     talk.read(ids)
     wanted = expected(tiny, ids, passage, sinks=4)
@@ -129,7 +142,8 @@ def test_a_later_turn_repeats_what_is_new_and_keeps_what_was_found(llama: Tiny) 
     before = remembered(talk)
     told: list[tuple[int, int]] = []
     talk.read(prompt(20), progress=lambda *at: told.append(at))
-    asked = len(talk.model.tokenizer.encode(BEGIN))
+    encode = talk.model.tokenizer.encode
+    asked = len(encode(GO_ON)) + REMINDER + len(encode("\n\n"))
     assert told[-1] == (4 * (20 + asked + 20),) * 2
     assert told == sorted(told)
     assert talk.cache.entries_mean == 40 and talk.cache.rehearsed == 110
@@ -160,9 +174,20 @@ def test_another_method_in_between_begins_anew(llama: Tiny) -> None:
     talk.read(prompt(5))
     assert talk.cache.rehearsed == 95
     assert max(max(line.values()) for line in remembered(talk)) <= 1
+    talk.settings = talk.settings.after_load({"method": "h2o"})
+    talk.read(prompt(1))
+    assert max(sum(line.values()) for line in remembered(talk)) <= 1.0001  # one token has looked
     talk.settings = talk.settings.after_load({"method": "snapkv:window=4"})
     talk.read(prompt(5))
     assert talk.cache.rehearsed == 0
+
+
+def test_what_another_method_held_is_repeated_from_the_start(llama: Tiny) -> None:
+    talk = conversation(llama, method="simlayerkv:threshold=0,recent=40+kvzip:window=4", budget=50)
+    talk.read(prompt(90))
+    talk.settings = talk.settings.after_load({"method": "kvzip:window=4"})
+    talk.read(prompt(10))
+    assert all(min(line.values()) > 0 for line in remembered(talk))
 
 
 def test_stopping_while_it_repeats_loses_nothing(llama: Tiny) -> None:
@@ -179,15 +204,62 @@ def test_stopping_while_it_repeats_loses_nothing(llama: Tiny) -> None:
     assert (held(talk), remembered(talk), talk.cache.rehearsed) == (lines, found, 90)
 
 
+def test_sequences_of_a_batch_are_repeated_each_for_itself() -> None:
+    model = sharp("llama").model
+    rows = torch.tensor([prompt(90), prompt(180)[90:]])
+    method = parse_method("kvzip:window=4,passage=24,layers=uniform")
+    found = []
+    for batch in (rows, rows[:1], rows[1:]):
+        cache = empty_cache(model)
+        cache.layers = KVCache.empty(
+            model.shape.layers,
+            model.shape.kv_heads,
+            model.shape.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+            batch=len(batch),
+        ).layers
+        prefill(model, cache, batch, layer_rules(method, model.shape, 40, 90, cache.layers))
+        found.append([bank.scores() for layer in cache.layers for bank in layer.banks])
+    together, *alone = found
+    for row, each in enumerate(alone):
+        for one, other in zip(together, each, strict=True):
+            assert torch.allclose(one[row], other[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["phi3-longrope", "llama-rope-dynamic", "llama"])
+def test_a_repetition_is_rotated_as_the_text_was(name: str) -> None:
+    """By the frequencies up to the threshold, though it goes beyond."""
+    model = make_tiny(name).model
+    threshold = 32 if name == "phi3-longrope" else model.shape.max_context
+    end = threshold - 12
+    (cos, sin), *_ = rotations_after(model, end, 40)
+    assert cos.shape[:2] == sin.shape[:2] == (1, 40)
+    for made, known in zip((cos, sin), model.rotations(0, threshold)[0], strict=True):
+        assert torch.allclose(made[:, :12], known[:, end:], atol=1e-4)
+    if name == "llama":
+        for made, known in zip((cos, sin), model.rotations(end, 40)[0], strict=True):
+            assert torch.allclose(made, known, atol=1e-4)
+    else:
+        for made, known in zip((cos, sin), model.rotations(end, 40)[0], strict=True):
+            assert not torch.allclose(made[:, :12], known[:, :12], atol=1e-2)
+
+
 def test_a_passage_is_no_longer_than_the_model_can_see(llama: Tiny) -> None:
     room = llama.model.shape.max_context
+    asked = len(llama.model.tokenizer.encode(GO_ON)) + REMINDER + 2
+    told: list[tuple[int, int]] = []
     talk = conversation(llama, method="kvzip:window=4", budget=40)
-    talk.read(prompt(room - MOST_ASKED - 100))
-    assert talk.cache.entries_mean == 40
-    longest = max(
-        len(llama.model.tokenizer.encode(text)) for text in (BEGIN, GO_ON.format("1 " * REMINDER))
-    )
-    assert longest <= MOST_ASKED
+    talk.read(prompt(room - asked - 300), progress=lambda *at: told.append(at))
+    passages = -(-talk.cache.seen // 300)
+    begin = len(llama.model.tokenizer.encode(BEGIN))
+    assert told[-1][1] == 4 * (2 * talk.cache.seen + begin + (passages - 1) * (asked - 2))
+
+
+def test_a_grid_repeats_nothing_where_all_is_kept(llama: Tiny) -> None:
+    methods = [(parse_method("kvzip"), 90), (parse_method("kvzip:window=4"), 40)]
+    within, cut = read_once(llama.model, prompt(90), methods, reserve=0)
+    assert (within.cache.rehearsed, cut.cache.rehearsed) == (0, 90)
 
 
 def test_a_grid_gives_what_each_gets_alone(llama: Tiny) -> None:

@@ -206,3 +206,9 @@ def test_specs() -> None:
     ):
         with pytest.raises(SettingError, match=reason):
             parse_method(wrong)
+
+
+def test_a_prompt_shorter_than_the_sinks_is_kept_whole(llama: Tiny) -> None:
+    settings = Settings(method="simlayerkv:threshold=0.1,detect=decode", max_new_tokens=4)
+    talk = kvlite.Runner(llama.model, settings).conversation()
+    assert len(talk.generate([5, 6, 7], ignore_eos=True).token_ids) == 4

@@ -136,10 +136,11 @@ class Bank:
         assert self.rows is not None and self.rows.shape[2] == 1
         self.rows[:, :, 0, : self.used] += row
 
-    def raise_to(self, row: Tensor) -> None:
-        """Let the one row be no less than attention `(batch, heads, used)`."""
+    def raise_to(self, start: int, row: Tensor) -> None:
+        """Let the one row be no less than attention `(batch, heads, n)` to the slots from `start`
+        on."""
         assert self.rows is not None and self.rows.shape[2] == 1
-        so_far = self.rows[:, :, 0, : self.used]
+        so_far = self.rows[:, :, 0, start : start + row.shape[2]]
         torch.maximum(so_far, row, out=so_far)
 
     def scores(self) -> Tensor:

@@ -45,8 +45,8 @@ def read_once(
     *,
     reserve: int,
 ) -> list[Branch]:
-    """Read a prompt for many methods: once for all whose reading is exact, once more for those
-    that also have it repeated, and again for each of the others.
+    """Read a prompt for many methods: once for all whose reading is exact, once more for each
+    way of repeating it, and again for each of the others.
 
     Args:
         choices: method and mean budget of each branch.
@@ -61,7 +61,8 @@ def read_once(
     branches: dict[int, Branch] = {}
     for index, (method, budget) in enumerate(choices):
         if method.exact and method.outlook in (None, outlook):
-            groups.setdefault(method.rehearsal, []).append(index)
+            cuts = budget < len(token_ids)
+            groups.setdefault(method.rehearsal if cuts else None, []).append(index)
         else:
             branches[index] = _alone(model, ids, method, budget, reserve)
     for rehearsal, group in groups.items():

@@ -1,7 +1,8 @@
 """Reading: all new tokens through one layer, that layer compressed, then the next layer.
 
-Exact (the same logits as reading in one piece), and its peak is the hidden states, one layer's
-keys and values, the compressed layers before it, and one chunk's activations.
+Exact (the same logits as reading in one piece) unless the method reads otherwise, and its peak is
+the hidden states, one layer's keys and values, the compressed layers before it, and one chunk's
+activations.
 """
 
 from collections.abc import Callable
@@ -80,11 +81,11 @@ class Reading:
         end = cache.seen + self.new
         self.positions = torch.arange(cache.seen, end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
-        told = token_ids if context is None else torch.cat([context, token_ids], 1)
-        self.repetition = self._repetition(told[:, cache.rehearsed - end :])
-        self.rehearsed = end if self.repetition is not None else cache.rehearsed
-        if not any(rule.method.rehearsal for rule in rules):
-            self.rehearsed = 0
+        self.repetition = self._repetition(
+            token_ids if context is None else torch.cat([context, token_ids], 1)
+        )
+        rehearses = any(rule.method.rehearsal for rule in rules)
+        self.rehearsed = end if self.repetition else cache.rehearsed if rehearses else 0
         self.capacities = [[bank.capacity for bank in layer.banks] for layer in cache.layers]
 
     def read_layer(self, index: int) -> LayerReader:
@@ -99,8 +100,11 @@ class Reading:
         if self.rows is not None:
             cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
         end, length = self.cache.seen + self.new, self.hidden.shape[1]
+        layer = self._roomy(index)
+        if rule.method.cumulative and self.cache.rehearsed:
+            layer.clear_rows()  # they hold what a rehearsal found, not sums
         reader = LayerReader(
-            self._roomy(index),
+            layer,
             rule,
             positions,
             end,
@@ -119,7 +123,7 @@ class Reading:
         if self.repetition is not None:
             answers = index < len(self.rules) - 1
             passed = partial(self._repeated, index)
-            self.repetition.rate(index, reader.layer, rule, answers=answers, passed=passed)
+            self.repetition.rate(index, layer, rule, answers=answers, passed=passed)
         return reader
 
     def _passed(self, index: int, rows: int) -> None:
@@ -195,21 +199,26 @@ class Reading:
         self.marks[index] = layer.mark()
         return layer
 
-    def _repetition(self, told: Tensor) -> Repetition | None:
+    def _repetition(self, context: Tensor) -> Repetition | None:
         """What has to be repeated before layers are cut, if any method wants that.
 
         Args:
-            told: `(batch, n)` int64, what was read since the last repetition.
+            context: `(batch, n)` int64, all that was read, these tokens included.
         """
-        asked = None
+        asked, begin = None, self.cache.rehearsed
         for rule, layer in zip(self.rules, self.cache.layers, strict=True):
+            if rule.method.rehearsal is None:
+                continue
             lines = [(heads, used + self.new) for heads, used in layer.lines]
-            if rule.method.rehearsal is not None and not rule.keeps_all(lines):
+            if not rule.keeps_all(lines):
                 asked = rule.method.rehearsal
+            if layer.entries_mean and not layer.rows and rule.method.settles is None:
+                begin = 0  # another method held this layer
         if asked is None:
             return None
-        end, fresh = self.cache.seen + self.new, not self.cache.rehearsed
-        return Repetition(self.model, told, end, asked, fresh=fresh, chunk=self.chunk)
+        if context.shape[1] != self.cache.seen + self.new:
+            raise ValueError("a method that has the model repeat what it read needs all of it")
+        return Repetition(self.model, context, begin, asked, chunk=self.chunk)
 
     def _coming(self, outlook: Outlook) -> list[Rotation]:
         """Mean rotations of the positions after the last, as far as the model's context goes."""
@@ -257,11 +266,12 @@ def prefill(
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen.
         rules: one a layer; where a method settles once it has read, that is put here.
-        context: `(batch, seen)` int64, what the cache has seen; methods that have the model repeat
-            what it read need it, and judge by the new tokens alone where it is not given.
+        context: `(batch, seen)` int64, what the cache has seen; only methods that have the model
+            repeat what it read need it.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
-        chunk: tokens that go through a layer together; any value gives the same result.
+        chunk: tokens that go through a layer together; any value gives the same result, unless the
+            method looks at parts of what lies before a chunk.
         progress: told (layer-tokens done, of how many) after every chunk.
         cancel: checked before every chunk.
 

@@ -14,7 +14,28 @@ from kvlite.engine.sight import Sight, make_room
 from kvlite.methods.base import LayerView
 from kvlite.methods.rules import Rule
 from kvlite.methods.scores import Window
+from kvlite.model.hook import Attender
 from kvlite.model.rotary import Rotation, unrotated
+
+
+def through(
+    module: Any, hidden: Tensor, rotation: Rotation, attender: Attender, *, answers: bool
+) -> Tensor:
+    """Put tokens through a decoder layer.
+
+    Args:
+        hidden: `(batch, L, hidden size)`.
+        rotation: of their positions.
+        attender: gets their queries, keys and values.
+        answers: whether what comes out is wanted, or keys, values and queries alone; then
+            `hidden` itself is returned.
+    """
+    given = {"position_embeddings": rotation, "kvlite": attender}
+    if not answers:
+        module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
+        return hidden
+    out: Tensor = module(hidden, **given)
+    return out
 
 
 class LayerReader:
@@ -62,20 +83,10 @@ class LayerReader:
         self.softcap: float | None = None
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
-        """Put the next chunk through a decoder layer.
-
-        Args:
-            hidden: `(batch, L, hidden size)`.
-            answers: whether what comes out is wanted, or keys, values and queries alone; then
-                `hidden` itself is returned.
-        """
+        """Put the next chunk through a decoder layer, as `through` does."""
         self.answers = answers
-        given = {"position_embeddings": self._rotation(hidden.shape[1]), "kvlite": self}
-        if not answers:
-            module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
-            return hidden
-        out: Tensor = module(hidden, **given)
-        return out
+        rotation = self._rotation(hidden.shape[1])
+        return through(module, hidden, rotation, self, answers=answers)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
@@ -111,7 +122,8 @@ class LayerReader:
             own = self._rotation(q.shape[2])
             return self.sight.attend(q, keys, values, first, own, self.scale, self.softcap)
         if looks_at is not None:
-            seen = attend_columns(q, bank, first, looks_at, scale=self.scale, softcap=self.softcap)
+            at, given = bank.positions[..., : bank.used], (self.scale, self.softcap)
+            seen = attend_columns(q, keys, values, at, first, looks_at, *given)
             if seen is not None:
                 return seen
         out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache import LayerCache
-from kvlite.engine.reader import LayerReader
+from kvlite.attention import attend, attend_causal, attention_peaks, merged
+from kvlite.cache import Bank, LayerCache
+from kvlite.engine.heads import over_banks
+from kvlite.engine.reader import LayerReader, through
 from kvlite.engine.watch import Watch
 from kvlite.methods.base import Rehearsal
 from kvlite.methods.rules import Rule
-from kvlite.methods.scores import Window, passage_scores
 from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation, rotations_after
 
 BEGIN = "\n\nRepeat the previous context exactly.\n\n"
-GO_ON = "\n\nRepeat the part of the previous context exactly, starting with {}\n\n"
-REMINDER, MOST_ASKED, SHORTEST = 8, 48, 256
+GO_ON = "\n\nRepeat the part of the previous context exactly, starting with "
+REMINDER, SHORTEST = 8, 256
 
 
 @dataclass
@@ -47,54 +49,52 @@ class Repetition:
     """
 
     def __init__(
-        self,
-        model: LoadedModel,
-        told: Tensor,
-        end: int,
-        rehearsal: Rehearsal,
-        *,
-        fresh: bool,
-        chunk: int,
+        self, model: LoadedModel, context: Tensor, begin: int, rehearsal: Rehearsal, *, chunk: int
     ) -> None:
         """Prepare to repeat what was not repeated yet.
 
         Args:
-            told: its tokens, `(batch, n)` int64, the last of what was read.
-            end: the position after them.
-            fresh: nothing was repeated before.
+            context: `(batch, n)` int64, all that was read.
+            begin: position of the first token that was not repeated yet.
             chunk: rows that go through a layer together.
         """
         self.model = model
-        self.end = end
         self.sinks = rehearsal.sinks
-        self.fresh = fresh
+        self.fresh = begin == 0
         self.chunk = chunk
+        self.end = context.shape[1]
         self.passages: list[Passage] = []
-        start, size = end - told.shape[1], self._size(rehearsal.passage)
-        for at in range(0, told.shape[1], size):
-            part, before = told[:, at : at + size], told[:, max(0, at - REMINDER) : at]
-            asked = torch.tensor([self._asked(before[0].tolist())], device=told.device)
-            said = torch.cat([asked.expand(told.shape[0], -1), part], 1)
-            span = start + at, start + at + part.shape[1]
-            self.passages.append(Passage(*span, model.embed(said)))
+        size = self._size(rehearsal.passage)
+        for first in range(begin, self.end, size):
+            end = min(first + size, self.end)
+            said = torch.cat([*self._asked(context, first), context[:, first:end]], 1)
+            self.passages.append(Passage(first, end, model.embed(said)))
         rows = [passage.hidden.shape[1] for passage in self.passages]
-        self.longest, self.rows = max(rows), sum(rows)
-        self.rotations = model.rotations(end, self.longest)
+        self.rows = sum(rows)
+        self.rotations = rotations_after(model, self.end, max(rows))
         self.positions = torch.arange(
-            end, end + self.longest, dtype=torch.int32, device=model.device
+            self.end, self.end + max(rows), dtype=torch.int32, device=model.device
         )
 
     def _size(self, passage: int) -> int:
         """Tokens a passage, no more than the model was trained to see behind what it read; where
         there is no room left it goes a little beyond."""
-        room = self.model.shape.max_context - self.end - MOST_ASKED
+        room = self.model.shape.max_context - self.end - len(self._encoded(GO_ON)) - REMINDER - 2
         return min(passage, max(room, SHORTEST))
 
-    def _asked(self, before: list[int]) -> list[int]:
-        """Tokens that ask for the part that follows `before`; the first, if that is empty."""
-        tokenizer = self.model.tokenizer
-        text = GO_ON.format(tokenizer.decode(before)) if before else BEGIN
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    def _asked(self, context: Tensor, first: int) -> list[Tensor]:
+        """Tokens that ask for the passage from `first` on, in plain words."""
+        rows, device = context.shape[0], context.device
+        parts = [
+            torch.tensor([self._encoded(text)], dtype=torch.int64, device=device).expand(rows, -1)
+            for text in ([BEGIN] if first == 0 else [GO_ON, "\n\n"])
+        ]
+        if first:
+            parts.insert(1, context[:, max(0, first - REMINDER) : first])
+        return parts
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def rate(
@@ -112,39 +112,119 @@ class Repetition:
             layer: gets, where the rule's method rehearses, the most attention that any query paid
                 to an entry of its own passage, in the row of its banks.
             answers: whether a layer follows.
-            passed: told how many rows went through, passage by passage.
+            passed: told how many rows went through, chunk by chunk.
         """
-        roomy = layer.resized([used + self.longest for _, used in layer.lines])
-        marks = roomy.mark()
-        rates = rule.method.rehearsal is not None
+        rates, rows, module = rule.method.rehearsal is not None, 0, self.model.layers[index]
         if rates and self.fresh:
             layer.clear_rows()
-        rows = 0
         for passage in self.passages:
-            window = self._through(index, passage, roomy, rule.window, answers)
+            count = passage.hidden.shape[1]
+            cos, sin = (each[:, :count] for each in self.rotations[index])
+            telling: Telling | LayerReader
             if rates:
-                for bank, longer in zip(layer.banks, roomy.banks, strict=True):
-                    span = passage.first, passage.end
-                    bank.raise_to(passage_scores(longer, window, bank.used, span, self.sinks))
-            roomy.rewind(marks)
-            rows += passage.hidden.shape[1]
-            passed(rows)
+                telling = Telling(layer, (passage.first, passage.end), self.sinks, count, answers)
+            else:
+                telling = self._looking_on(layer, rule.window, count, (cos, sin))
+            for at in range(0, count, self.chunk):
+                span = slice(at, min(at + self.chunk, count))
+                rotation = cos[:, span], sin[:, span]
+                hidden = passage.hidden[:, span]
+                passage.hidden[:, span] = through(
+                    module, hidden, rotation, telling, answers=answers
+                )
+                rows += hidden.shape[1]
+                passed(rows)
 
-    def _through(
-        self, index: int, passage: Passage, layer: LayerCache, window: int | None, answers: bool
-    ) -> Window:
-        """Take a passage through a layer, and give back its queries."""
-        rows, module = passage.hidden.shape[1], self.model.layers[index]
-        cos, sin = self.rotations[index]
-        reader = LayerReader(
-            layer,
-            Rule(Watch(rows), 0, window),
-            self.positions[:rows],
-            self.end + rows,
-            (cos[:, :rows], sin[:, :rows]),
+    def _looking_on(
+        self, layer: LayerCache, window: int | None, rows: int, rotation: Rotation
+    ) -> LayerReader:
+        """Reads a passage into a copy of a layer that no method rates."""
+        roomy = layer.resized([used + rows for _, used in layer.lines])
+        rule = Rule(Watch(1), 0, window)
+        return LayerReader(roomy, rule, self.positions[:rows], self.end + rows, rotation)
+
+
+@dataclass
+class _Part:
+    """What the rows of a passage look at in one bank, beside the rest of it.
+
+    Attributes:
+        low, high: slots of the passage.
+        keys, values: of the first few entries, the passage and its rows so far, with room for all
+            rows, `(batch, heads, slots, dim)`.
+        used: slots filled.
+    """
+
+    low: int
+    high: int
+    first: int
+    keys: Tensor
+    values: Tensor
+    used: int
+
+
+class Telling:
+    """Takes the rows of one passage through one layer, and rates its entries."""
+
+    def __init__(
+        self, layer: LayerCache, span: tuple[int, int], sinks: int, rows: int, answers: bool
+    ) -> None:
+        """Set aside what the rows are judged by.
+
+        Args:
+            layer: entries ascending in position; the rows of its banks are raised.
+            span: positions of the passage, first and end.
+            sinks: first entries that are looked at beside it.
+            rows: tokens to come.
+            answers: whether attention is wanted, or the ratings alone.
+        """
+        self.layer = layer
+        self.answers = answers
+        self.parts = {bank.heads: _part(bank, span, sinks, rows) for bank in layer.banks}
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """One chunk: over all that was read freely, over the passage's rows causally."""
+
+        def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            part = self.parts[bank.heads]
+            own = slice(part.used, part.used + k.shape[2])
+            part.keys[:, :, own], part.values[:, :, own], part.used = k, v, own.stop
+            keys, values = part.keys[:, :, : own.stop], part.values[:, :, : own.stop]
+            seen = attend_causal(q, keys, values, scale=scale, softcap=softcap)
+            passage = keys[:, :, part.first : part.first + part.high - part.low]
+            peaks = attention_peaks(q, passage, seen[1], scale=scale, softcap=softcap)
+            bank.raise_to(part.low, peaks)
+            if not self.answers:
+                return q
+            keys, values = bank.keys, bank.values
+            for rest in (slice(part.first, part.low), slice(part.high, bank.used)):
+                if rest.start < rest.stop:
+                    others = keys[:, :, rest], values[:, :, rest]
+                    given = attend(q, *others, scale=scale, softcap=softcap, causal=False)
+                    seen = merged(seen, given)
+            return seen[0]
+
+        return over_banks(self.layer, q, k, v, over)
+
+
+def _part(bank: Bank, span: tuple[int, int], sinks: int, rows: int) -> _Part:
+    """The first few entries and a passage, which may lie in other slots in other heads: from the
+    first slot that any head has of it to the last."""
+    positions = bank.positions[:, :, : bank.used]
+    low = int((positions < span[0]).sum(-1).min())
+    high = int((positions < span[1]).sum(-1).max())
+    first = min(sinks, low)
+    keys, values = (
+        torch.cat(
+            [
+                each[:, :, :first],
+                each[:, :, low:high],
+                each.new_empty(*each.shape[:2], rows, each.shape[3]),
+            ],
+            2,
         )
-        for at in range(0, rows, self.chunk):
-            span = slice(at, min(at + self.chunk, rows))
-            hidden = passage.hidden[:, span]
-            passage.hidden[:, span] = reader.take(module, hidden, answers=answers)
-        return reader.view(index).window
+        for each in (bank.keys, bank.values)
+    )
+    return _Part(low, high, first, keys, values, first + high - low)

@@ -252,8 +252,9 @@ class Method(ABC):
 
     @property
     def rehearsal(self) -> Rehearsal | None:
-        """Whether what was read is repeated before `select` is asked, which takes as long again:
-        a bank's one row (`decode_rows` is 1) is then the most attention that each entry got."""
+        """Whether what was read is repeated before `select` is asked, so that reading takes some
+        three times as long: a bank's one row (`decode_rows` is 1) is then the most attention that
+        each entry got."""
         return None
 
     def widths(self, layers: int, new: int, seen: int) -> list[int] | None:

@@ -135,35 +135,6 @@ def window_scores(
     return torch.stack(scores, 1)
 
 
-def passage_scores(
-    bank: Bank, window: Window, before: int, span: tuple[int, int], sinks: int
-) -> Tensor:
-    """The most attention that any query of a repetition pays to the entries of the passage that it
-    repeats, of what it pays to these, the first few, and the repetition itself.
-
-    Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", section 3.3.
-
-    Args:
-        bank: entries ascending in position, the repetition's own from slot `before` on.
-        window: the repetition's queries.
-        span: positions of the passage, first and end.
-        sinks: first entries that are looked at beside it.
-
-    Returns:
-        `(batch, heads of the bank, before)` float32; 0 for entries of other passages.
-    """
-    positions = bank.positions[:, :, :before]
-    low = int((positions < span[0]).sum(-1).min())
-    high = int((positions < span[1]).sum(-1).max())
-    first, device = min(sinks, low), positions.device
-    parts = (0, first), (low, high), (before, bank.used)
-    slots = torch.cat([torch.arange(*each, device=device) for each in parts])
-    keys = bank.keys[:, :, slots]
-    part = Bank(bank.heads, keys, keys, bank.positions[:, :, slots], used=len(slots))
-    scores = window_scores(part, window, "max", "max")[..., first : first + high - low]
-    return F.pad(scores, (low, before - high))
-
-
 def window_rows(bank: Bank, window: Window) -> Tensor:
     """Where each query of the window looks among the entries that were kept, averaged over a KV
     head's query heads.

@@ -73,7 +73,7 @@ class SimLayerKV(Holding):
 
     @property
     def frees_memory(self) -> bool:
-        """Lazy layers', whatever the others do."""
+        """Whatever the layers that are not lazy do."""
         return True
 
     @property
@@ -128,7 +128,7 @@ class SimLayerKV(Holding):
     def settle(self, view: LayerView) -> tuple[Method, int]:
         """Section 5.1: sink and window if the layer is lazy, else the method it holds."""
         line = min(self.sinks + self.recent, view.budget)
-        if min(bank.used for bank in view.banks) <= line:
+        if line <= self.sinks or min(bank.used for bank in view.banks) <= line:
             return self.inner, view.budget
         share = self.attention_to_line(view.banks, view.window.last(self.last), line)
         assert self.threshold != "auto"

@@ -72,13 +72,16 @@ class LoadedModel:
         Computed once for the whole range: frequencies that depend on the length (dynamic,
         longrope) are then the same for every chunk.
         """
+        return self.rotations_at(torch.arange(start, start + count, device=self.device), self.dtype)
+
+    def rotations_at(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """As `rotations`, of any positions `(n,)`; the largest decides the frequencies."""
         rotary = self.module.model.rotary_emb
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        positions = torch.arange(start, start + count, device=self.device)[None]
+        like = torch.empty(0, dtype=dtype, device=self.device)
         kinds = getattr(self.module.config, "layer_types", None)
         if kinds is None or not isinstance(getattr(rotary, "rope_type", None), dict):
-            return [rotary(like, positions)] * self.shape.layers
-        by_kind = {kind: rotary(like, positions, kind) for kind in set(kinds)}
+            return [rotary(like, positions[None])] * self.shape.layers
+        by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
         return [by_kind[kind] for kind in kinds]
 
 

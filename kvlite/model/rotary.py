@@ -33,6 +33,35 @@ def turned(x: Tensor, at: Rotation, to: Rotation) -> Tensor:
     return rotated(unrotated(x, at), to).to(x.dtype)
 
 
+def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
+    """Rotations of the `count` positions from `end` on, for every layer, by the frequencies that
+    the positions before them have, even where the model would change these with the length.
+
+    A rotation by the sum of two angles is made of those by each.
+    """
+    steps = max(1, min(count, end - 1))
+    known = torch.cat([torch.arange(1, steps + 1), torch.tensor([end - 1])]).to(model.device)
+    by_table: dict[int, Rotation] = {}
+    tables = model.rotations_at(known, torch.float32)
+    for cos, sin in tables:
+        if id(cos) not in by_table:
+            by_table[id(cos)] = _continued(cos, sin, count, model.dtype)
+    return [by_table[id(cos)] for cos, _ in tables]
+
+
+def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rotation:
+    """Rotations after the last one's position, by the others as steps."""
+    (cos, cos_at), (sin, sin_at) = ((each[:, :-1], each[:, -1:]) for each in (cos, sin))
+    stretch = (cos_at.square() + sin_at.square()).sqrt()
+    parts: list[Rotation] = []
+    for _ in range(0, count, cos.shape[1]):
+        after = (cos_at * cos - sin_at * sin) / stretch, (sin_at * cos + cos_at * sin) / stretch
+        cos_at, sin_at = (each[:, -1:] for each in after)
+        parts.append(after)
+    coses, sines = zip(*parts, strict=True)
+    return torch.cat(coses, 1)[:, :count].to(dtype), torch.cat(sines, 1)[:, :count].to(dtype)
+
+
 def require_steady(model: LoadedModel, option: str) -> None:
     """Raises SettingError if a position's rotation depends on how much was read when it was made,
     so that a later turn cannot undo it.
