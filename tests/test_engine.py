@@ -319,6 +319,18 @@ def test_reading_holds_the_whole_keys_and_values_of_one_layer(llama: Tiny) -> No
     assert one_layer + hidden < meter.peak - before < 1.5 * one_layer + 2 * hidden
 
 
+def test_repeating_holds_the_hidden_states_twice_and_one_passage(llama: Tiny) -> None:
+    model, method = llama.model, "kvzip:passage=64,window=4,layers=uniform"
+    one_layer = model.shape.full_kv_bytes(960, 4) // model.shape.layers
+    cache = empty(model)
+    with TensorMeter(model.module.parameters()) as meter:
+        before = meter.live
+        run(model, cache, torch.randint(3, 199, (1, 960)), 0, method=method, budget=24, chunk=8)
+    repeated = 1.4 * 960  # with the words that ask for each passage
+    hidden = (960 + repeated) * model.shape.hidden * 4
+    assert hidden + one_layer < meter.peak - before < 1.7 * one_layer + 1.2 * hidden
+
+
 @pytest.mark.parametrize("length", [20, 30, 40])
 def test_frequencies_are_chosen_by_what_was_read_not_by_the_answers_limit(length: int) -> None:
     """Phi-3's long-context factors begin past 32 tokens here."""
