@@ -150,7 +150,8 @@ class _Part:
 
     Attributes:
         low, high: slots of the passage.
-        keys, values: of the first few entries, the passage and its rows so far, with room for all
+        first: how many of the first entries are looked at.
+        keys, values: of these entries, the passage and its rows so far, with room for all
             rows, `(batch, heads, slots, dim)`.
         used: slots filled.
     """

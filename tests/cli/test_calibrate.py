@@ -19,7 +19,7 @@ def test_a_method_that_needs_a_calibration_says_so(
 ) -> None:
     ask = ["ask", text, "What?", "--model", model]
     refused([*ask, "--method", "uncomp"], "uncomp", "kvlite calibrate")
-    refused([*ask, "--method", "simlayerkv+kvx:groups=3"], "kvx:groups=3", "kvlite calibrate")
+    refused([*ask, "--method", "simlayerkv+kvx:groups=2"], "kvx:groups=2", "kvlite calibrate")
 
 
 def test_a_method_works_once_its_model_is_calibrated(
