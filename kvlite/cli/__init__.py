@@ -1,1 +1,3 @@
 """The command line: one file a command, no logic."""
+
+INTERRUPTED = 130

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from kvlite.cli import INTERRUPTED
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
 from kvlite.errors import SettingError, Stopped
 from kvlite.settings import Settings
 
-INTERRUPTED = 130
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
 

@@ -125,6 +125,7 @@ class Repetition:
                 telling = Telling(layer, (passage.first, passage.end), self.sinks, count, answers)
             else:
                 telling = self._looking_on(layer, rule.window, count, (cos, sin))
+                telling.answers = answers
             for at in range(0, count, self.chunk):
                 span = slice(at, min(at + self.chunk, count))
                 rotation = cos[:, span], sin[:, span]

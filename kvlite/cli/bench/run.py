@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kvlite.cli import INTERRUPTED
 from kvlite.cli.screen import console, reading_bar
 from kvlite.settings import Settings
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
     from kvlite.bench.report import Line
     from kvlite.runner import Runner
-
-INTERRUPTED = 130
 
 Done = frozenset[tuple[Any, ...]]
 Measured = tuple[int, Iterator[Any]]
