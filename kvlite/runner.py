@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.ledger import Answer
 from kvlite.methods.amount import method_and_amount
@@ -90,6 +91,7 @@ def load(
 def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
     """`load` from whole settings; everything is checked before a weight is read."""
     method, _ = method_and_amount(settings.method, settings.budget)
+    parse_kv_bits(settings.kv_bits)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     folder = find_model(settings.model, notify)

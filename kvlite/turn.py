@@ -6,7 +6,7 @@ from time import perf_counter
 
 import torch
 
-from kvlite.cache import KVCache
+from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import Progress, prefill
 from kvlite.engine.sampling import Sampler
@@ -59,13 +59,14 @@ class Turn:
         seen = cache.seen + len(ids)
         method, amount = method_and_amount(settings.method, settings.budget)
         self.method = method.fitted(model.shape, model.calibration)
+        bits = parse_kv_bits(settings.kv_bits)
         self.budget = amount.resolve(
-            model.shape, self.method, seen, self.longest, model.dtype.itemsize
+            model.shape, self.method, seen, self.longest, model.dtype.itemsize, bits
         )
         if self.budget < seen:
             self.method.check(self.budget)
         self.rules = layer_rules(
-            self.method, model.shape, self.budget, seen, cache.layers, len(ids)
+            self.method, model.shape, self.budget, seen, cache.layers, len(ids), bits
         )
         self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
         self.generated = 0
@@ -158,6 +159,7 @@ class Turn:
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
             method=self.method.spec,
+            kv_bits=self.settings.kv_bits,
             budget=self.budget,
             prompt_tokens=len(self.ids),
             seen_tokens=cache.seen,
