@@ -15,6 +15,7 @@ class Ledger:
     Attributes:
         finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted";
             None while the answer goes on.
+        notes: what the user should know of these settings, a sentence each.
         model, device, dtype, method: what was used.
         kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
         budget: mean entries a KV head and layer that were allowed.
@@ -29,6 +30,7 @@ class Ledger:
     """
 
     finish_reason: FinishReason | None
+    notes: tuple[str, ...]
     model: str
     device: str
     dtype: str

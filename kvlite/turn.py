@@ -17,6 +17,7 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
+from kvlite.notes import notes
 from kvlite.settings import Settings
 
 
@@ -68,6 +69,7 @@ class Turn:
         self.rules = layer_rules(
             self.method, model.shape, self.budget, seen, cache.layers, len(ids), bits
         )
+        self.notes = notes(model, self.rules, seen)
         self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
         self.generated = 0
         self.started = perf_counter()
@@ -155,6 +157,7 @@ class Turn:
         decoding = self.last_s - self.first_s
         return Ledger(
             finish_reason=reason,
+            notes=self.notes,
             model=self.settings.model,
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),

@@ -291,7 +291,7 @@ def test_attention_is_that_over_the_restored_entries(softcap: float | None) -> N
     for bank in banks():
         q = torch.randn(1, 4, 1, 16) * 3
         keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-        out, row = attend_front(q, bank, scale=0.3, softcap=softcap)
+        out, row = attend_front(q, bank, scale=0.3, softcap=softcap, remembers=True)
         expected, rows = attend_with_rows(q, keys, values, scale=0.3, softcap=softcap)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(row, rows[:, :, 0], atol=1e-6, rtol=1e-4)

@@ -62,8 +62,9 @@ class LayerStep:
         return out
 
     def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
-        out, row = attend_front(q, bank, scale=scale, softcap=softcap)
-        if self._remembers(bank):
+        remembers = self._remembers(bank)
+        out, row = attend_front(q, bank, scale=scale, softcap=softcap, remembers=remembers)
+        if remembers and row is not None:
             self._remember(bank, row)
         return out
 
