@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from kvlite.engine.fork import read_once
+from kvlite.engine.fork import Choice, read_once
 from kvlite.engine.prefill import Progress, Reading, empty_cache
 from kvlite.engine.together import each_token, told
 from kvlite.engine.watch import Watch
@@ -155,7 +155,7 @@ def _recall(model: LoadedModel, piece: list[int], methods: list[SimLayerKV]) -> 
     at = len(piece) // 4
     prompt = [*piece, *piece[at : at + CUE]]
     passage = piece[at + CUE : at + CUE + RECALLED]
-    choices = [(method, len(piece)) for method in methods]
+    choices = [Choice(method, len(piece)) for method in methods]
     branches = read_once(model, prompt, choices, reserve=RECALLED)
     nats: list[list[float]] = [[] for _ in branches]
 

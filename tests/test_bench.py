@@ -5,7 +5,7 @@ import torch
 from kvlite.bench.grid import fitted
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache import KVCache
-from kvlite.engine.fork import read_once
+from kvlite.engine.fork import Choice, read_once
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.rules import layer_rules
@@ -41,10 +41,10 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]
     alone = [("lminfinite:sinks=4,limit=false", 40)]
     specs = CHOICES + (alone if any(shape.windows) else alone + narrowing)
-    choices = fitted([(parse_method(spec), budget) for spec, budget in specs], model)
+    choices = fitted([Choice(parse_method(spec), budget) for spec, budget in specs], model)
     branches = read_once(model, ids[0].tolist(), choices, reserve=8)
     for branch in branches:
-        method, budget, forked = branch.method, branch.budget, branch.cache
+        method, budget, forked = branch.choice.method, branch.choice.budget, branch.cache
         alone = KVCache.empty(
             shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
         )

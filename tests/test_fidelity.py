@@ -6,7 +6,7 @@ import torch
 from kvlite.bench.fidelity import FidelityRow, fidelity, parts, tallies
 from kvlite.bench.memory import MemoryRow, lines, memory
 from kvlite.engine.decode import decode_step
-from kvlite.engine.fork import read_once
+from kvlite.engine.fork import Choice, read_once
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.runner import Runner
@@ -23,7 +23,7 @@ SPECS = [
     ("kvx:queries=max,heads=max,alpha=16", 30),
     ("h2o", 30),
 ]
-CHOICES = [(parse_method(spec), budget) for spec, budget in SPECS]
+CHOICES = [Choice(parse_method(spec), budget) for spec, budget in SPECS]
 LENGTH, AFTER, START = 90, 20, 7
 
 
@@ -88,7 +88,7 @@ def test_recall_is_what_transformers_attention_says(tiny: Tiny) -> None:
 def test_what_is_done_is_left_out(llama: Tiny) -> None:
     starts = {"starts": {LENGTH: [0, START]}}
     whole = rows_of(llama, **starts)
-    done = frozenset((row.length, row.start, row.method, row.budget) for row in whole[:8])
+    done = frozenset(tuple(row.to_json()[name] for name in row.KEY) for row in whole[:8])
     assert [*whole[:8], *rows_of(llama, **starts, done=done)] == whole
 
 
@@ -108,7 +108,7 @@ def test_parts_spread_over_the_text() -> None:
 
 def test_tallies_are_means_over_parts() -> None:
     def row(start: int, kl: float) -> FidelityRow:
-        return FidelityRow(100, start, "snapkv", 64, 9, 64.0, 1000, kl, 0.5, -0.1, 0.9)
+        return FidelityRow(100, start, "snapkv", 64, "16", 9, 64.0, 1000, kl, 0.5, -0.1, 0.9)
 
     (tally,) = tallies([row(0, 0.1), row(5, 0.3)])
     assert (tally.parts, tally.kl.value, tally.kl.low) == (2, pytest.approx(0.2), 0)
@@ -129,14 +129,14 @@ def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
     if shape.full_layers:
         assert cut.kv_bytes < full.kv_bytes
     assert not list(memory(runner, text(), grid, lengths=[120], done=frozenset({
-        (120, "full", 90), (120, "snapkv:window=8", 30)
+        (120, "full", 90, "16"), (120, "snapkv:window=8", 30, "16")
     })))  # fmt: skip
 
 
 def test_memory_lines_are_beside_full() -> None:
-    full = MemoryRow(100, "full", 100, 100.0, 4096, 4000, 8192)
-    cut = MemoryRow(100, "snapkv", 50, 50.0, 2048, 4000, 6144)
-    alone = MemoryRow(200, "snapkv", 50, 50.0, 2048, 4000, 6144)
+    full = MemoryRow(100, "full", 100, "16", 100.0, 4096, 4000, 8192)
+    cut = MemoryRow(100, "snapkv", 50, "16", 50.0, 2048, 4000, 6144)
+    alone = MemoryRow(200, "snapkv", 50, "16", 50.0, 2048, 4000, 6144)
     cells = [line.cells() for line in lines([full, cut, alone])]
     assert [each["share of full's"] for each in cells] == ["100.0%", "50.0%", "?"]
     assert [each["share of full's peak"] for each in cells] == ["100.0%", "75.0%", "?"]

@@ -9,7 +9,7 @@ import torch
 
 import kvlite
 from kvlite.cache import KVCache
-from kvlite.engine.fork import read_once
+from kvlite.engine.fork import Choice, read_once
 from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.engine.rehearsal import BEGIN, GO_ON, REMINDER
 from kvlite.errors import SettingError, Stopped
@@ -264,14 +264,14 @@ def test_a_grid_repeats_nothing_where_all_is_kept(llama: Tiny) -> None:
 
 def test_a_grid_gives_what_each_gets_alone(llama: Tiny) -> None:
     specs = ["kvzip:window=4", "h2o", "kvzip:pool=3,layers=uniform,window=4", "kvzip:passage=30"]
-    choices = [(parse_method(spec), 40) for spec in specs]
+    choices = [Choice(parse_method(spec), 40) for spec in specs]
     branches = read_once(llama.model, prompt(90), choices, reserve=0)
     for spec, branch in zip(specs, branches, strict=True):
         alone = conversation(llama, method=spec, budget=40)
         alone.read(prompt(90))
         together = conversation(llama)
         together.cache = branch.cache
-        assert branch.method.spec == spec
+        assert branch.choice.method.spec == spec
         assert held(together) == held(alone)
         assert branch.cache.rehearsed == alone.cache.rehearsed
 

@@ -23,6 +23,7 @@ from kvlite.cache import KVCache
 from kvlite.conversation import Conversation
 from kvlite.engine import together
 from kvlite.engine.decode import decode_step
+from kvlite.engine.fork import Choice
 from kvlite.engine.together import answers
 from kvlite.methods import parse_method
 from kvlite.settings import Settings
@@ -41,7 +42,7 @@ SPECS = [
     ("snapkv:layers=global,window=8", 50),
     ("simlayerkv:threshold=0.5,recent=30,detect=decode", 60),
 ]
-CHOICES = [(parse_method(spec), budget) for spec, budget in SPECS]
+CHOICES = [Choice(parse_method(spec), budget) for spec, budget in SPECS]
 
 
 def make_case(seed: int = 0, context: int = 90, question: int = 12) -> Case:
@@ -117,7 +118,7 @@ def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
     before = [positions(branch.cache) for branch in branches]
     ours = surprise(tiny.model, case, branches)
     for choice, nats in zip(CHOICES, ours, strict=True):
-        assert nats == pytest.approx(alone(tiny, case, choice), abs=1e-4), choice[0].spec
+        assert nats == pytest.approx(alone(tiny, case, choice), abs=1e-4), choice.method.spec
     distinct = {round(nats, 5) for nats in ours}
     assert len(distinct) > 4 or not tiny.model.shape.full_layers
     for branch, held in zip(branches, before, strict=True):
@@ -160,7 +161,7 @@ def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
     keys = {name: asdict(cut)[name] for name in QuestionRow.KEY}
     assert keys == {
         "task": "made", "kind": "up", "length": 102, "depth": 0.5, "seed": 2,
-        "question": "unknown", "method": "snapkv:window=8", "budget": 40,
+        "question": "unknown", "method": "snapkv:window=8", "budget": 40, "kv_bits": "16",
     }  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def test_what_is_done_is_not_read_again(llama: Tiny, monkeypatch: pytest.MonkeyP
 def test_tallies_add_up_over_depths_and_seeds() -> None:
     def row(depth: float, hit: bool, budget: int = 64) -> QuestionRow:
         return QuestionRow(
-            "niah", "number", 500, depth, 0, "known", "snapkv", budget, 498, 64.0, 1000, hit,
+            "niah", "number", 500, depth, 0, "known", "snapkv", budget, "16", 498, 64.0, 1000, hit,
             float(hit), hit / 2, 0.5, 2.0 * hit, "",
         )  # fmt: skip
 

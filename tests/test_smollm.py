@@ -11,6 +11,7 @@ from kvlite.bench.niah import niah_cases
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.questions import ask, tallies
 from kvlite.bench.speed import peak_over_weights, run_reference
+from kvlite.engine.fork import Choice
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
@@ -102,7 +103,9 @@ def test_what_is_dropped_is_freed(
 
 def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     """At 2,000 tokens with an eighth of the entries; entries at random find nothing."""
-    choices = [(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")]
+    choices = [
+        Choice(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")
+    ]
     recipes = niah_cases(
         smollm.tokenizer,
         bundled_prose(),

@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.grid import fitted
+from kvlite.bench.grid import fitted, label
 from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.cache import Bank, KVCache
-from kvlite.engine.fork import Branch, read_once
+from kvlite.engine.fork import Branch, Choice, read_once
 from kvlite.engine.prefill import Reading
 from kvlite.engine.together import told
 from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError
 from kvlite.ledger import readable
-from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
@@ -32,7 +31,7 @@ class FidelityRow:
     Attributes:
         length: tokens read before the cut.
         start: index in the text of the first of them.
-        method, budget: as asked for.
+        method, budget, kv_bits: as asked for.
         scored: distributions compared, each after one more token of the text; the first, right
             after the cut, is left out, since most methods read exactly.
         entries_mean, kv_bytes: what the cache held after the cut.
@@ -44,12 +43,13 @@ class FidelityRow:
             layers that see everything; 1 if there are none.
     """
 
-    KEY: ClassVar = ("length", "start", "method", "budget")
+    KEY: ClassVar = ("length", "start", "method", "budget", "kv_bits")
 
     length: int
     start: int
     method: str
     budget: int
+    kv_bits: str
     scored: int
     entries_mean: float
     kv_bytes: int
@@ -66,7 +66,7 @@ class FidelityRow:
 def fidelity(
     model: LoadedModel,
     ids: Sequence[int],
-    choices: Sequence[tuple[Method, int]],
+    choices: Sequence[Choice],
     *,
     lengths: Sequence[int],
     starts: Mapping[int, Sequence[int]],
@@ -77,14 +77,16 @@ def fidelity(
 
     Args:
         ids: the text.
-        choices: methods and mean budgets; `full` is one of them.
+        choices: what is compared; `full`, not quantized, is one of them.
         starts: of each length, where parts begin; `length + after` tokens follow each.
         after: tokens told after the cut, at least 2.
     """
     choices = fitted(choices, model)
     for length in lengths:
         for start in starts[length]:
-            keys = [(length, start, method.spec, budget) for method, budget in choices]
+            keys = [
+                (length, start, each.method.spec, each.budget, each.kv_bits) for each in choices
+            ]
             if done.issuperset(keys):
                 continue
             part = list(ids[start : start + length + after])
@@ -123,13 +125,17 @@ def parts(
 def _rows(
     model: LoadedModel,
     part: list[int],
-    choices: Sequence[tuple[Method, int]],
+    choices: Sequence[Choice],
     length: int,
     start: int,
 ) -> list[FidelityRow]:
     after = part[length:]
     branches = read_once(model, part[:length], choices, reserve=len(after))
-    whole = next(branch for branch in branches if branch.method.name == "full")
+    whole = next(
+        branch
+        for branch in branches
+        if branch.choice.method.name == "full" and branch.choice.bits is None
+    )
     truth, recalls = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)
 
@@ -144,8 +150,9 @@ def _rows(
         FidelityRow(
             length=length,
             start=start,
-            method=branch.method.spec,
-            budget=branch.budget,
+            method=branch.choice.method.spec,
+            budget=branch.choice.budget,
+            kv_bits=branch.choice.kv_bits,
             scored=scored,
             entries_mean=branch.cache.entries_mean,
             kv_bytes=branch.cache.nbytes,
@@ -235,6 +242,7 @@ class FidelityTally:
     length: int
     method: str
     budget: int
+    kv_bits: str
     parts: int
     kl: Estimate
     agreement: Estimate
@@ -247,7 +255,7 @@ class FidelityTally:
         """What a table shows, by column."""
         return {
             "tokens": f"{self.length:,}",
-            "method": self.method,
+            "method": label(self.method, self.kv_bits),
             "budget": "all" if self.method == "full" else f"{self.budget:,}",
             "entries": f"{self.entries_mean:,.0f}",
             "KV": readable(self.kv_bytes),
@@ -261,9 +269,10 @@ class FidelityTally:
 
 def tallies(rows: Sequence[FidelityRow]) -> list[FidelityTally]:
     """Rows added up over the parts of a text, in their order."""
-    groups: dict[tuple[int, str, int], list[FidelityRow]] = {}
+    groups: dict[tuple[int, str, int, str], list[FidelityRow]] = {}
     for row in rows:
-        groups.setdefault((row.length, row.method, row.budget), []).append(row)
+        group = (row.length, row.method, row.budget, row.kv_bits)
+        groups.setdefault(group, []).append(row)
     return [
         FidelityTally(
             *group,

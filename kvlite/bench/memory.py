@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from kvlite.bench.grid import label
 from kvlite.bench.speed import peak_over_weights
+from kvlite.cache.bits import UNCHANGED
+from kvlite.engine.fork import Choice
 from kvlite.ledger import readable
-from kvlite.methods import Method
 from kvlite.runner import Runner
 
 
@@ -17,18 +19,19 @@ class MemoryRow:
 
     Attributes:
         length: tokens read.
-        method, budget: as asked for.
+        method, budget, kv_bits: as asked for.
         entries_mean: entries held afterwards, mean over layers and KV heads.
         kv_bytes: storage held for them: keys, values, positions, remembered attention.
         full_kv_bytes: keys and values alone, were none dropped.
         peak_bytes: peak of live tensors over the weights while reading.
     """
 
-    KEY: ClassVar = ("length", "method", "budget")
+    KEY: ClassVar = ("length", "method", "budget", "kv_bits")
 
     length: int
     method: str
     budget: int
+    kv_bits: str
     entries_mean: float
     kv_bytes: int
     full_kv_bytes: int
@@ -42,7 +45,7 @@ class MemoryRow:
 def memory(
     runner: Runner,
     ids: Sequence[int],
-    choices: Sequence[tuple[Method, int]],
+    choices: Sequence[Choice],
     *,
     lengths: Sequence[int],
     done: frozenset[tuple[Any, ...]] = frozenset(),
@@ -53,16 +56,18 @@ def memory(
         ids: a text of at least the longest of `lengths`.
     """
     for length in lengths:
-        for method, budget in choices:
-            if (length, method.spec, budget) in done:
+        for choice in choices:
+            method, budget = choice.method.spec, choice.budget
+            if (length, method, budget, choice.kv_bits) in done:
                 continue
-            talk = runner.conversation(method=method.spec, budget=str(budget))
+            talk = runner.conversation(method=method, budget=str(budget), kv_bits=choice.kv_bits)
             part = list(ids[:length])
             peak = peak_over_weights(runner.model.module, partial(talk.read, part))
             yield MemoryRow(
                 length=length,
-                method=method.spec,
+                method=method,
                 budget=budget,
+                kv_bits=choice.kv_bits,
                 entries_mean=talk.cache.entries_mean,
                 kv_bytes=talk.cache.nbytes,
                 full_kv_bytes=runner.shape.full_kv_bytes(length, runner.model.dtype.itemsize),
@@ -82,7 +87,7 @@ class MemoryLine:
         row, full = self.row, self.full
         return {
             "tokens": f"{row.length:,}",
-            "method": row.method,
+            "method": label(row.method, row.kv_bits),
             "budget": "all" if row.method == "full" else f"{row.budget:,}",
             "entries": f"{row.entries_mean:,.0f}",
             "KV": readable(row.kv_bytes),
@@ -94,7 +99,7 @@ class MemoryLine:
 
 def lines(rows: Sequence[MemoryRow]) -> list[MemoryLine]:
     """Every row, beside `full`'s."""
-    full = {row.length: row for row in rows if row.method == "full"}
+    full = {row.length: row for row in rows if (row.method, row.kv_bits) == ("full", UNCHANGED)}
     return [MemoryLine(row, full.get(row.length)) for row in rows]
 
 

@@ -1,12 +1,14 @@
 """Which plots a run's rows make."""
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
 from kvlite.bench.fidelity import FidelityRow, FidelityTally
 from kvlite.bench.fidelity import tallies as fidelity_tallies
+from kvlite.bench.grid import label
 from kvlite.bench.intervals import Estimate
 from kvlite.bench.plots import HeatMap, Panel, Point, draw_heat_maps, draw_quality
 from kvlite.bench.questions import QuestionRow, QuestionTally
@@ -41,7 +43,7 @@ def draw_fidelity(rows: Sequence[FidelityRow], folder: Path) -> list[Path]:
     """KL, agreement and recall against bytes."""
     tallies = fidelity_tallies(rows)
     lengths = list(dict.fromkeys(row.length for row in rows))
-    kept = [each for each in tallies if each.method != "full"]  # whose KL is 0, off a log scale
+    kept = [each for each in tallies if each.kl.value > 0]  # 0 is off a log scale
     panels = [
         [_panel(kept, n, "KL from the full cache (nats)", lambda t: t.kl, log=True)
          for n in lengths],
@@ -64,7 +66,9 @@ def _panel(
     series: dict[str, list[Point]] = {}
     for tally in tallies:
         if tally.length == length:
-            series.setdefault(tally.method, []).append(Point(tally.kv_bytes, value(tally)))
+            series.setdefault(label(tally.method, tally.kv_bits), []).append(
+                Point(tally.kv_bytes, value(tally))
+            )
     by_bytes = {
         name: sorted(points, key=lambda point: point.nbytes) for name, points in series.items()
     }
@@ -73,11 +77,13 @@ def _panel(
 
 def _heat_maps(rows: Sequence[QuestionRow]) -> list[HeatMap]:
     maps = []
-    for method, budget in dict.fromkeys((row.method, row.budget) for row in rows):
+    of = attrgetter("method", "kv_bits", "budget")
+    for method, kv_bits, budget in dict.fromkeys(map(of, rows)):
         hits: dict[tuple[int, float], list[float]] = {}
         for row in rows:
-            if (row.method, row.budget) == (method, budget):
+            if of(row) == (method, kv_bits, budget):
                 hits.setdefault((row.length, row.depth or 0.0), []).append(row.hit)
-        label = "all entries" if method == "full" else f"{budget:,} entries"
-        maps.append(HeatMap(method, label, {at: fmean(each) for at, each in hits.items()}))
+        size = "all entries" if method == "full" else f"{budget:,} entries"
+        name, means = label(method, kv_bits), {at: fmean(each) for at, each in hits.items()}
+        maps.append(HeatMap(name, size, means))
     return maps

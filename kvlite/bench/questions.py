@@ -9,22 +9,19 @@ import torch
 from torch import Tensor
 
 from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
-from kvlite.bench.grid import fitted, require_room
+from kvlite.bench.grid import fitted, label, require_room
 from kvlite.bench.intervals import Estimate, mean_of, share_of
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.engine.fork import Branch, read_once
+from kvlite.engine.fork import Branch, Choice, read_once
 from kvlite.engine.prefill import prefill
 from kvlite.engine.together import answers, each_token, told
 from kvlite.ledger import readable
-from kvlite.methods import Method
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.runner import Runner
 
 KNOWN, UNKNOWN = "known", "unknown"
 ASKED = {KNOWN: (KNOWN,), UNKNOWN: (UNKNOWN,), "both": (KNOWN, UNKNOWN)}
-
-Choice = tuple[Method, int]
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class QuestionRow:
     Attributes:
         task, kind, length, depth, seed: which case, as in `Case`.
         question: "known" while the cache was cut, or "unknown".
-        method, budget: as asked for.
+        method, budget, kv_bits: as asked for.
         tokens: the prompt's.
         entries_mean, kv_bytes: what the cache held when the prompt was read.
         hit: all keys are in the answer.
@@ -44,7 +41,9 @@ class QuestionRow:
         answer: what was said.
     """
 
-    KEY: ClassVar = ("task", "kind", "length", "depth", "seed", "question", "method", "budget")
+    KEY: ClassVar = (
+        "task", "kind", "length", "depth", "seed", "question", "method", "budget", "kv_bits"
+    )  # fmt: skip
 
     task: str
     kind: str
@@ -54,6 +53,7 @@ class QuestionRow:
     question: str
     method: str
     budget: int
+    kv_bits: str
     tokens: int
     entries_mean: float
     kv_bytes: int
@@ -103,7 +103,7 @@ def ask(
     """Every row of the grid that is not done yet. Each prompt is read once for all choices.
 
     Args:
-        choices: methods and mean budgets (`full` with any).
+        choices: what is compared.
         questions: "known", "unknown" or both.
         done: keys of rows there are. A prompt whose rows are only partly there is asked of all
             choices again, since they share their steps.
@@ -112,7 +112,9 @@ def ask(
     for recipe in recipes:
         about = (recipe.task, recipe.kind, recipe.length, recipe.depth, recipe.seed)
         wanted = {
-            question: [(*about, question, method.spec, budget) for method, budget in choices]
+            question: [
+                (*about, question, each.method.spec, each.budget, each.kv_bits) for each in choices
+            ]
             for question in questions
         }
         missing = [question for question in questions if not done.issuperset(wanted[question])]
@@ -139,7 +141,13 @@ def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> l
     for branch in branches:
         cache, new = branch.cache, asked.shape[1]
         branch.rules = layer_rules(
-            branch.method, model.shape, branch.budget, cache.seen + new, cache.layers, new
+            branch.choice.method,
+            model.shape,
+            branch.choice.budget,
+            cache.seen + new,
+            cache.layers,
+            new,
+            branch.choice.bits,
         )
         logits = prefill(
             model, cache, asked, branch.rules, context=context, reserve=case.new_tokens
@@ -165,8 +173,9 @@ def _rows(
             depth=case.depth,
             seed=case.seed,
             question=question,
-            method=branch.method.spec,
-            budget=branch.budget,
+            method=branch.choice.method.spec,
+            budget=branch.choice.budget,
+            kv_bits=branch.choice.kv_bits,
             tokens=len(case.prompt),
             entries_mean=entries,
             kv_bytes=nbytes,
@@ -211,6 +220,7 @@ class QuestionTally:
     length: int
     method: str
     budget: int
+    kv_bits: str
     asked: int
     hits: int
     hit: Estimate
@@ -228,7 +238,7 @@ class QuestionTally:
             "kind": self.kind,
             "question": self.question,
             "tokens": f"{self.length:,}",
-            "method": self.method,
+            "method": label(self.method, self.kv_bits),
             "budget": "all" if self.method == "full" else f"{self.budget:,}",
             "entries": f"{self.entries_mean:,.0f}",
             "KV": readable(self.kv_bytes),
@@ -242,9 +252,9 @@ class QuestionTally:
 
 def tallies(rows: Iterable[QuestionRow]) -> list[QuestionTally]:
     """Rows added up over depths and seeds, in their order."""
-    groups: dict[tuple[str, str, int, str, int], list[QuestionRow]] = {}
+    groups: dict[tuple[str, str, int, str, int, str], list[QuestionRow]] = {}
     for row in rows:
-        group = (row.kind, row.question, row.length, row.method, row.budget)
+        group = (row.kind, row.question, row.length, row.method, row.budget, row.kv_bits)
         groups.setdefault(group, []).append(row)
     return [
         QuestionTally(

@@ -8,7 +8,7 @@ from kvlite.errors import SettingError
 
 UNCHANGED = "16"
 _WIDTHS = (2, 4, 8)
-_GROUPS = (16, 32, 64, 128)
+_GROUPS, _GROUP, _KIVI_GROUP = (16, 32, 64, 128), 64, 32
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,17 @@ class KVBits:
 
     keys: int
     values: int
-    group: int = 64
+    group: int = _GROUP
     by_channel: bool = False
     sinks: int = 4
     recent: int = 32
+
+    def __str__(self) -> str:
+        """As a user writes it."""
+        kivi = "kivi" if self.by_channel else ""
+        sides = str(self.keys) if self.keys == self.values else f"k{self.keys}v{self.values}"
+        usual = _KIVI_GROUP if self.by_channel else _GROUP
+        return kivi + sides + (f"g{self.group}" if self.group != usual else "")
 
     def packed(self, line: int) -> int:
         """How many of a line's entries are quantized."""
@@ -59,7 +66,7 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
     match = re.fullmatch(r"(kivi)?(?:(\d)|k(\d)v(\d))(?:g(\d{2,3}))?", written)
     keys, values = (int(match[2] or match[i]) for i in (3, 4)) if match else (0, 0)
     by_channel = bool(match and match[1])
-    group = int(match[5]) if match and match[5] else 32 if by_channel else 64
+    group = int(match[5]) if match and match[5] else _KIVI_GROUP if by_channel else _GROUP
     if keys not in _WIDTHS or values not in _WIDTHS or group not in _GROUPS:
         raise SettingError(
             f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or both sides "

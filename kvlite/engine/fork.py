@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, LayerCache
+from kvlite.cache import KVBits, KVCache, LayerCache
+from kvlite.cache.bits import UNCHANGED
 from kvlite.engine.prefill import Reading, empty_cache, prefill
 from kvlite.engine.watch import Watch
 from kvlite.methods import Method
@@ -19,19 +20,38 @@ from kvlite.methods.rules import ROOM, Rule, layer_rules, merge_below, share_out
 from kvlite.model.load import LoadedModel
 
 
-@dataclass
-class Branch:
-    """One method's way on from a prompt.
+@dataclass(frozen=True)
+class Choice:
+    """One way to keep a prompt.
 
     Attributes:
-        method, budget: as chosen.
+        method: what chooses.
+        budget: mean entries a KV head and layer.
+        bits: how what is kept is quantized, if it is.
+    """
+
+    method: Method
+    budget: int
+    bits: KVBits | None = None
+
+    @property
+    def kv_bits(self) -> str:
+        """As a user writes them."""
+        return UNCHANGED if self.bits is None else str(self.bits)
+
+
+@dataclass
+class Branch:
+    """A choice's way on from a prompt.
+
+    Attributes:
+        choice: which.
         cache: what it kept.
         rules: one a layer.
         logits: of the next token, `(vocab,)` float32.
     """
 
-    method: Method
-    budget: int
+    choice: Choice
     cache: KVCache
     rules: list[Rule]
     logits: Tensor
@@ -41,7 +61,7 @@ class Branch:
 def read_once(
     model: LoadedModel,
     token_ids: Sequence[int],
-    choices: Sequence[tuple[Method, int]],
+    choices: Sequence[Choice],
     *,
     reserve: int,
 ) -> list[Branch]:
@@ -49,22 +69,23 @@ def read_once(
     way of repeating it, and again for each of the others.
 
     Args:
-        choices: method and mean budget of each branch.
+        choices: what each branch does.
         reserve: tokens that will be generated.
 
     Returns:
         A branch for each choice.
     """
     ids = torch.tensor([token_ids], device=model.device)
-    outlook = next((method.outlook for method, _ in choices if method.outlook), None)
+    outlook = next((each.method.outlook for each in choices if each.method.outlook), None)
     groups: dict[Rehearsal | None, list[int]] = {}
     branches: dict[int, Branch] = {}
-    for index, (method, budget) in enumerate(choices):
+    for index, choice in enumerate(choices):
+        method = choice.method
         if method.exact and method.outlook in (None, outlook):
-            cuts = budget < len(token_ids)
+            cuts = choice.budget < len(token_ids)
             groups.setdefault(method.rehearsal if cuts else None, []).append(index)
         else:
-            branches[index] = _alone(model, ids, method, budget, reserve)
+            branches[index] = _alone(model, ids, choice, reserve)
     for rehearsal, group in groups.items():
         alike = [choices[index] for index in group]
         watch = Watch(1, outlook=outlook, rehearsal=rehearsal)
@@ -72,22 +93,28 @@ def read_once(
     return [branches[index] for index in range(len(choices))]
 
 
-def _alone(model: LoadedModel, ids: Tensor, method: Method, budget: int, reserve: int) -> Branch:
+def _alone(model: LoadedModel, ids: Tensor, choice: Choice, reserve: int) -> Branch:
     cache = empty_cache(model)
-    rules = layer_rules(method, model.shape, budget, ids.shape[1], cache.layers)
+    rules = _rules(model, choice, ids.shape[1], cache)
     logits = prefill(model, cache, ids, rules, reserve=reserve)
-    return Branch(method, budget, cache, rules, logits[0])
+    return Branch(choice, cache, rules, logits[0])
+
+
+def _rules(model: LoadedModel, choice: Choice, count: int, cache: KVCache) -> list[Rule]:
+    return layer_rules(
+        choice.method, model.shape, choice.budget, count, cache.layers, bits=choice.bits
+    )
 
 
 def _shared(
     model: LoadedModel,
     ids: Tensor,
-    choices: Sequence[tuple[Method, int]],
+    choices: Sequence[Choice],
     watch: Watch,
     reserve: int,
 ) -> list[Branch]:
     shape, n, cache = model.shape, ids.shape[1], empty_cache(model)
-    by_choice = [layer_rules(method, shape, budget, n, cache.layers) for method, budget in choices]
+    by_choice = [_rules(model, choice, n, cache) for choice in choices]
     rules = [rule for each in by_choice for rule in each]
     sums = any(rule.method.cumulative for rule in rules)
     watch = replace(watch, queries=max(map(_queries, rules)), sums=sums)
@@ -104,8 +131,8 @@ def _shared(
         share_out(each.layers, own, min(reserve, ROOM))
     logits = reading.logits()[0]
     return [
-        Branch(method, budget, each, own, logits)
-        for (method, budget), each, own in zip(choices, caches, by_choice, strict=True)
+        Branch(choice, each, own, logits)
+        for choice, each, own in zip(choices, caches, by_choice, strict=True)
     ]
 
 

@@ -97,7 +97,7 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
     """Tell every branch the same tokens, whatever it would have said. Branches stay as they are.
 
     Lines that only grow are told all in one pass, which comes to the same; others step by step, as
-    they evict.
+    they evict or quantize.
 
     Args:
         judge: given the branch's index, an index into `ids` and the logits `(n, vocab)` from which
@@ -134,7 +134,7 @@ def _only_grows(rule: Rule) -> bool:
     """Whether tokens that follow change nothing of what a layer holds."""
     method = rule.method
     only_appends = not (method.bounded or method.trims or method.settles)
-    return rule.window is not None or only_appends
+    return rule.bits is None and (rule.window is not None or only_appends)
 
 
 def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
