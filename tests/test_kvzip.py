@@ -257,7 +257,7 @@ def test_a_passage_is_no_longer_than_the_model_can_see(llama: Tiny) -> None:
 
 
 def test_a_grid_repeats_nothing_where_all_is_kept(llama: Tiny) -> None:
-    methods = [(parse_method("kvzip"), 90), (parse_method("kvzip:window=4"), 40)]
+    methods = [Choice(parse_method("kvzip"), 90), Choice(parse_method("kvzip:window=4"), 40)]
     within, cut = read_once(llama.model, prompt(90), methods, reserve=0)
     assert (within.cache.rehearsed, cut.cache.rehearsed) == (0, 90)
 
