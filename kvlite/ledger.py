@@ -15,7 +15,8 @@ class Ledger:
     Attributes:
         finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted";
             None while the answer goes on.
-        model, device, dtype, method: what was used.
+        model, device, weights, method: what was used.
+        dtype: of activations and cache.
         budget: mean entries a KV head and layer that were allowed.
         prompt_tokens: tokens read for this answer.
         seen_tokens: tokens the conversation has read and written.
@@ -30,6 +31,7 @@ class Ledger:
     finish_reason: FinishReason | None
     model: str
     device: str
+    weights: str
     dtype: str
     method: str
     budget: int

@@ -17,6 +17,7 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
+from kvlite.model.weights import held_tensors
 from kvlite.settings import Settings
 
 
@@ -67,7 +68,7 @@ class Turn:
         self.rules = layer_rules(
             self.method, model.shape, self.budget, seen, cache.layers, len(ids)
         )
-        self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
+        self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0
@@ -156,6 +157,7 @@ class Turn:
             finish_reason=reason,
             model=self.settings.model,
             device=str(model.device),
+            weights=model.weights.name,
             dtype=str(model.dtype).removeprefix("torch."),
             method=self.method.spec,
             budget=self.budget,
