@@ -10,13 +10,16 @@ from kvlite.model.hook import ATTENTION
 from kvlite.model.load import LoadedModel
 
 TOKENS = 32
-TOLERANCE = 0.05
+TOLERANCE = 0.3
 
 
 def require_own_answers(model: LoadedModel) -> None:
     """Compare the logits after a few tokens with those of the model's own forward pass.
 
-    They may differ by rounding: at most `TOLERANCE` of the logits' spread, root mean square.
+    They may differ by rounding: at most `TOLERANCE` of the logits' spread, root mean square. That
+    is wide because 8-bit activations amplify it: with int8 weights SmolLM2's differ by up to 0.14,
+    and by 0.1 between transformers' own two attention functions; embeddings that are half too
+    large make them differ by 0.8.
 
     Raises:
         ModelError: they differ by more, or are no numbers.

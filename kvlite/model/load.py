@@ -136,7 +136,7 @@ def load_model(
             tokenizer = AutoTokenizer.from_pretrained(folder, **_PLACE)
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
-    require_whole(found, str(folder))
+    require_whole(found, str(folder), exactly=weights.stored)
     if device.type == "cpu":
         split_linears(module)
     return LoadedModel(
@@ -164,15 +164,17 @@ def load_module(
 
     register_attention()
     hush_bitsandbytes()
+    # Told of no quantization, transformers would forget the checkpoint's own.
+    quantized = {} if weights.config is None else {"quantization_config": weights.config}
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=weights.dtype,
         device_map={"": device},
-        quantization_config=weights.config,
         attn_implementation=attention,
         use_safetensors=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
+        **quantized,
         **_PLACE,
     )
     module, found = loaded
@@ -211,15 +213,19 @@ def without_progress_lines() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def require_whole(found: dict[str, Any], name: str) -> None:
+def require_whole(found: dict[str, Any], name: str, *, exactly: bool = False) -> None:
     """Raises ModelError if weights do not fit, which transformers would make up at random.
 
     Args:
         found: transformers' loading info.
         name: of the model.
+        exactly: weights without a place in the model are refused too: without their scales,
+            quantized ones would load and say anything.
     """
     misfits = {key for key, *_ in found["mismatched_keys"]}
-    for keys, flaw in ((found["missing_keys"], "is missing"), (misfits, "has another size")):
+    strangers = found["unexpected_keys"] if exactly else ()
+    flaws = ("is missing", found["missing_keys"]), ("has another size", misfits)
+    for flaw, keys in (*flaws, ("has no place in it", strangers)):
         if keys:
             raise ModelError(
                 f"the weights of {name} do not fit its config: {min(keys)} {flaw} (one of "
