@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from threading import Event
 from typing import Any
 
+from kvlite.cache import parse_kv_bits
 from kvlite.documents import whole_characters
 from kvlite.engine.prefill import Progress, empty_cache
 from kvlite.errors import SettingError
@@ -30,9 +31,10 @@ class Conversation:
         """Start empty.
 
         Raises:
-            SettingError: the method or the budget is not one, they do not fit each other, or the
-                method needs a calibration of the model.
+            SettingError: the method, the budget or the bits are none, they do not fit each other,
+                or the method needs a calibration of the model.
         """
+        parse_kv_bits(settings.kv_bits)
         method, _ = method_and_amount(settings.method, settings.budget)
         method.fitted(model.shape, model.calibration)
         self.model = model

@@ -15,8 +15,10 @@ class Ledger:
     Attributes:
         finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted";
             None while the answer goes on.
+        notes: what the user should know of these settings, a sentence each.
         model, device, weights, method: what was used.
-        dtype: of activations and cache.
+        dtype: of activations, and of the cache where it is not quantized.
+        kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
         budget: mean entries a KV head and layer that were allowed.
         prompt_tokens: tokens read for this answer.
         seen_tokens: tokens the conversation has read and written.
@@ -29,11 +31,13 @@ class Ledger:
     """
 
     finish_reason: FinishReason | None
+    notes: tuple[str, ...]
     model: str
     device: str
     weights: str
     dtype: str
     method: str
+    kv_bits: str
     budget: int
     prompt_tokens: int
     seen_tokens: int
@@ -56,11 +60,11 @@ class Ledger:
         if kept < seen:
             share = min(99, round(100 * kept / seen))  # not all is not 100%
             held = f"kept {kept:,.0f} of {seen:,} ({share}%) with {self._method_shown}"
-            size = f"KV {readable(self.kv_bytes)}"
+            size = f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
                 size += f" of {readable(self.full_kv_bytes)}"
         else:
-            held, size = f"kept all {seen:,}", f"KV {readable(self.kv_bytes)}"
+            held, size = f"kept all {seen:,}", f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
                 held += f" with {self._method_shown}"
                 size += f" of {readable(self.full_kv_bytes)}"
@@ -78,6 +82,12 @@ class Ledger:
         if self.finish_reason == "interrupted":
             parts.append("interrupted")
         return " · ".join(parts)
+
+    @property
+    def _quantized(self) -> str:
+        if self.kv_bits == Settings.kv_bits:
+            return ""
+        return f" in {self.kv_bits}" + (" bits" if self.kv_bits.isdigit() else "")
 
     @property
     def _method_shown(self) -> str:

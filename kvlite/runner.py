@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.ledger import Answer
@@ -92,6 +93,7 @@ def load(
 def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
     """`load` from whole settings; everything is checked before a weight is read."""
     method, _ = method_and_amount(settings.method, settings.budget)
+    parse_kv_bits(settings.kv_bits)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify)
     weights = choose_weights(settings.weights, device, folder)

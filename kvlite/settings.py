@@ -55,6 +55,12 @@ class Settings:
         "number, a share of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at "
         "least 1024",
     )
+    kv_bits: str = _option(
+        "16",
+        "bits a number of the cache has: 8, 4 or 2, or keys and values apart (k8v4), with the "
+        "first few and the recent entries exact; kivi4 holds keys channel by channel; 16 quantizes "
+        "nothing",
+    )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",

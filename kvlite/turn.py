@@ -6,7 +6,7 @@ from time import perf_counter
 
 import torch
 
-from kvlite.cache import KVCache
+from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import Progress, prefill
 from kvlite.engine.sampling import Sampler
@@ -17,7 +17,11 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
+<<<<<<< HEAD
 from kvlite.model.weights import held_tensors
+=======
+from kvlite.notes import notes
+>>>>>>> main
 from kvlite.settings import Settings
 
 
@@ -60,15 +64,21 @@ class Turn:
         seen = cache.seen + len(ids)
         method, amount = method_and_amount(settings.method, settings.budget)
         self.method = method.fitted(model.shape, model.calibration)
+        bits = parse_kv_bits(settings.kv_bits)
         self.budget = amount.resolve(
-            model.shape, self.method, seen, self.longest, model.dtype.itemsize
+            model.shape, self.method, seen, self.longest, model.dtype.itemsize, bits
         )
         if self.budget < seen:
             self.method.check(self.budget)
         self.rules = layer_rules(
-            self.method, model.shape, self.budget, seen, cache.layers, len(ids)
+            self.method, model.shape, self.budget, seen, cache.layers, len(ids), bits
         )
+<<<<<<< HEAD
         self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
+=======
+        self.notes = notes(model, self.rules, seen)
+        self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
+>>>>>>> main
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0
@@ -155,11 +165,13 @@ class Turn:
         decoding = self.last_s - self.first_s
         return Ledger(
             finish_reason=reason,
+            notes=self.notes,
             model=self.settings.model,
             device=str(model.device),
             weights=model.weights.name,
             dtype=str(model.dtype).removeprefix("torch."),
             method=self.method.spec,
+            kv_bits=self.settings.kv_bits,
             budget=self.budget,
             prompt_tokens=len(self.ids),
             seen_tokens=cache.seen,

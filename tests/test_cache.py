@@ -42,6 +42,8 @@ class Halved:
 
     half: Tensor
     positions: Tensor
+    start: int = 0
+    fixed: bool = True
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -52,6 +54,12 @@ class Halved:
 
     def write_values(self, out: Tensor) -> None:
         out.copy_(self.half * 2 + 1)
+
+    def dot(self, queries: Tensor) -> Tensor:
+        return queries @ (self.half * 2).mT
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        return weights @ (self.half * 2 + 1)
 
 
 def halved(entries: int) -> Halved:

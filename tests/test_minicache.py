@@ -191,7 +191,7 @@ def test_bytes_are_those_of_one_direction_and_two_magnitudes(dtype: torch.dtype)
     tensors = [half(layers[0]).positions]
     for layer in layers:
         for each in (half(layer).keys, half(layer).values):
-            tensors += [each.units, each.retained, each.magnitudes, each.exact]
+            tensors += [*each.units.tensors, each.retained, each.magnitudes, each.exact]
     held = {id(each): each.untyped_storage().nbytes() for each in tensors}
     assert KVCache(layers).nbytes == sum(held.values())
 
@@ -289,7 +289,7 @@ def test_a_long_answer_leaves_what_was_merged(llama: Tiny) -> None:
     assert positions(cache) == [[set(range(350))] * 2] * 4
 
 
-def test_restored_keys_and_values_exist_one_layer_at_a_time(llama: Tiny) -> None:
+def test_an_answer_never_restores_a_whole_layer(llama: Tiny) -> None:
     model, count = llama.model, 900
     one_layer = model.shape.full_kv_bytes(count, 4) // model.shape.layers
     cache = empty(model)
@@ -302,7 +302,7 @@ def test_restored_keys_and_values_exist_one_layer_at_a_time(llama: Tiny) -> None
         held, before = cache.nbytes, meter.live
         meter.peak = before
         decode_step(model, cache, torch.tensor([7]), rules)
-        assert one_layer <= meter.peak - before < 1.3 * one_layer
+        assert meter.peak - before < 0.5 * one_layer
     assert held < 0.8 * model.shape.full_kv_bytes(count + 64, 4)
 
 

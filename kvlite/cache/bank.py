@@ -1,8 +1,9 @@
 """A bank: KV heads of one layer that hold equally many entries, viewed densely.
 
 A bank owns no memory. Its tensors are views into the flat buffers of a `LayerCache`, so heads
-with different budgets lie in different banks and each takes only the slots it needs. Its first
-entries may be those of a front instead, computed whenever they are read.
+with different budgets lie in different banks and each takes only the slots it needs. Older
+entries may be those of a front instead, computed whenever they are read: they then lie between
+the bank's first own slots and the rest.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,24 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.front import Front
+from kvlite.cache.packed import Packed
 from kvlite.errors import CapacityError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where entries of a bank are held packed, beside or instead of its own slots.
+
+    Attributes:
+        packed: there.
+        places: `(batch, heads, slots)` int64, the place of each of the bank's first slots; -1 for
+            those that are not packed.
+        rows: the bank's heads, as indices into the tensors there.
+    """
+
+    packed: Packed
+    places: Tensor
+    rows: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -30,7 +48,8 @@ class Bank:
             none.
         votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
             are read and share the budget by them; None for methods whose layers do not.
-        front: what lies before its own slots, if anything.
+        front: what lies among its own slots, if anything.
+        former: where its entries were packed when they were last written out, to be read on.
         used: slots filled, the front's included, the same for every head and sequence.
         newest_row: which of the R rows was written last.
     """
@@ -42,6 +61,7 @@ class Bank:
     rows: Tensor | None = None
     votes: Tensor | None = None
     front: Front | None = None
+    former: Origin | None = None
     used: int = 0
     newest_row: int = field(default=-1)
 
@@ -64,23 +84,50 @@ class Bank:
         """`(batch, heads, capacity)` int32."""
         if self.front is None:
             return self.own_positions
-        return torch.cat([self.front.positions, self.own_positions], 2)
+        before, after = self.own_positions.tensor_split([self.front.start], 2)
+        return torch.cat([before, self.front.positions, after], 2)
 
     def _whole(self, own: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+        assert self.front is not None
+        start, end = self.front.start, self.front.start + self.in_front
         whole = own.new_empty(*own.shape[:2], self.capacity, own.shape[3])
-        write(whole[:, :, : self.first_own])
-        whole[:, :, self.first_own :] = own
+        whole[:, :, :start] = own[:, :, :start]
+        write(whole[:, :, start:end])
+        whole[:, :, end:] = own[:, :, start:]
         return whole
 
     @property
-    def first_own(self) -> int:
-        """How many slots the front has; those after it are the bank's own."""
+    def in_front(self) -> int:
+        """How many entries a head the front has."""
         return 0 if self.front is None else self.front.positions.shape[2]
+
+    @property
+    def own_used(self) -> int:
+        """How many of the bank's own slots are filled."""
+        return self.used - self.in_front
+
+    def own_slots(self, slots: Tensor) -> Tensor:
+        """Where `slots` that are not of the front lie among the bank's own."""
+        if self.front is None:
+            return slots
+        return torch.where(slots < self.front.start, slots, slots - self.in_front)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where its entries are packed, or were."""
+        if not isinstance(self.front, Packed):
+            return self.former
+        slots = torch.arange(self.used, device=self.own_positions.device)
+        places = slots - self.front.start
+        places[places >= self.in_front] = -1
+        places.clamp_(min=-1)
+        rows = tuple(range(len(self.heads)))
+        return Origin(self.front, places.expand(*self.own_positions.shape[:2], -1), rows)
 
     @property
     def capacity(self) -> int:
         """Slots a head has."""
-        return self.first_own + self.own_keys.shape[2]
+        return self.in_front + self.own_keys.shape[2]
 
     @property
     def room(self) -> int:
@@ -101,7 +148,7 @@ class Bank:
             raise CapacityError(
                 f"cannot write {count} entries at slot {self.used} of a bank of {self.capacity}"
             )
-        own = slice(self.used - self.first_own, self.used - self.first_own + count)
+        own = slice(self.own_used, self.own_used + count)
         self.own_keys[:, :, own] = keys
         self.own_values[:, :, own] = values
         self.own_positions[:, :, own] = positions
@@ -109,21 +156,47 @@ class Bank:
 
     def overwrite(self, slots: Tensor, keys: Tensor, values: Tensor, position: int) -> None:
         """Put one new entry a head, `(batch, heads, 1, dim)`, in place of `slots` (batch, heads),
-        which must be the bank's own.
+        none of a front's that is fixed.
+
+        What is new is exact: where a quantized entry gives way, the oldest exact one that is not
+        among the first takes its place there, and the new one that one's.
 
         Raises:
             CapacityError: the bank still has room, so nothing need be given up.
         """
         if self.room:
             raise CapacityError(f"a bank with {self.room} free slots has nothing to overwrite")
+        if isinstance(self.front, Packed):
+            slots = self._packed_into(slots, self.front)
         index = slots[:, :, None]
-        own = index - self.first_own
+        own = self.own_slots(index)
         place = own[..., None].expand(-1, -1, 1, keys.shape[-1])
         self.own_keys.scatter_(2, place, keys)
         self.own_values.scatter_(2, place, values)
         self.own_positions.scatter_(2, own, position)
         if self.rows is not None:
             self.rows.scatter_(3, index[:, :, None].expand(-1, -1, self.rows.shape[2], 1), 0.0)
+
+    def _packed_into(self, slots: Tensor, front: Packed) -> Tensor:
+        """Make room for a new entry where `slots` (batch, heads) give way: there, or, where that
+        is in the front, in place of an exact entry that goes there."""
+        start, end = front.start, front.start + self.in_front
+        inside = (slots >= start) & (slots < end)
+        oldest = self.own_positions[:, :, start:].argmin(-1) + start
+        place = oldest[..., None, None].expand(-1, -1, 1, self.own_keys.shape[3])
+        front.put(
+            (slots - start).clamp(0, self.in_front - 1),
+            self.own_keys.gather(2, place).squeeze(2),
+            self.own_values.gather(2, place).squeeze(2),
+            self.own_positions.gather(2, oldest[..., None]).squeeze(2),
+            inside,
+        )
+        freed = torch.where(inside, oldest + self.in_front, slots)
+        if self.rows is not None:
+            count = self.rows.shape[2]
+            old, new = (each[:, :, None, None].expand(-1, -1, count, 1) for each in (freed, slots))
+            self.rows.scatter_(3, new, self.rows.gather(3, old))
+        return freed
 
     def record(self, row: Tensor) -> None:
         """Remember an attention row, `(batch, heads, used)`, in place of the oldest one."""

@@ -1,18 +1,30 @@
-"""Entries that are computed whenever they are read, before those of a bank's own slots."""
+"""Entries held in a form smaller than keys and values, in the midst of a bank's own slots."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+ELEMENTS_AT_ONCE = 1 << 21
 
 
 class Front(Protocol):
-    """The first entries of a bank, held in a form smaller than keys and values. They never change:
-    what is new goes into the bank's own slots, exactly."""
+    """Older entries of a bank, of which keys and values are computed whenever they are needed.
+    What is new goes into the bank's own slots, exactly."""
+
+    @property
+    def start(self) -> int:
+        """How many of the bank's own slots come before them."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether they never change, so that two layers may hold the same ones."""
 
     @property
     def positions(self) -> Tensor:
-        """`(batch, heads, entries)` int32, ascending."""
+        """`(batch, heads, entries)` int32, ascending if `fixed`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -23,6 +35,90 @@ class Front(Protocol):
 
     def write_values(self, out: Tensor) -> None:
         """Compute the values into `out`, `(batch, heads, entries, dim)`."""
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """Products of queries `(batch, heads, rows, dim)` float32 with all keys, `(batch, heads,
+        rows, entries)` float32, a part at a time."""
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """Sums of all values by weights `(batch, heads, rows, entries)` float32, `(batch, heads,
+        rows, dim)` float32, a part at a time."""
+
+
+class Vectors(Protocol):
+    """Vectors of some KV heads, in whatever form."""
+
+    @property
+    def count(self) -> int:
+        """Vectors a head."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is held."""
+
+    def blocks(self) -> Iterator[slice]:
+        """Parts of them whose float32 copies are a few megabytes."""
+
+    def read(self, part: slice) -> Tensor:
+        """Some of them, `(batch, heads, n, dim)`."""
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """As `Front.dot`."""
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """As `Front.weigh`."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Vectors as they are.
+
+    Attributes:
+        vectors: `(batch, heads, n, dim)`.
+    """
+
+    vectors: Tensor
+
+    @property
+    def count(self) -> int:
+        """Vectors a head."""
+        return self.vectors.shape[2]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The one."""
+        return (self.vectors,)
+
+    def blocks(self) -> Iterator[slice]:
+        """See `Vectors`."""
+        batch, heads, count, dim = self.vectors.shape
+        return blocks(count, batch * heads * dim)
+
+    def read(self, part: slice) -> Tensor:
+        """See `Vectors`."""
+        return self.vectors[:, :, part]
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """See `Front`."""
+        parts = [queries @ self.read(part).float().mT for part in self.blocks()]
+        return torch.cat(parts, -1)
+
+    def joined(self, later: "Exact") -> "Exact":
+        """These and others behind them, copied."""
+        return Exact(torch.cat([self.vectors, later.vectors], 2))
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """See `Front`."""
+        out = weights.new_zeros(*weights.shape[:3], self.vectors.shape[3])
+        for part in self.blocks():
+            out += weights[..., part] @ self.read(part).float()
+        return out
+
+
+def blocks(count: int, elements: int) -> Iterator[slice]:
+    """Parts of `count` vectors, `elements` numbers each, that are a few megabytes in float32."""
+    size = max(1, ELEMENTS_AT_ONCE // elements)
+    return (slice(at, min(at + size, count)) for at in range(0, count, size))
 
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:

@@ -1,9 +1,12 @@
 """Two layers that share the directions of their keys and values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from kvlite.cache.front import Exact
+from kvlite.cache.quantized import Quantized
 
 
 @dataclass(frozen=True)
@@ -11,22 +14,44 @@ class Merged:
     """Keys, or values, of one layer of a pair.
 
     Attributes:
-        units: `(batch, heads, entries, dim)`, directions; the very tensor that the other layer has.
+        units: directions, as they are or quantized; the very object that the other layer has.
         retained: `(batch, heads, r)` int32, entries that both layers hold exactly; shared too.
         magnitudes: `(batch, heads, entries)`, this layer's.
         exact: `(batch, heads, r, dim)`, this layer's retained entries.
     """
 
-    units: Tensor
+    units: Exact | Quantized
     retained: Tensor
     magnitudes: Tensor
     exact: Tensor
 
     def write(self, out: Tensor) -> None:
-        """Restore all entries into `out`, in the shape of `units`."""
-        torch.mul(self.units, self.magnitudes[..., None], out=out)
+        """Restore all entries into `out`, `(batch, heads, entries, dim)`."""
+        for part in self.units.blocks():
+            torch.mul(self.units.read(part), self.magnitudes[:, :, part, None], out=out[:, :, part])
         place = self.retained.long()[..., None].expand_as(self.exact)
         out.scatter_(2, place, self.exact)
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """As `Front.dot`."""
+        out = self.units.dot(queries) * self.magnitudes[:, :, None].float()
+        place = self._place(queries.shape[2])
+        return out.scatter_(3, place, queries @ self.exact.float().mT)
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """As `Front.weigh`."""
+        place = self._place(weights.shape[2])
+        apart = weights.gather(3, place)
+        merged = (weights * self.magnitudes[:, :, None].float()).scatter_(3, place, 0.0)
+        return self.units.weigh(merged) + apart @ self.exact.float()
+
+    def _place(self, rows: int) -> Tensor:
+        return self.retained.long()[:, :, None].expand(-1, -1, rows, -1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+        return *self.units.tensors, self.retained, self.magnitudes, self.exact
 
 
 @dataclass(frozen=True)
@@ -42,14 +67,20 @@ class Half:
     positions: Tensor
 
     @property
+    def start(self) -> int:
+        """They come first."""
+        return 0
+
+    @property
+    def fixed(self) -> bool:
+        """Always: the other layer has the same directions."""
+        return True
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that it holds, of which the other layer has the very same directions, retained
         entries' places and positions."""
-        keys, values = (
-            (each.units, each.retained, each.magnitudes, each.exact)
-            for each in (self.keys, self.values)
-        )
-        return (*keys, *values, self.positions)
+        return *self.keys.tensors, *self.values.tensors, self.positions
 
     def write_keys(self, out: Tensor) -> None:
         """Restore the keys."""
@@ -58,6 +89,14 @@ class Half:
     def write_values(self, out: Tensor) -> None:
         """Restore the values."""
         self.values.write(out)
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """See `Front`."""
+        return self.keys.dot(queries)
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """See `Front`."""
+        return self.values.weigh(weights)
 
     def shares_with(self, other: "Half") -> bool:
         """Whether the two are halves of one pair."""
@@ -79,8 +118,9 @@ def joined(earlier: Pair, later: Pair) -> Pair:
 
 def _joined(earlier: list[Merged], later: list[Merged]) -> list[Merged]:
     (before, _), (after, _) = earlier, later
-    units = torch.cat([before.units, after.units], 2)
-    retained = torch.cat([before.retained, after.retained + before.units.shape[2]], 2)
+    count = before.magnitudes.shape[2]
+    units = _units_joined(before.units, after.units)
+    retained = torch.cat([before.retained, after.retained + count], 2)
     return [
         Merged(
             units,
@@ -90,3 +130,29 @@ def _joined(earlier: list[Merged], later: list[Merged]) -> list[Merged]:
         )
         for old, new in zip(earlier, later, strict=True)
     ]
+
+
+def _units_joined(before: Exact | Quantized, after: Exact | Quantized) -> Exact | Quantized:
+    """One behind the other, in the form of the later ones."""
+    if isinstance(after, Exact):
+        return Exact(torch.cat([_whole(before).to(after.vectors.dtype), after.vectors], 2))
+    same = isinstance(before, Quantized) and (before.bits, before.groups) == (
+        after.bits,
+        after.groups,
+    )
+    if not isinstance(before, Quantized) or not same:
+        before = Quantized.of(_whole(before), after.bits, after.dim // after.groups)
+    return before.joined(after)
+
+
+def _whole(units: Exact | Quantized) -> Tensor:
+    return units.read(slice(0, units.count))
+
+
+def packed_directions(
+    halves: tuple[Merged, Merged], bits: int, group: int
+) -> tuple[Merged, Merged]:
+    """The same keys, or values, of a pair with quantized directions."""
+    lower, upper = halves
+    units = Quantized.of(_whole(lower.units), bits, group)
+    return replace(lower, units=units), replace(upper, units=units)

@@ -63,6 +63,9 @@ def ask(
         try:
             for piece in stream:
                 bar.close()
+                if not pieces:
+                    for note in piece.ledger.notes:
+                        screen.print(f"Note: {note}", style="yellow")
                 pieces.append(piece)
                 if not as_json:
                     sys.stdout.write(piece.text)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kvlite.attention import attend, attend_with_rows
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
+from kvlite.engine.fronts import attend_front
 from kvlite.engine.heads import over_banks
 from kvlite.engine.sight import Sight, sights
 from kvlite.methods.base import LayerView
@@ -43,15 +44,16 @@ class LayerStep:
 
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._write(bank, k, v)
+            if bank.front is not None and self.sight is None:
+                return self._over_front(bank, q, scale, softcap)
             keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
             if self.sight is not None:
                 own = self.rotation
                 return self.sight.attend(q, keys, values, self.position, own, scale, softcap)
-            if bank.rows is None or self.rule.method.rehearsal is not None:
+            if not self._remembers(bank):
                 return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
             out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
-            remember = bank.add if self.rule.method.cumulative else bank.record
-            remember(rows[:, :, 0])
+            self._remember(bank, rows[:, :, 0])
             return out
 
         out = over_banks(self.layer, q, k, v, over)
@@ -59,20 +61,35 @@ class LayerStep:
             self._settle(Window(q, self.position, k.shape[1], scale, softcap))
         return out
 
+    def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
+        remembers = self._remembers(bank)
+        out, row = attend_front(q, bank, scale=scale, softcap=softcap, remembers=remembers)
+        if remembers and row is not None:
+            self._remember(bank, row)
+        return out
+
+    def _remembers(self, bank: Bank) -> bool:
+        """Whether the method judges entries by the attention they get while answering."""
+        return bank.rows is not None and self.rule.method.rehearsal is None
+
+    def _remember(self, bank: Bank, row: Tensor) -> None:
+        (bank.add if self.rule.method.cumulative else bank.record)(row)
+
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
         view = LayerView(
             self.index, self.layer.banks, window, self.rule.budget, like=self.layer.like
         )
         self.rule = self.rule.settled(view)
-        if not self.rule.keeps_all(view.lines):
+        if self.rule.packs is not None or not self.rule.keeps_all(view.lines):
             self.layer = self.rule.cut(view, ROOM)
 
     def _grow(self) -> None:
         """Take more storage, where the rule lets a full line grow."""
         sizes = self.rule.capacities(self.layer.lines)
         if any(size > bank.capacity for size, bank in zip(sizes, self.layer.banks, strict=True)):
-            self.layer = self.layer.resized(sizes, self.rule.method.decode_rows)
+            rows, bits = self.rule.method.decode_rows, self.rule.packs
+            self.layer = self.layer.resized(sizes, rows, bits)
 
     def _write(self, bank: Bank, k: Tensor, v: Tensor) -> None:
         if bank.room:
@@ -95,7 +112,8 @@ class LayerStep:
         ]
         sizes = self.rule.capacities([each.line for each in selections])
         like = self.layer.like
-        return LayerCache.gathered(selections, sizes, method.decode_rows, like=like)
+        rows, bits = method.decode_rows, self.rule.packs
+        return LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
 
 
 @torch.inference_mode()

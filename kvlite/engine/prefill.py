@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
-from kvlite.cache.cache import Mark
+from kvlite.cache.layer import Mark
 from kvlite.engine.reader import LayerReader
 from kvlite.engine.rehearsal import Repetition
 from kvlite.engine.sight import require_served, sights
@@ -175,13 +175,14 @@ class Reading:
 
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
-        and as many rows be remembered; else a copy, so that stopping loses nothing. A method that
-        overwrites entries needs them written out."""
+        as it is and as many rows be remembered; else a copy, so that stopping loses nothing, with
+        what is quantized written out. A method that overwrites entries needs them written out."""
         rule, layer = self.rules[index], self.cache.layers[index]
         lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
         rows = rule.method.decode_rows
         same = layer.rows == rows or not layer.entries_mean
         same &= not (layer.computed and rule.method.bounded)
+        same &= rule.packs is None and not layer.packed
         counted = [(heads, used + self.hidden.shape[1]) for heads, used in rule.counted(layer)]
         if not rule.keeps_all(counted) or rule.method.settles == "read" or not same:
             sizes = [entries for _, entries in lines]

@@ -4,9 +4,10 @@ import re
 from dataclasses import dataclass
 from math import ceil
 
+from kvlite.cache import KVBits
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
-from kvlite.methods.rules import ROOM
+from kvlite.methods.rules import PACKED_ROOM, ROOM
 from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
@@ -32,7 +33,13 @@ class Amount:
     least: int = 1
 
     def resolve(
-        self, shape: ModelShape, method: Method, seen: int, longest: int, itemsize: int
+        self,
+        shape: ModelShape,
+        method: Method,
+        seen: int,
+        longest: int,
+        itemsize: int,
+        bits: KVBits | None = None,
     ) -> int:
         """Mean entries a KV head and layer for an answer.
 
@@ -40,6 +47,8 @@ class Amount:
             seen: tokens read before it.
             longest: tokens the answer may have, which methods that are not bounded add to what
                 they keep.
+            itemsize: bytes of a number of the cache that is not quantized.
+            bits: how the others are, if any.
 
         Raises:
             SettingError: the bytes hold too little, or the method does not keep to a size.
@@ -55,21 +64,49 @@ class Amount:
                 f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
                 "in length: give a number of entries"
             )
-        entry = shape.kv_heads * (shape.entry_bytes(itemsize) + 4 * method.decode_rows)
+        line = _LineBytes(shape, itemsize, 4 * method.decode_rows, bits)
         grown = 0 if method.bounded else longest + ROOM
         most = seen + longest + ROOM
-        sliding = sum(min(window, most) for window in shape.windows if window is not None)
-        sliding *= shape.kv_heads * shape.entry_bytes(itemsize)
-        layers = max(1, len(shape.full_layers))
-        entries = (self.nbytes - sliding) // (layers * entry) - grown
+        own = _LineBytes(shape, itemsize, 0, bits)
+        sliding = sum(own.of(min(window, most)) for window in shape.windows if window is not None)
+        sliding *= shape.kv_heads
+        heads = max(1, len(shape.full_layers)) * shape.kv_heads
+        entries = line.longest((self.nbytes - sliding) // heads) - grown
         needed = min(method.least_budget, seen)
         if entries < needed:
-            least = sliding + (needed + grown) * layers * entry
+            least = sliding + line.of(needed + grown) * heads
             raise SettingError(
                 f"--budget {self.nbytes} bytes is too little for {method.spec} with this model "
                 f"and {longest} new tokens: give at least {least} bytes"
             )
         return entries
+
+
+class _LineBytes:
+    """Bytes of one KV head's line in one layer, by its entries."""
+
+    def __init__(
+        self, shape: ModelShape, itemsize: int, remembered: int, bits: KVBits | None
+    ) -> None:
+        self.exact = shape.entry_bytes(itemsize) + remembered
+        self.packed, self.mean, self.recent = self.exact, 0, 0
+        if bits is not None:
+            self.packed, self.mean = (
+                bits.entry_bytes(shape.head_dim) + remembered,
+                4 * shape.head_dim,
+            )
+            self.recent = bits.sinks + bits.recent + PACKED_ROOM
+            self.recent += bits.group if bits.by_channel else 0
+
+    def of(self, entries: int) -> int:
+        """At most, of so many entries."""
+        older = max(0, entries - self.recent)
+        return (entries - older) * self.exact + (older * self.packed + self.mean if older else 0)
+
+    def longest(self, nbytes: int) -> int:
+        """How many entries they hold."""
+        spare = nbytes - self.recent * self.exact - self.mean
+        return self.recent + spare // self.packed if spare >= 0 else nbytes // self.exact
 
 
 def parse_amount(text: str | int) -> Amount:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kvlite.cache import Bank, Front, LayerCache, Line, Selection
+from kvlite.cache import Bank, Front, KVBits, LayerCache, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.budgets import uniform
 from kvlite.methods.scores import Window
@@ -179,12 +179,15 @@ class Method(ABC):
         """
         return []
 
-    def merge(self, lower: Sequence[Bank], upper: Sequence[Bank]) -> list[tuple[Front, Front]]:
+    def merge(
+        self, lower: Sequence[Bank], upper: Sequence[Bank], bits: KVBits | None = None
+    ) -> list[tuple[Front, Front]]:
         """All entries of two layers in a smaller form: two fronts a bank, the lower layer's first;
         none at all if the layers cannot be merged, and stay as they are.
 
         Args:
             lower, upper: the layers' banks, ascending in position.
+            bits: how what they share is quantized, if it is.
         """
         raise AssertionError(f"{self.name} does not merge layers")
 

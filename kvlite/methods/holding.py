@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from kvlite.cache import Bank, Front, LayerCache, Selection
+from kvlite.cache import Bank, Front, KVBits, LayerCache, Selection
 from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Rehearsal
 from kvlite.methods.full import Full
 from kvlite.model.calibration import Calibration
@@ -62,9 +62,11 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.pairs(windows)
 
-    def merge(self, lower: Sequence[Bank], upper: Sequence[Bank]) -> list[tuple[Front, Front]]:
+    def merge(
+        self, lower: Sequence[Bank], upper: Sequence[Bank], bits: KVBits | None = None
+    ) -> list[tuple[Front, Front]]:
         """See `Method`."""
-        return self.inner.merge(lower, upper)
+        return self.inner.merge(lower, upper, bits)
 
     @property
     def settles(self) -> Literal["read", "step"] | None:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.cache import Bank, Front, Selection
-from kvlite.cache.pair import Half, Merged, Pair, joined
+from kvlite.cache import Bank, Front, KVBits, Selection
+from kvlite.cache.front import Exact
+from kvlite.cache.pair import Half, Merged, Pair, joined, packed_directions
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import top
 
@@ -71,18 +72,23 @@ class MiniCache(Method):
         """Everything, until the pair is merged."""
         return [Selection.everything(bank) for bank in view.banks]
 
-    def merge(self, lower: Sequence[Bank], upper: Sequence[Bank]) -> list[tuple[Front, Front]]:
+    def merge(
+        self, lower: Sequence[Bank], upper: Sequence[Bank], bits: KVBits | None = None
+    ) -> list[tuple[Front, Front]]:
         """What was merged before, and after it what was not; none if an earlier turn, by another
         method, left the two layers different tokens."""
         banks = list(zip(lower, upper, strict=False))
         if len(lower) != len(upper) or not all(_alike(*each) for each in banks):
             return []
-        return [self._merged(*each) for each in banks]
+        return [self._merged(*each, bits) for each in banks]
 
-    def _merged(self, lower: Bank, upper: Bank) -> Pair:
-        own = slice(0, lower.used - lower.first_own)
+    def _merged(self, lower: Bank, upper: Bank, bits: KVBits | None) -> Pair:
+        own = slice(0, lower.own_used)
         keys = self._shared(lower.own_keys[:, :, own], upper.own_keys[:, :, own])
         values = self._shared(lower.own_values[:, :, own], upper.own_values[:, :, own])
+        if bits is not None:
+            keys = packed_directions(keys, bits.keys, bits.group)
+            values = packed_directions(values, bits.values, bits.group)
         positions = lower.own_positions[:, :, own].clone()
         new = (Half(keys[0], values[0], positions), Half(keys[1], values[1], positions))
         before = _pair(lower, upper)
@@ -100,9 +106,9 @@ class MiniCache(Method):
             magnitudes[0][:, head], magnitudes[1][:, head] = below.norm(dim=-1), above.norm(dim=-1)
         slots = top(angles, ceil(self.retain * lower.shape[2] - 1e-9))
         place = slots[..., None].expand(-1, -1, -1, lower.shape[3])
-        retained = slots.to(torch.int32)
+        shared, retained = Exact(units), slots.to(torch.int32)
         first, second = (
-            Merged(units, retained, own, each.gather(2, place))
+            Merged(shared, retained, own, each.gather(2, place))
             for own, each in zip(magnitudes, (lower, upper), strict=True)
         )
         return first, second
@@ -144,5 +150,5 @@ def _alike(lower: Bank, upper: Bank) -> bool:
     merged = lower.front is not None or upper.front is not None
     if merged and _pair(lower, upper) is None:
         return False
-    own = slice(0, lower.used - lower.first_own)
+    own = slice(0, lower.own_used)
     return lower.own_positions[:, :, own].equal(upper.own_positions[:, :, own])

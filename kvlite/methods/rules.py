@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kvlite.cache import LayerCache, Line, Selection
+from kvlite.cache import KVBits, LayerCache, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.base import LambdaMask, LayerView, Method
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
 
-ROOM, PROVISION = 64, 4
+ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Rule:
         window: tokens a sliding-window layer sees (its own included), None for other layers.
         partner: the layer that this one is merged with, for methods that merge.
         narrowing: which tokens go on into this layer, if not all of them.
+        bits: how what is kept is quantized, if it is.
     """
 
     method: Method
@@ -42,6 +43,13 @@ class Rule:
     provision: int | None = None
     partner: int | None = None
     narrowing: Narrowing | None = None
+    bits: KVBits | None = None
+
+    @property
+    def packs(self) -> KVBits | None:
+        """How a layer is quantized when it is cut; not before all that will be dropped was."""
+        later = self.provision is not None or self.method.settles == "step"
+        return None if later or self.partner is not None else self.bits
 
     @property
     def mask(self) -> LambdaMask | None:
@@ -68,6 +76,8 @@ class Rule:
 
     def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
         """Slots for lines, with room to grow, up to the budget if they are bounded."""
+        if self.packs is not None:
+            room = min(room, PACKED_ROOM)
         if not self.method.bounded:
             return [entries + room for _, entries in lines]
         return [
@@ -85,7 +95,9 @@ class Rule:
         """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
         keep everything."""
         within, over = [], view.banks
-        if self.provision is None:
+        if self.keeps_all(view.lines):
+            within, over = view.banks, []
+        elif self.provision is None:
             held = list(zip(view.banks, self.held(view.lines), strict=True))
             within = [bank for bank, each in held if each <= self.budget]
             over = [bank for bank, each in held if each > self.budget]
@@ -99,7 +111,9 @@ class Rule:
         sizes = [entries for _, entries in lines]
         if self.provision is None:
             sizes = self.capacities(lines, room)
-        layer = LayerCache.gathered(selections, sizes, self.method.decode_rows, like=like)
+        layer = LayerCache.gathered(
+            selections, sizes, self.method.decode_rows, like=like, bits=self.packs
+        )
         self.cast_first_votes(layer, view.window)
         return layer
 
@@ -120,6 +134,7 @@ def layer_rules(
     seen: int,
     layers: Sequence[LayerCache] | None = None,
     new: int | None = None,
+    bits: KVBits | None = None,
 ) -> list[Rule]:
     """One rule a layer of the model.
 
@@ -132,9 +147,11 @@ def layer_rules(
         layers: the cache before this turn; what a layer cannot fill of its budget, because
             earlier turns dropped more, goes to others that can.
         new: tokens read in this turn, if not all that were seen.
+        bits: how what is kept is quantized, if it is.
 
     Raises:
-        SettingError: the method does not work on a model with sliding windows.
+        SettingError: the method does not work on a model with sliding windows, or drops entries
+            one by one that are quantized together.
     """
     cut = shape.full_layers
     new = seen if new is None else new
@@ -151,11 +168,13 @@ def layer_rules(
     pairs = method.pairs(shape.windows)
     partners = dict(pairs) | {upper: lower for lower, upper in pairs}
     rules = [
-        Rule(method, by_layer[layer], provision=provision, partner=partners.get(layer))
+        Rule(method, by_layer[layer], provision=provision, partner=partners.get(layer), bits=bits)
         if window is None
-        else Rule(Streaming(sinks=0), window, window=window)
+        else Rule(Streaming(sinks=0), window, window=window, bits=bits)
         for layer, window in enumerate(shape.windows)
     ]
+    if bits is not None and bits.by_channel:
+        _require_growing(rules)
     if widths is None:
         return rules
     if len(cut) < shape.layers:
@@ -169,6 +188,17 @@ def layer_rules(
     ]
 
 
+def _require_growing(rules: Sequence[Rule]) -> None:
+    """Raises SettingError if a layer drops entries one by one while answering."""
+    for rule in rules:
+        if rule.method.bounded or rule.method.trims:
+            what = "this model's sliding windows" if rule.window else rule.method.spec
+            raise SettingError(
+                f"--kv-bits kivi holds the keys of neighbouring entries together, which {what} "
+                "would drop one by one: use --kv-bits 4, or a method that only adds while answering"
+            )
+
+
 def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, room: int) -> None:
     """Merge a layer with the one below, if they are a pair and their method merges them now; both
     are replaced.
@@ -180,7 +210,7 @@ def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, roo
     below = rule.partner
     if below is None or below > index or rule.keeps_all(rule.counted(layers[index])):
         return
-    fronts = rule.method.merge(layers[below].banks, layers[index].banks)
+    fronts = rule.method.merge(layers[below].banks, layers[index].banks, rule.bits)
     if fronts:
         lower, upper = zip(*fronts, strict=True)
         layers[below] = layers[below].behind(lower, room)
@@ -204,8 +234,9 @@ def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:
         entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
         rules[index] = replace(rule, provision=None, budget=ceil(entries / heads))
         sizes = rules[index].capacities(lines, room)
+        like, bits = layers[index].like, rules[index].packs
         layers[index] = LayerCache.gathered(
-            selections, sizes, rule.method.decode_rows, like=layers[index].like
+            selections, sizes, rule.method.decode_rows, like=like, bits=bits
         )
 
 

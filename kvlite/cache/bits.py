@@ -1,0 +1,68 @@
+"""How many bits the numbers of keys and values have in the cache."""
+
+import re
+from dataclasses import dataclass
+from math import gcd
+
+from kvlite.errors import SettingError
+
+UNCHANGED = "16"
+_WIDTHS = (2, 4, 8)
+_GROUPS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class KVBits:
+    """A quantized cache, as it was asked for.
+
+    Attributes:
+        keys, values: bits a channel, 2, 4 or 8.
+        group: channels of an entry (and, of keys `by_channel`, entries of a channel) that share a
+            scale; less where the head's dimension is no multiple of it.
+        by_channel: keys channel by channel over neighbouring entries, as in "KIVI: A Tuning-Free
+            Asymmetric 2bit Quantization for KV Cache", section 3.3; entries then cannot be dropped
+            one by one.
+        sinks: first entries of a line that stay exact.
+        recent: last ones, at least.
+    """
+
+    keys: int
+    values: int
+    group: int = 64
+    by_channel: bool = False
+    sinks: int = 4
+    recent: int = 32
+
+    def packed(self, line: int) -> int:
+        """How many of a line's entries are quantized."""
+        count = max(0, line - self.sinks - self.recent)
+        return count // self.group * self.group if self.by_channel else count
+
+    def entry_bytes(self, dim: int) -> int:
+        """Bytes of one quantized entry of one KV head: codes, scales and offsets, position."""
+        share = gcd(self.group, dim)
+        scales = 4 * dim // share
+        of_keys = 4 * dim // self.group if self.by_channel else scales
+        return dim * (self.keys + self.values) // 8 + of_keys + scales + 4
+
+
+def parse_kv_bits(text: str | int) -> KVBits | None:
+    """What a user wrote: `16` for no quantization (None), `8`, `4`, `2`, `k8v4`; with another
+    group `4g32`; KIVI's layout `kivi4`.
+
+    Raises:
+        SettingError: it is none of these.
+    """
+    written = str(text).strip().lower()
+    if written == UNCHANGED:
+        return None
+    match = re.fullmatch(r"(kivi)?(?:(\d)|k(\d)v(\d))(?:g(\d{2,3}))?", written)
+    keys, values = (int(match[2] or match[i]) for i in (3, 4)) if match else (0, 0)
+    by_channel = bool(match and match[1])
+    group = int(match[5]) if match and match[5] else 32 if by_channel else 64
+    if keys not in _WIDTHS or values not in _WIDTHS or group not in _GROUPS:
+        raise SettingError(
+            f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or both sides "
+            "apart as k8v4; a group of 16, 32, 64 or 128 may follow (4g32), and kivi lead (kivi4)"
+        )
+    return KVBits(keys, values, group, by_channel)

@@ -1,0 +1,95 @@
+"""Keys in a few bits, channel by channel: for lines that only grow, to compare with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.front import blocks
+from kvlite.cache.quantized import LARGEST, packed_codes, unpacked_codes
+
+
+@dataclass(frozen=True)
+class ByChannel:
+    """Vectors of some KV heads, each channel rounded over groups of neighbouring vectors. A group
+    stands and falls together, so nothing in it can be dropped or replaced.
+
+    Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.
+
+    Attributes:
+        codes: as of `Quantized`.
+        scales, zeros: `(batch, heads, n / group, dim)` float16.
+        bits: 2, 4 or 8.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    bits: int
+
+    @classmethod
+    def empty(
+        cls, shape: tuple[int, int, int, int], bits: int, group: int, device: torch.device
+    ) -> "ByChannel":
+        """Room for vectors `(batch, heads, n, dim)`, n a multiple of `group`."""
+        batch, heads, count, dim = shape
+        codes = torch.empty(batch, heads, count, dim * bits // 8, dtype=torch.uint8, device=device)
+        scales = torch.empty(batch, heads, count // group, dim, dtype=torch.float16, device=device)
+        return cls(codes, scales, torch.empty_like(scales), bits)
+
+    @property
+    def count(self) -> int:
+        """Vectors a head."""
+        return self.codes.shape[2]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is held."""
+        return self.codes, self.scales, self.zeros
+
+    @property
+    def _group(self) -> int:
+        return self.count // max(1, self.scales.shape[2])
+
+    def blocks(self) -> Iterator[slice]:
+        """Whole groups, whose float32 copies are a few megabytes."""
+        batch, heads, groups, dim = self.scales.shape
+        size = self._group
+        for part in blocks(groups, batch * heads * dim * size):
+            yield slice(part.start * size, part.stop * size)
+
+    def write(self, part: slice, vectors: Tensor) -> None:
+        """Round vectors `(batch, heads, n, dim)` into n of the places, both whole groups."""
+        groups = vectors.float().unflatten(2, (-1, self._group)).clamp(-LARGEST, LARGEST)
+        low, high = groups.aminmax(dim=3, keepdim=True)
+        levels = 2**self.bits - 1
+        zeros, scales = low.half(), ((high - low) / levels).half()
+        steps = torch.where(scales == 0, 1.0, scales.float())
+        codes = ((groups - zeros.float()) / steps).round_().clamp_(0, levels)
+        own = slice(part.start // self._group, part.stop // self._group)
+        self.codes[:, :, part] = packed_codes(codes.flatten(2, 3), self.bits)
+        self.scales[:, :, own], self.zeros[:, :, own] = scales.squeeze(3), zeros.squeeze(3)
+
+    def read(self, part: slice) -> Tensor:
+        """Some vectors restored, whole groups, `(batch, heads, n, dim)` float32."""
+        own = slice(part.start // self._group, part.stop // self._group)
+        groups = unpacked_codes(self.codes[:, :, part], self.bits).unflatten(2, (-1, self._group))
+        groups *= self.scales[:, :, own, None].float()
+        groups += self.zeros[:, :, own, None].float()
+        out: Tensor = groups.flatten(2, 3)
+        return out
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """See `Quantized.dot`."""
+        parts = [queries @ self.read(part).mT for part in self.blocks()]
+        return torch.cat(parts, -1)
+
+    def joined(self, later: "ByChannel") -> "ByChannel":
+        """These and others behind them, copied."""
+        return ByChannel(
+            torch.cat([self.codes, later.codes], 2),
+            torch.cat([self.scales, later.scales], 2),
+            torch.cat([self.zeros, later.zeros], 2),
+            self.bits,
+        )

@@ -1,0 +1,137 @@
+"""Entries of a bank whose keys and values are quantized."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.bits import KVBits
+from kvlite.cache.by_channel import ByChannel
+from kvlite.cache.quantized import Quantized
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The middle of a bank's line, between its first few entries and its recent ones, which are
+    exact. Each entry was rounded once, as it left the recent ones, and can be replaced.
+
+    Attributes:
+        keys: minus `mean`.
+        values: as they are.
+        positions: `(batch, heads, entries)` int32.
+        mean: `(batch, heads, dim)` float32, of the keys when the first were packed. It shifts all
+            products with a query alike, and is added to them again, exactly.
+        bits: how they were quantized.
+    """
+
+    keys: Quantized | ByChannel
+    values: Quantized
+    positions: Tensor
+    mean: Tensor
+    bits: KVBits
+
+    @classmethod
+    def empty(cls, count: int, mean: Tensor, bits: KVBits) -> "Packed":
+        """Room for `count` entries a head.
+
+        Args:
+            mean: what keys will be centred by, `(batch, heads, dim)` float32.
+        """
+        batch, heads, dim = mean.shape
+        shape, device = (batch, heads, count, dim), mean.device
+        kind = ByChannel if bits.by_channel else Quantized
+        return cls(
+            kind.empty(shape, bits.keys, bits.group, device),
+            Quantized.empty(shape, bits.values, bits.group, device),
+            torch.empty(shape[:3], dtype=torch.int32, device=device),
+            mean,
+            bits,
+        )
+
+    @property
+    def count(self) -> int:
+        """Entries a head."""
+        return self.positions.shape[2]
+
+    @property
+    def start(self) -> int:
+        """Own slots of the bank that come before them."""
+        return self.bits.sinks
+
+    @property
+    def fixed(self) -> bool:
+        """Never: entries give way to others."""
+        return False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+        return *self.keys.tensors, *self.values.tensors, self.positions, self.mean
+
+    def write(self, part: slice, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        """Round entries, `(batch, heads, n, dim)` and `(batch, heads, n)`, into n of the places."""
+        self.keys.write(part, keys.float() - self.mean[:, :, None])
+        self.values.write(part, values)
+        self.positions[:, :, part] = positions
+
+    def put(
+        self, places: Tensor, keys: Tensor, values: Tensor, positions: Tensor, where: Tensor
+    ) -> None:
+        """Round one entry a head, `(batch, heads, dim)`, into `places` `(batch, heads)`.
+
+        Args:
+            positions: theirs, `(batch, heads)` int32.
+            where: `(batch, heads)` bool; elsewhere nothing changes.
+        """
+        assert isinstance(self.keys, Quantized)
+        self.keys.put(places, keys.float() - self.mean, where)
+        self.values.put(places, values, where)
+        index = places[..., None]
+        held = self.positions.gather(2, index)
+        self.positions.scatter_(2, index, torch.where(where[..., None], positions[..., None], held))
+
+    def copy(self, others: "Packed", where: Tensor) -> None:
+        """Take over others, as many, as they are, `where` `(batch, heads, entries)` is True."""
+        assert isinstance(self.keys, Quantized) and isinstance(others.keys, Quantized)
+        self.keys.copy(others.keys, where)
+        self.values.copy(others.values, where)
+        self.positions.copy_(torch.where(where, others.positions, self.positions))
+
+    def take(self, places: Tensor, heads: list[int]) -> "Packed":
+        """A copy of some entries, as they are: `places` `(batch, heads, n)` of some heads."""
+        assert isinstance(self.keys, Quantized)
+        return Packed(
+            self.keys.take(places, heads),
+            self.values.take(places, heads),
+            self.positions[:, heads].gather(2, places),
+            self.mean[:, heads],
+            self.bits,
+        )
+
+    def joined(self, later: "Packed") -> "Packed":
+        """These entries and others behind them, with the same mean; copied."""
+        return Packed(
+            self.keys.joined(later.keys),  # type: ignore[arg-type]
+            self.values.joined(later.values),
+            torch.cat([self.positions, later.positions], 2),
+            self.mean,
+            self.bits,
+        )
+
+    def write_keys(self, out: Tensor) -> None:
+        """Restore the keys."""
+        for part in self.keys.blocks():
+            out[:, :, part] = self.keys.read(part) + self.mean[:, :, None]
+
+    def write_values(self, out: Tensor) -> None:
+        """Restore the values."""
+        for part in self.values.blocks():
+            out[:, :, part] = self.values.read(part)
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """See `Front`."""
+        return self.keys.dot(queries) + queries @ self.mean[..., None]
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """See `Front`."""
+        return self.values.weigh(weights)

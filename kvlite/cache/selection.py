@@ -1,0 +1,207 @@
+"""Which entries of a bank stay, and copies of them."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.bank import Bank, Origin
+from kvlite.cache.bits import KVBits
+from kvlite.cache.front import blocks
+from kvlite.cache.packed import Packed
+
+Line = tuple[int, int]
+"""How many KV heads a bank has, and the entries each of them holds."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What some KV heads of a bank keep: equally many entries a head.
+
+    Attributes:
+        source: the bank that holds the entries now.
+        slots: `(batch, heads, kept)` int64, ascending in position along the last dimension.
+        heads: which heads of `source`, as indices into `source.heads`; None for all of them.
+        votes: `(batch, heads, kept)` float32, what they were chosen by, if that is still needed.
+    """
+
+    source: Bank
+    slots: Tensor
+    heads: tuple[int, ...] | None = None
+    votes: Tensor | None = None
+
+    @property
+    def line(self) -> Line:
+        """What will be held of it."""
+        return self.slots.shape[1], self.slots.shape[2]
+
+    @property
+    def rows(self) -> list[int]:
+        """Which heads of the source, as indices into its tensors."""
+        return list(range(len(self.source.heads)) if self.heads is None else self.heads)
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Their indices within the layer."""
+        return tuple(self.source.heads[row] for row in self.rows)
+
+    def without(self, dropped: Collection[int]) -> "Selection | None":
+        """The same for the KV heads of the layer that are not dropped; None if no head is left."""
+        own = self.rows
+        rows = [row for row, i in enumerate(own) if self.source.heads[i] not in dropped]
+        if len(rows) == len(own):
+            return self
+        votes = None if self.votes is None else self.votes[:, rows]
+        heads = tuple(own[row] for row in rows)
+        return Selection(self.source, self.slots[:, rows], heads, votes) if rows else None
+
+    @classmethod
+    def everything(cls, bank: Bank) -> "Selection":
+        """All of a bank, in order."""
+        return cls(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
+
+    def copy_to(self, bank: Bank) -> None:
+        """Fill a new bank of the same heads: what its front does not hold, in its own slots."""
+        kept = self.slots.shape[2]
+        start = 0 if bank.front is None else bank.front.start
+        for part in (slice(0, start), slice(start + bank.in_front, kept)):
+            for each in self.blocks(part):
+                own = slice(each.start, each.stop)
+                if part.start:
+                    own = slice(each.start - bank.in_front, each.stop - bank.in_front)
+                bank.own_keys[:, :, own] = self.keys(each)
+                bank.own_values[:, :, own] = self.values(each)
+                bank.own_positions[:, :, own] = self.positions(each)
+        bank.used, bank.votes = kept, self.votes
+        origin = self.source.origin
+        if origin is not None and bank.front is None:
+            rows = tuple(origin.rows[row] for row in self.rows)
+            everything = self._places(origin, slice(0, kept))
+            bank.former = Origin(origin.packed, everything, rows)
+        self._copy_rows(bank)
+
+    def _copy_rows(self, bank: Bank) -> None:
+        rows, held = bank.rows, self.source.rows
+        if rows is None or held is None or rows.shape[2] != held.shape[2]:
+            return
+        index = self.slots[:, :, None].expand(-1, -1, held.shape[2], -1)
+        rows[..., : bank.used] = held[:, self.rows].gather(3, index)
+        bank.newest_row = self.source.newest_row
+
+    def keys(self, part: slice) -> Tensor:
+        """Keys of a part of them, `(batch, heads, n, dim)`, restored where they are packed."""
+        source = self.source
+        return self._entries(
+            part, source.own_keys, lambda: source.keys, lambda packed, out: packed.write_keys(out)
+        )
+
+    def values(self, part: slice) -> Tensor:
+        """Values, likewise."""
+        source = self.source
+        return self._entries(
+            part,
+            source.own_values,
+            lambda: source.values,
+            lambda packed, out: packed.write_values(out),
+        )
+
+    def _entries(
+        self,
+        part: slice,
+        exact: Tensor,
+        whole: Callable[[], Tensor],
+        write: Callable[[Packed, Tensor], None],
+    ) -> Tensor:
+        """One side of a part of them.
+
+        Args:
+            exact: what lies in the source's own slots.
+            whole: gives all that the source holds.
+            write: restores that side of quantized entries.
+        """
+        source, slots, front = self.source, self.slots[:, :, part], self.source.front
+        if front is None:
+            return self._gathered(exact, slots)
+        own = source.own_slots(slots).clamp(0, max(0, exact.shape[2] - 1))
+        places = slots - front.start
+        inside = (places >= 0) & (places < source.in_front)
+        if not inside.any():
+            return self._gathered(exact, own)
+        if not isinstance(front, Packed) or front.bits.by_channel:
+            return self._gathered(whole(), slots)
+        held = self._gathered(exact, own)
+        restored = torch.empty_like(held)
+        write(front.take(places.clamp(0, front.count - 1), self.rows), restored)
+        return torch.where(inside[..., None], restored, held)
+
+    def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
+        """Pick `slots` (batch, heads, n) of the selected heads from a tensor of the source's,
+        `(batch, heads of the source, capacity, dim)`."""
+        index = slots[..., None].expand(-1, -1, -1, tensor.shape[-1])
+        if self.heads is None:
+            return tensor.gather(2, index)
+        each = [tensor[:, row].gather(1, index[:, i]) for i, row in enumerate(self.heads)]
+        return torch.stack(each, 1)
+
+    def positions(self, part: slice) -> Tensor:
+        """Theirs, `(batch, heads, n)` int32."""
+        return self.source.positions[:, self.rows].gather(2, self.slots[:, :, part])
+
+    def blocks(self, part: slice) -> list[slice]:
+        """A part of them in smaller ones, whose float32 copies are a few megabytes."""
+        batch, heads, _, dim = self.source.own_keys.shape
+        count = part.stop - part.start
+        return [
+            slice(part.start + each.start, part.start + each.stop)
+            for each in blocks(count, batch * heads * dim)
+        ]
+
+    def packed(self, bits: KVBits) -> Packed | None:
+        """Those between the first few and the recent ones, quantized; those that were already, as
+        they are. None if there are none."""
+        middle = slice(bits.sinks, bits.sinks + bits.packed(self.slots.shape[2]))
+        if middle.start == middle.stop:
+            return None
+        origin = self.source.origin
+        if origin is None or origin.packed.bits != bits:
+            keys = self.source.keys[:, :, : self.source.used]
+            return self._rounded(middle, keys.mean(2, dtype=torch.float32)[:, self.rows], bits)
+        heads, places = [origin.rows[row] for row in self.rows], self._places(origin, middle)
+        known = places >= 0
+        lead = int(known.flatten(0, 1).all(0).cumprod(0).sum())
+        before = _unchanged(origin.packed, places[:, :, :lead], heads)
+        rest = slice(middle.start + (0 if before is None else lead), middle.stop)
+        if rest.start == rest.stop:
+            return before
+        after = self._rounded(rest, origin.packed.mean[:, heads], bits)
+        late, known = places[:, :, lead:], known[:, :, lead:]
+        if not bits.by_channel and known.any():
+            after.copy(origin.packed.take(late.clamp(min=0), heads), known)
+        return after if before is None else before.joined(after)
+
+    def _places(self, origin: Origin, part: slice) -> Tensor:
+        """Where a part of them is packed, -1 where it is not."""
+        places = torch.nn.functional.pad(
+            origin.places[:, self.rows], (0, self.source.used - origin.places.shape[2]), value=-1
+        )
+        return places.gather(2, self.slots[:, :, part])
+
+    def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
+        """A part of them, quantized now."""
+        made = Packed.empty(part.stop - part.start, mean, bits)
+        for own in self.blocks(part):
+            to = slice(own.start - part.start, own.stop - part.start)
+            made.write(to, self.keys(own), self.values(own), self.positions(own))
+        return made
+
+
+def _unchanged(packed: Packed, places: Tensor, heads: list[int]) -> Packed | None:
+    """Entries packed before, at `places` (batch, heads, n) of some heads; None if there are none,
+    or only all of them could stay."""
+    every = torch.arange(packed.count, device=places.device).expand(packed.positions.shape)
+    if places.equal(every):
+        return packed
+    if packed.bits.by_channel or not places.shape[2]:
+        return None
+    return packed.take(places, heads)

@@ -1,0 +1,259 @@
+"""Attention over quantized entries: Triton's interpreter on a CPU, the kernels on a CUDA device."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvlite.cache.quantized import Quantized
+from kvlite.engine.fronts import fused, in_parts
+from tests.oracles.quantized_attention import naive
+from tests.test_packed import banks
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[ModuleType]:
+    """The module under test; without a GPU over a copy of triton of its own, as it must be told to
+    interpret before it is imported, which others may have done by now or may do later."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE.type == "cpu":
+            patch.setenv("TRITON_INTERPRET", "1")
+            held = {name: sys.modules.pop(name) for name in _python_of_triton()}
+        yield importlib.import_module("kvlite.triton_attention")
+        if DEVICE.type == "cpu":
+            for name in _python_of_triton():
+                # Kept under another name, as Python tidies up only what it finds here at its end.
+                sys.modules[f"interpreted.{name}"] = sys.modules.pop(name)
+            sys.modules.update(held)
+
+
+def _python_of_triton() -> list[str]:
+    """Modules that depend on whether triton interprets; what is compiled is loaded but once."""
+    loaded = [name for name in sys.modules if name.split(".")[0] == "triton"]
+    return [
+        name
+        for name in [*loaded, "kvlite.triton_attention"]
+        if name in sys.modules and not name.startswith("triton._C")
+    ]
+
+
+def entries(
+    shape: tuple[int, int, int, int], bits: int, group: int, seed: int, spread: float = 1.0
+) -> Quantized:
+    """Any codes, with scales and zeros as of vectors of about unit size, times `spread`."""
+    generator = torch.Generator().manual_seed(seed)
+    made = Quantized.empty(shape, bits, group, torch.device("cpu"))
+    made.codes.random_(0, 256, generator=generator)
+    steps = spread * 4 / (2**bits - 1)
+    made.scales.copy_(torch.rand(made.scales.shape, generator=generator) * steps)
+    made.zeros.copy_(-made.scales.float() * (2**bits - 1) / 2)
+    made.zeros.add_(torch.randn(made.zeros.shape, generator=generator), alpha=spread / 4)
+    return made
+
+
+def asked(shape: tuple[int, int, int, int], seed: int) -> tuple[Tensor, Tensor]:
+    """Queries and shifts."""
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5
+    return queries, torch.randn(shape[:3], generator=generator)
+
+
+def moved(each: Quantized) -> Quantized:
+    return Quantized(*(tensor.to(DEVICE) for tensor in each.tensors), each.bits)
+
+
+def plain(each: Quantized) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    return each.codes.numpy(), each.scales.numpy(), each.zeros.numpy(), each.bits
+
+
+def check(
+    kernel: ModuleType,
+    queries: Tensor,
+    keys: Quantized,
+    values: Quantized,
+    shift: Tensor,
+    softcap: float | None = None,
+    lengths: list[list[int]] | None = None,
+    want_logits: bool = True,
+) -> None:
+    """Compare with the oracle; what lies beyond a head's length is spoilt first."""
+    held = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    expected = naive(
+        queries.numpy(),
+        plain(keys),
+        plain(values),
+        shift.numpy(),
+        softcap,
+        None if held is None else held.numpy(),
+    )
+    for each in (keys, values):
+        if held is not None:
+            beyond = torch.arange(keys.count) >= held[..., None]
+            each.scales.masked_fill_(beyond[:, :, None], torch.nan)
+            each.zeros.masked_fill_(beyond[:, :, None], torch.nan)
+    logits = None
+    if want_logits:
+        room = torch.full((*queries.shape[:3], keys.count + 5), 7.0, device=DEVICE)
+        logits = room[..., : keys.count]
+    out, lse = kernel.attend_quantized(
+        queries.to(DEVICE),
+        moved(keys),
+        moved(values),
+        shift.to(DEVICE),
+        softcap,
+        lengths=None if held is None else held.to(DEVICE),
+        logits=logits,
+    )
+    assert out.dtype == lse.dtype == torch.float32
+    # Weights are good to 2^-16, and their error counts once a step, of which there are up to 255.
+    near = {"rtol": 5e-4, "atol": 5e-4}
+    np.testing.assert_allclose(out.cpu().numpy(), expected[0], **near)
+    np.testing.assert_allclose(lse.cpu().numpy(), expected[1], **near)
+    if logits is not None:
+        np.testing.assert_allclose(logits.cpu().numpy(), expected[2], **near)
+        assert (room[..., keys.count :] == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    ("dim", "rows", "key_bits", "key_group", "value_bits", "value_group"),
+    [
+        (128, 4, 4, 64, 4, 64),
+        (128, 1, 2, 32, 2, 32),
+        (128, 8, 8, 128, 2, 64),
+        (64, 3, 4, 32, 8, 64),
+        (64, 16, 2, 64, 4, 16),
+        (96, 1, 4, 64, 2, 32),
+        (80, 2, 2, 32, 4, 80),
+        (80, 5, 8, 16, 8, 32),
+        (16, 7, 2, 16, 2, 64),
+        (32, 1, 8, 8, 4, 8),
+        (256, 2, 4, 64, 4, 128),
+    ],
+)
+def test_layouts_of_codes(
+    kernel: ModuleType,
+    dim: int,
+    rows: int,
+    key_bits: int,
+    key_group: int,
+    value_bits: int,
+    value_group: int,
+) -> None:
+    """Planes and groups of channels that meet in every way, over two tiles."""
+    queries, shift = asked((1, 2, rows, dim), 0)
+    keys = entries((1, 2, 71, dim), key_bits, key_group, 1)
+    values = entries((1, 2, 71, dim), value_bits, value_group, 2)
+    check(kernel, queries, keys, values, shift)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_lengths_of_heads(
+    kernel: ModuleType, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of one launch end in any split, or before the first."""
+    monkeypatch.setattr(kernel, "LEAST_TILES", 1)
+    queries, shift = asked((2, 2, 3, 32), 3)
+    keys, values = (entries((2, 2, 260, 32), 4, 32, seed) for seed in (4, 5))
+    check(kernel, queries, keys, values, shift, softcap, [[260, 0], [1, 128]])
+
+
+@pytest.mark.parametrize("count", [384, 400])
+def test_many_splits_are_one_attention(
+    kernel: ModuleType, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More splits than are merged at once: a tile each, or two each and the last ones empty."""
+    monkeypatch.setattr(kernel, "TILE", 16)
+    monkeypatch.setattr(kernel, "_splits", lambda heads, count, device: 24)
+    queries, shift = asked((1, 1, 2, 16), 6)
+    keys, values = (entries((1, 1, count, 16), 4, 16, seed) for seed in (7, 8))
+    check(kernel, queries, keys, values, shift, want_logits=False)
+
+
+def test_no_entries_weigh_nothing(kernel: ModuleType) -> None:
+    queries, shift = asked((1, 2, 4, 64), 9)
+    keys, values = (entries((1, 2, 0, 64), 4, 64, seed) for seed in (10, 11))
+    check(kernel, queries, keys, values, shift)
+
+
+def test_splits_keep_processors_busy(kernel: ModuleType) -> None:
+    """As many programs as they take at once, none with less than a few tiles."""
+    cpu = torch.device("cpu")
+    wanted = 8 * kernel.PROGRAMS_PER_PROCESSOR
+    assert kernel._splits(1, 1 << 20, cpu) == wanted
+    assert kernel._splits(5, 1 << 20, cpu) == -(-wanted // 5)
+    assert kernel._splits(wanted + 1, 1 << 20, cpu) == 1
+    assert kernel._splits(1, kernel.TILE * kernel.LEAST_TILES + 1, cpu) == 2
+    assert kernel._splits(1, 0, cpu) == 1
+
+
+def test_part_of_a_larger_room(kernel: ModuleType) -> None:
+    """Heads, entries and groups need not lie close together."""
+    queries, shift = asked((2, 2, 2, 64), 12)
+    rooms = [entries((2, 4, 50, 64), 4, 32, seed) for seed in (13, 14)]
+    keys, values = (
+        Quantized(
+            room.codes[:, 1:3, :37], room.scales[:, 1:3, :, :37], room.zeros[:, 1:3, :, :37], 4
+        )
+        for room in rooms
+    )
+    transposed = shift.mT.contiguous().mT
+    check(kernel, queries, keys, values, transposed)
+
+
+def test_one_entry_outweighs_all(kernel: ModuleType) -> None:
+    """Logits far apart, the highest in a late tile."""
+    queries, shift = asked((1, 1, 4, 64), 15)
+    keys = entries((1, 1, 150, 64), 8, 64, 16, spread=30.0)
+    values = entries((1, 1, 150, 64), 8, 64, 17)
+    check(kernel, queries, keys, values, shift * 1000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_shape(kernel: ModuleType, data: st.DataObject) -> None:
+    dim = data.draw(st.sampled_from([16, 32, 48, 64, 80, 96]))
+    rows = data.draw(st.integers(1, 9))
+    batch, heads = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    count = data.draw(st.integers(0, 90))
+    queries, shift = asked((batch, heads, rows, dim), data.draw(st.integers(0, 99)))
+    keys, values = (
+        entries(
+            (batch, heads, count, dim),
+            data.draw(st.sampled_from([2, 4, 8])),
+            data.draw(st.sampled_from([16, 32, 64, 128])),
+            seed,
+        )
+        for seed in (1, 2)
+    )
+    ragged = st.lists(st.integers(0, count), min_size=heads, max_size=heads)
+    lengths = data.draw(st.none() | st.lists(ragged, min_size=batch, max_size=batch))
+    softcap = data.draw(st.none() | st.floats(0.5, 50.0))
+    check(kernel, queries, keys, values, shift, softcap, lengths, data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_an_answer_is_attended_to_the_same_by_the_kernel(
+    kernel: ModuleType, softcap: float | None
+) -> None:
+    """Exact entries before and after the quantized ones, merged."""
+    for bank in banks():
+        queries = torch.randn(1, len(bank.heads), 4 // len(bank.heads), 16)
+        out, weights = in_parts(queries, bank, softcap, True)
+        ours, our_weights = fused(queries, bank, softcap, True)
+        torch.testing.assert_close(ours, out, atol=5e-4, rtol=5e-4)
+        torch.testing.assert_close(our_weights, weights, atol=5e-4, rtol=5e-4)
+        alone, nothing = fused(queries, bank, softcap, False)
+        assert nothing is None and alone.equal(ours)
