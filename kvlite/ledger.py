@@ -16,7 +16,8 @@ class Ledger:
         finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted";
             None while the answer goes on.
         notes: what the user should know of these settings, a sentence each.
-        model, device, dtype, method: what was used.
+        model, device, weights, method: what was used.
+        dtype: of activations, and of the cache where it is not quantized.
         kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
         budget: mean entries a KV head and layer that were allowed.
         prompt_tokens: tokens read for this answer.
@@ -33,6 +34,7 @@ class Ledger:
     notes: tuple[str, ...]
     model: str
     device: str
+    weights: str
     dtype: str
     method: str
     kv_bits: str

@@ -6,12 +6,14 @@ from typing import Any
 
 from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
+from kvlite.engine.selfcheck import require_own_answers
 from kvlite.ledger import Answer
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.calibration import find_calibration
-from kvlite.model.load import LoadedModel, choose_device, choose_dtype, load_model
+from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import find_model
+from kvlite.model.weights import choose_weights
 from kvlite.settings import Settings
 
 
@@ -93,10 +95,12 @@ def open_runner(settings: Settings, notify: Callable[[str], None] | None = None)
     method, _ = method_and_amount(settings.method, settings.budget)
     parse_kv_bits(settings.kv_bits)
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, device)
     folder = find_model(settings.model, notify)
+    weights = choose_weights(settings.weights, device, folder)
     calibration = find_calibration(folder)
     if calibration is None:
         method.fitted(read_shape(folder), None)
-    model = load_model(folder, device=device, dtype=dtype, calibration=calibration)
+    model = load_model(folder, device=device, weights=weights, calibration=calibration)
+    if weights.stored:
+        require_own_answers(model)
     return Runner(model, settings)

@@ -62,10 +62,11 @@ class Settings:
         "nothing",
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
-    dtype: str = _option(
+    weights: str = _option(
         "auto",
-        "numbers of weights and cache; auto is bfloat16 on a GPU, float32 on a CPU",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        "what weights are kept in; auto is bf16 on a GPU, fp32 on a CPU, and what a quantized "
+        "checkpoint has; with int8 and nf4 (4 bits) the cache is as with auto",
+        choices=("auto", "fp32", "bf16", "fp16", "int8", "nf4"),
     )
     chunk: int = _option(1024, "tokens that pass through a layer together while reading", low=1)
     measure: str = _option(
@@ -116,7 +117,7 @@ class Settings:
         Raises:
             SettingError: as `replace`, or a value that only loading could heed.
         """
-        for name in ("model", "device", "dtype"):
+        for name in ("model", "device", "weights"):
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "

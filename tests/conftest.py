@@ -23,6 +23,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape, shape_of
+from kvlite.model.weights import PLAIN, Weights
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -146,6 +147,7 @@ def make_tiny(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
         IntegerTokenizer(),
         shape_of(config),
         Path(),
+        Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype),
         stop_ids=frozenset({2}),
         calibration=made_up_calibration(shape_of(config)),
     )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kvlite.ledger import readable
 from kvlite.memory.meter import TensorMeter
-from kvlite.model.load import without_progress_lines
+from kvlite.model.load import load_module, without_progress_lines
+from kvlite.model.weights import held_tensors
 from kvlite.runner import Runner
 
 
@@ -66,13 +67,12 @@ class SpeedRow:
 
 def load_reference(runner: Runner) -> Any:
     """The same weights as transformers runs them, with its own attention (SDPA)."""
-    from transformers import AutoModelForCausalLM
-
+    model = runner.model
     with without_progress_lines():
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            runner.model_path, dtype=runner.model.dtype, local_files_only=True
+        module, _ = load_module(
+            model.path, device=model.device, weights=model.weights, attention="sdpa"
         )
-    return model.to(runner.model.device).eval()
+    return module
 
 
 def compare(
@@ -189,7 +189,7 @@ def peak_over_weights(model: Any, run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats()
         run()
         return int(torch.cuda.max_memory_allocated()) - before
-    meter = TensorMeter([*model.parameters(), *model.buffers()])
+    meter = TensorMeter(held_tensors(model))
     weights = meter.live
     with meter:
         run()

@@ -24,7 +24,7 @@ def calibrate(
     tokens: Annotated[int, typer.Option(min=64, help="tokens in each")] = 4096,
     out: Annotated[str, typer.Option(help="write it to this file, not to the data folder")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    weights: Annotated[str, typer.Option(help="auto, fp32, bf16, fp16, int8 or nf4")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Measure of a model what some methods need: UNComp's groups of heads and layers, and the
@@ -41,7 +41,7 @@ def calibrate(
 
       kvlite ask report.pdf "Who paid?" --model Qwen/Qwen3-8B --method uncomp
     """
-    settings = Settings(model=model, device=device, dtype=dtype)
+    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.prose import bundled_prose
     from kvlite.calibrate import calibrate as measure
     from kvlite.calibrate import pieces_of

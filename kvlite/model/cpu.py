@@ -47,9 +47,10 @@ def _divisor(parts: int, features: int) -> int:
 
 
 def split_linears(module: nn.Module) -> None:
-    """Replace every plain linear layer within `module`, in place."""
+    """Replace every plain linear layer within `module`, in place; quantized ones are of another
+    class, or have a `forward` of their own."""
     for name, child in module.named_children():
-        if type(child) is nn.Linear:
+        if type(child) is nn.Linear and "forward" not in vars(child):
             setattr(module, name, SplitLinear(child))
         else:
             split_linears(child)

@@ -14,8 +14,10 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.shape import ModelShape, shape_of
+from kvlite.model.weights import Weights, hush_bitsandbytes, keep_odd_sizes_unpacked
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Without the second one transformers would ask on the terminal whether to run a file's code.
+_PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass
@@ -27,6 +29,7 @@ class LoadedModel:
         tokenizer: its tokenizer.
         shape: its sizes.
         path: the folder its safetensors came from.
+        weights: what they were loaded as.
         stop_ids: tokens that end an answer.
         calibration: what was measured of it for methods that need it, if it was.
     """
@@ -35,6 +38,7 @@ class LoadedModel:
     tokenizer: Any
     shape: ModelShape
     path: Path
+    weights: Weights
     stop_ids: frozenset[int]
     calibration: Calibration | None = None
 
@@ -51,8 +55,8 @@ class LoadedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' type, and the cache's."""
-        dtype: torch.dtype = self.module.dtype
+        """The activations' type, and the cache's; weights may be quantized, embeddings are not."""
+        dtype: torch.dtype = self.module.model.embed_tokens.weight.dtype
         return dtype
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -107,56 +111,32 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The number type a setting names; `auto` is bfloat16 on a GPU (float16 where it has none)
-    and float32 on a CPU."""
-    if dtype != "auto":
-        return DTYPES[dtype]
-    if device.type == "cpu":
-        return torch.float32
-    return (
-        torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    )
-
-
 def load_model(
     folder: Path,
     *,
     device: torch.device,
-    dtype: torch.dtype,
+    weights: Weights,
     calibration: Calibration | None = None,
 ) -> LoadedModel:
     """Load safetensors from `folder`; nothing in it is executed.
 
     Raises:
-        ModelError: files are missing, damaged or do not fit together.
+        ModelError: files are missing, damaged or do not fit together, or a library that quantized
+            weights need is not installed.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    register_attention()
-    # Without the second one transformers would ask on the terminal whether to run a file's code.
-    place: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with without_progress_lines():
-            config = AutoConfig.from_pretrained(folder, **place)
+            config = AutoConfig.from_pretrained(folder, **_PLACE)
             shape = shape_of(config)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                device_map={"": device} if device.type == "cuda" else None,
-                attn_implementation=ATTENTION,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **place,
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder, **place)
+            if weights.stored:
+                _require_packed(config.quantization_config, weights, device)
+            module, found = load_module(folder, device=device, weights=weights)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **_PLACE)
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
-    module, found = loaded
-    require_whole(found, str(folder))
-    module.eval().requires_grad_(False)
+    require_whole(found, str(folder), exactly=weights.stored)
     if device.type == "cpu":
         split_linears(module)
     return LoadedModel(
@@ -164,9 +144,59 @@ def load_model(
         tokenizer,
         shape,
         folder,
+        weights,
         _stop_ids(module, tokenizer),
         calibration,
     )
+
+
+def load_module(
+    folder: Path, *, device: torch.device, weights: Weights, attention: str = ATTENTION
+) -> tuple[Any, dict[str, Any]]:
+    """A transformers model as it is, and transformers' account of what it found.
+
+    Weights that are to be quantized come to the device one by one, so that no full copy is there.
+
+    Args:
+        attention: transformers' name of the attention function.
+    """
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
+    hush_bitsandbytes()
+    # Told of no quantization, transformers would forget the checkpoint's own.
+    quantized = {} if weights.config is None else {"quantization_config": weights.config}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=weights.dtype,
+        device_map={"": device},
+        attn_implementation=attention,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **quantized,
+        **_PLACE,
+    )
+    module, found = loaded
+    module.eval().requires_grad_(False)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # transformers reserves as much as all weights may need
+    else:
+        keep_odd_sizes_unpacked(module)
+    return module, found
+
+
+def _require_packed(stored: Any, weights: Weights, device: torch.device) -> None:
+    """Raises an exception if a quantized checkpoint cannot stay so here, before it is read."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(stored, pre_quantized=True)
+    quantizer.validate_environment(device_map={"": device}, weights_only=True)
+    if getattr(quantizer.quantization_config, "dequantize", False):
+        raise ModelError(
+            f"{weights.name} weights would be unpacked to full precision on this machine, use "
+            "one with a GPU that computes with them, or the model they were made from"
+        )
 
 
 @contextmanager
@@ -183,15 +213,19 @@ def without_progress_lines() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def require_whole(found: dict[str, Any], name: str) -> None:
+def require_whole(found: dict[str, Any], name: str, *, exactly: bool = False) -> None:
     """Raises ModelError if weights do not fit, which transformers would make up at random.
 
     Args:
         found: transformers' loading info.
         name: of the model.
+        exactly: weights without a place in the model are refused too: without their scales,
+            quantized ones would load and say anything.
     """
     misfits = {key for key, *_ in found["mismatched_keys"]}
-    for keys, flaw in ((found["missing_keys"], "is missing"), (misfits, "has another size")):
+    strangers = found["unexpected_keys"] if exactly else ()
+    flaws = ("is missing", found["missing_keys"]), ("has another size", misfits)
+    for flaw, keys in (*flaws, ("has no place in it", strangers)):
         if keys:
             raise ModelError(
                 f"the weights of {name} do not fit its config: {min(keys)} {flaw} (one of "

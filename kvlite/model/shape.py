@@ -1,12 +1,18 @@
 """A model's shape: everything memory depends on, read from its config, without its weights."""
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from math import ceil, prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
+
+if TYPE_CHECKING:
+    from kvlite.model.weights import Weights
 
 ADMITTED = (
     "llama",
@@ -22,6 +28,46 @@ ADMITTED = (
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Weights of one kind and size.
+
+    Attributes:
+        group: embedding, attention, mlp, norms or head.
+        size: of one.
+        linear: they are matrices of linear layers within the decoder, which bitsandbytes quantizes.
+        count: how many there are.
+    """
+
+    group: str
+    size: tuple[int, ...]
+    linear: bool
+    count: int
+
+    def numbers(self) -> int:
+        """Weights in all."""
+        return self.count * prod(self.size)
+
+    def nbytes(self, weights: "Weights") -> int:
+        """Bytes in all, scales and tables of quantized ones included.
+
+        int8 has a float32 scale a row. nf4 has 4 bits a number, a scale for every 64, which takes 8
+        bits and has in turn a float32 scale for every 256, their float32 mean, and two tables of 16
+        and 256 float32 ("QLoRA", section 3, as bitsandbytes lays it out).
+        """
+        numbers = prod(self.size)
+        if not self.linear or weights.name not in ("int8", "nf4"):
+            return self.count * numbers * weights.dtype.itemsize
+        if weights.name == "int8":
+            return self.count * (numbers + 4 * self.size[0])
+        scales = ceil(numbers / 64)
+        tables = 4 * (ceil(scales / 256) + 1 + 16 + 256)
+        return self.count * (ceil(numbers / 2) + scales + tables)
+
+
+GROUPS = ("embedding", "attention", "mlp", "norms", "head")
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """Sizes of a model.
 
@@ -31,8 +77,7 @@ class ModelShape:
         max_context: tokens the model was trained to hold.
         windows: per layer, the tokens a sliding window shows (its own included), or None where
             the layer sees everything.
-        parameters: count of weights by group: embedding, attention (all layers), mlp (all
-            layers), norms, head (0 when tied to the embedding).
+        parts: the weights, by kind and size.
     """
 
     model_type: str
@@ -45,16 +90,33 @@ class ModelShape:
     vocab: int
     max_context: int
     windows: tuple[int | None, ...]
-    parameters: dict[str, int]
+    parts: tuple[Parts, ...]
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Count of weights by group: embedding, attention (all layers), mlp (all layers), norms,
+        head (0 when tied to the embedding)."""
+        return self._by_group(Parts.numbers)
+
+    def weight_bytes(self, weights: "Weights") -> dict[str, int]:
+        """Bytes of each group of weights once loaded, to the byte, of any choice of weights; a
+        checkpoint that was quantized before says by itself what it holds.
+
+        A GPU's allocator hands out 512 bytes at a time, and buffers (rotary frequencies) are not
+        counted. A CPU that multiplies bfloat16 makes nf4's scales bfloat16 at the first token, a
+        byte more each.
+        """
+        return self._by_group(lambda part: part.nbytes(weights))
+
+    def _by_group(self, of: Callable[[Parts], int]) -> dict[str, int]:
+        return {
+            group: sum(of(part) for part in self.parts if part.group == group) for group in GROUPS
+        }
 
     @property
     def full_layers(self) -> tuple[int, ...]:
         """Layers that see everything; the ones a method may cut."""
         return tuple(i for i, window in enumerate(self.windows) if window is None)
-
-    def weight_bytes(self, itemsize: int) -> dict[str, int]:
-        """Bytes of each group of weights at `itemsize` bytes a number."""
-        return {group: count * itemsize for group, count in self.parameters.items()}
 
     def entry_bytes(self, itemsize: int) -> int:
         """Bytes of one entry of one KV head: key, value, int32 position."""
@@ -131,7 +193,7 @@ def shape_of(config: Any) -> ModelShape:
         vocab=config.vocab_size,
         max_context=_context(config),
         windows=_windows(config),
-        parameters=_count(config),
+        parts=_parts(config),
     )
 
 
@@ -158,16 +220,23 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _count(config: Any) -> dict[str, int]:
+def _parts(config: Any) -> tuple[Parts, ...]:
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(deepcopy(config))
-    counts = dict.fromkeys(("embedding", "attention", "mlp", "norms", "head"), 0)
-    for name, weight in model.named_parameters():
-        counts[_group(name)] += weight.numel()
-    return counts
+    head = model.get_output_embeddings()
+    linears = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module is not head
+    }
+    kinds = Counter(
+        (_group(name), tuple(weight.shape), name in linears)
+        for name, weight in model.named_parameters()
+    )
+    return tuple(Parts(*kind, count) for kind, count in kinds.items())
 
 
 def _group(name: str) -> str:

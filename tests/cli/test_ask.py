@@ -19,7 +19,9 @@ def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
     done = kvlite("ask", text, "What?", *flags, "--max-tokens", "8", "--json", "-q")
     answer = done.json()
     kinds = {
-        **dict.fromkeys(("answer", "finish_reason", "model", "device", "dtype", "method"), str),
+        **dict.fromkeys(
+            ("answer", "finish_reason", "model", "device", "weights", "dtype", "method"), str
+        ),
         **dict.fromkeys(("budget", "prompt_tokens", "seen_tokens", "generated_tokens"), int),
         **dict.fromkeys(("kv_bytes", "full_kv_bytes", "peak_bytes"), int),
         **dict.fromkeys(("kept_entries_mean", "time_to_first_token_s"), float),
@@ -33,6 +35,7 @@ def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
         "finish_reason": "length",
         "model": str(model),
         "device": "cpu",
+        "weights": "fp32",
         "dtype": "float32",
         "method": "snapkv:window=16",
         "budget": 64,

@@ -115,6 +115,8 @@ def test_another_run_in_a_folder_is_refused(
     out = tmp_path / "run"
     assert kvlite(*words("memory", model), "--out", out).code == 0
     refused([*words("memory", model), "--budget", "70", "--out", out], out, "options.budgets", "70")
+    other = ("--weights", "nf4", "--out", out)
+    refused([*words("memory", model), *other], out, "options.weights", "nf4")
     refused([*words("ruler", model), "--out", out], out, "command 'memory', not 'ruler'")
 
 

@@ -1,6 +1,8 @@
 """Bad input gets one sentence that names the value and the remedy, and exit code 2."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +58,7 @@ def test_no_file_or_no_question(refused: Refused, args: list[str]) -> None:
         ("--top-p 2", "--top-p 2", "between 0 and 1"),
         ("--top-k 1.5", "'--top-k'", "'1.5' (see `kvlite ask --help`)"),
         ("--max-tokens 0", "--max-tokens 0", "at least 1"),
-        ("--dtype int3", "--dtype 'int3'", "auto, float32, bfloat16, float16"),
+        ("--weights int3", "--weights 'int3'", "auto, fp32, bf16, fp16, int8, nf4"),
         ("--measure guess", "--measure 'guess'", "process, tensors"),
         ("--device toaster", "'toaster'", "use auto, cpu or cuda"),
         ("--device mps", "'mps'", "use auto, cpu or cuda"),
@@ -127,6 +129,22 @@ def test_bad_model_folder(
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     refused(["ask", text, "What?", "--model", tmp_path], tmp_path, flaw, remedy)
+
+
+def test_weights_that_cannot_be_had(
+    refused: Refused, model: Path, text: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    ask = ["ask", text, "What?", "--model", folder, "--weights"]
+    four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    for changes, weights, said in (
+        ({"quantization_config": four_bits}, "bf16", ("--weights bf16", "nf4", "leave --weights")),
+        ({"quantization_config": four_bits}, "nf4", ("--weights nf4", "leave --weights out")),
+        ({"model_type": "mixtral"}, "int8", ("--weights int8", "'mixtral'", "use bf16 or fp16")),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        refused([*ask, weights], folder, *said)
 
 
 @pytest.mark.parametrize(

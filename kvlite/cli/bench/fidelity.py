@@ -8,12 +8,12 @@ from kvlite.cli.bench.options import (
     METHODS,
     Budgets,
     Device,
-    Dtype,
     Json,
     Methods,
     Model,
     Out,
     Tokens,
+    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.settings import EMBEDDED_MODEL, Settings
@@ -38,7 +38,7 @@ def fidelity(
     ] = 5,
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
-    dtype: Dtype = "auto",
+    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +54,7 @@ def fidelity(
 
       kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
     """
-    settings = Settings(model=model, device=device, dtype=dtype)
+    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.fidelity import FidelityRow, parts, tallies
     from kvlite.bench.fidelity import fidelity as measured
     from kvlite.bench.grid import choices

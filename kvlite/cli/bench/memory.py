@@ -6,12 +6,12 @@ from kvlite.cli.bench.options import (
     METHODS,
     Budgets,
     Device,
-    Dtype,
     Json,
     Methods,
     Model,
     Out,
     Tokens,
+    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.settings import EMBEDDED_MODEL, Settings
@@ -26,7 +26,7 @@ def memory(
     budget: Budgets = [512],
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
-    dtype: Dtype = "auto",
+    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +40,7 @@ def memory(
 
       kvlite bench memory --method snapkv:per_head=true --method h2o --json
     """
-    settings = Settings(model=model, device=device, dtype=dtype)
+    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import choices, require_room
     from kvlite.bench.memory import MemoryRow, lines
     from kvlite.bench.memory import memory as measured

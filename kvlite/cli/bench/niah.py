@@ -10,7 +10,6 @@ from kvlite.cli.bench.options import (
     METHODS,
     Budgets,
     Device,
-    Dtype,
     Json,
     Methods,
     Model,
@@ -18,6 +17,7 @@ from kvlite.cli.bench.options import (
     Question,
     Repeats,
     Tokens,
+    Weights,
     once,
 )
 from kvlite.settings import EMBEDDED_MODEL, Settings
@@ -46,7 +46,7 @@ def niah(
     repeats: Repeats = 1,
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
-    dtype: Dtype = "auto",
+    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +64,7 @@ def niah(
 
       kvlite bench niah --kind pairs --question both --json
     """
-    settings = Settings(model=model, device=device, dtype=dtype)
+    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import evenly, require_known
     from kvlite.bench.niah import KINDS, niah_cases
 

@@ -17,7 +17,7 @@ METHODS = ["snapkv", "pyramidkv", "kvx", str(Settings.method)]
 
 Model = Annotated[str, typer.Option(help="as for `kvlite ask`")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")]
+Weights = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16, int8 or nf4")]
 Tokens = Annotated[
     list[int], typer.Option(min=100, callback=once, help="prompt length; may be repeated")
 ]

@@ -10,7 +10,6 @@ from kvlite.cli.bench.options import (
     METHODS,
     Budgets,
     Device,
-    Dtype,
     Json,
     Methods,
     Model,
@@ -18,6 +17,7 @@ from kvlite.cli.bench.options import (
     Question,
     Repeats,
     Tokens,
+    Weights,
     once,
 )
 from kvlite.settings import EMBEDDED_MODEL, Settings
@@ -41,7 +41,7 @@ def ruler(
     repeats: Repeats = 5,
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
-    dtype: Dtype = "auto",
+    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +57,7 @@ def ruler(
 
       kvlite bench ruler --task multi-query --task variables --question both --out run2
     """
-    settings = Settings(model=model, device=device, dtype=dtype)
+    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import require_known
     from kvlite.bench.ruler import KINDS, ruler_cases
 

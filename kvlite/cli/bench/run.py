@@ -68,7 +68,7 @@ def run(
     choose_device(settings.device)
     with screen.status("Loading the model") as status:
         model = find_model(settings.model, status.update)
-        chosen = {**options, "device": settings.device, "dtype": settings.dtype}
+        chosen = {**options, "device": settings.device, "weights": settings.weights}
         config = configuration(measurement.command, chosen, settings.model, model)
         folder = RunFolder(out or _new_folder(measurement.command), config, measurement.row.KEY)
         runner = open_runner(settings, status.update)

@@ -6,11 +6,11 @@ import typer
 
 from kvlite.cli.bench.options import (
     Device,
-    Dtype,
     Json,
     Model,
     Out,
     Tokens,
+    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.settings import EMBEDDED_MODEL, Settings
@@ -27,7 +27,7 @@ def speed(
     new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
-    dtype: Dtype = "auto",
+    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +42,7 @@ def speed(
 
       kvlite bench speed --method full --repeats 3 --json
     """
-    settings = Settings(model=model, method=method, budget=budget, device=device, dtype=dtype)
+    settings = Settings(model=model, method=method, budget=budget, device=device, weights=weights)
     from kvlite.bench.grid import require_room
     from kvlite.bench.prose import bundled_prose
     from kvlite.bench.speed import SpeedRow, compare_all, load_reference

@@ -1,0 +1,151 @@
+"""What a model's weights are kept in: as a setting names it, or as the checkpoint has it.
+
+Sources: "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale" (sections 3 and 4);
+"QLoRA: Efficient Finetuning of Quantized LLMs" (section 3: NF4, double quantization).
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvlite.errors import SettingError
+from kvlite.model.shape import read_config
+
+PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+EXPERTS = ("mixtral", "qwen3_moe")
+BLOCK = 64
+
+_NOISE = ("MatMul8bitLt: inputs will be cast", "Failed to load CPU gemm_4bit_forward")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What weights are loaded as.
+
+    Attributes:
+        name: fp32, bf16, fp16, int8, nf4, or what a checkpoint was quantized with, such as gptq.
+        dtype: of activations, of the cache, and of weights that are not quantized.
+        stored: the checkpoint is quantized already.
+    """
+
+    name: str
+    dtype: torch.dtype
+    stored: bool = False
+
+    @property
+    def config(self) -> Any:
+        """What transformers is told to quantize with; None if nothing is."""
+        if self.stored or self.name in PLAIN:
+            return None
+        from transformers import BitsAndBytesConfig
+
+        if self.name == "int8":
+            return BitsAndBytesConfig(load_in_8bit=True)
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=self.dtype,
+        )
+
+
+def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
+    """What `--weights` means on this device for the model in `folder`, of which only the config
+    is read.
+
+    `auto` is bfloat16 on a GPU (float16 where it has none) and float32 on a CPU; activations are
+    of this type too where weights are quantized.
+
+    Raises:
+        SettingError: the model cannot be loaded like that.
+        ModelError: there is no config.
+    """
+    config = read_config(folder)
+    stored = config.get("quantization_config")
+    if stored:
+        name = _stored_name(stored)
+        if setting != "auto":
+            raise SettingError(
+                f"--weights {setting} cannot be had of {folder}, whose weights are {name} "
+                "already: leave --weights out, or name the model they were made from"
+            )
+        return Weights(name, _natural_dtype(device), stored=True)
+    if setting in PLAIN:
+        return Weights(setting, PLAIN[setting])
+    if setting == "auto":
+        dtype = _natural_dtype(device)
+        return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
+    if config.get("model_type") in EXPERTS:
+        raise SettingError(
+            f"--weights {setting} would leave the experts of {folder} as they are, which is nearly "
+            f"all of a {config['model_type']!r} model: use bf16 or fp16"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise SettingError(
+            f"--weights {setting} needs bitsandbytes, which is not installed: run "
+            "`pip install 'bitsandbytes>=0.50,<0.51'`, or use bf16"
+        )
+    return Weights(setting, _natural_dtype(device))
+
+
+def _stored_name(stored: Any) -> str:
+    """What a checkpoint calls its quantization; bitsandbytes' as kvlite does."""
+    about = stored if isinstance(stored, dict) else {}
+    if about.get("load_in_4bit"):
+        return str(about.get("bnb_4bit_quant_type", "fp4"))
+    if about.get("load_in_8bit"):
+        return "int8"
+    return str(about.get("quant_method", "of an unknown kind"))
+
+
+def _natural_dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
+    return (
+        torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    )
+
+
+def hush_bitsandbytes() -> None:
+    """Keep two of its warnings, one at every product, off the screen; harmless to repeat."""
+    for name in ("bitsandbytes.autograd._functions", "bitsandbytes.backends.cpu.ops"):
+        logging.getLogger(name).addFilter(_worth_saying)
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NOISE)
+
+
+def keep_odd_sizes_unpacked(module: nn.Module) -> None:
+    """On a CPU that multiplies bfloat16, bitsandbytes packs 4-bit weights anew at the first token,
+    and fails at sizes that are no multiples of its blocks: have it leave these as they are."""
+    part: Any
+    for part in module.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            outputs, inputs = part.out_features, part.in_features
+            fits = outputs % 32 == 0 and inputs % BLOCK == 0
+            part.support_avx512bf16_for_cpu = part.support_avx512bf16_for_cpu and fits
+
+
+def held_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Everything that is in memory for a module: parameters, buffers, and the scales and tables
+    that bitsandbytes keeps beside them. Some come twice, as views of the same storage."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for part in module.modules():
+        weight = getattr(part, "weight", None)
+        scales = getattr(weight, "quant_state", None)
+        for owner in (
+            weight,
+            scales,
+            getattr(scales, "state2", None),
+            getattr(part, "state", None),
+        ):
+            values = getattr(owner, "__dict__", {}).values()
+            yield from (value for value in values if isinstance(value, Tensor))

@@ -1,0 +1,452 @@
+"""Quantized weights: as few bytes as stated, transformers' tokens, refusals in a sentence."""
+
+import gc
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import kvlite
+import kvlite.model.load as load
+import kvlite.model.weights as choice
+from kvlite.bench.speed import load_reference
+from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.selfcheck import require_own_answers
+from kvlite.errors import KvliteError, ModelError, SettingError
+from kvlite.methods import parse_method
+from kvlite.methods.rules import layer_rules
+from kvlite.model.cpu import SplitLinear
+from kvlite.model.hook import ATTENTION
+from kvlite.model.load import LoadedModel, load_module
+from kvlite.model.shape import read_shape
+from kvlite.model.weights import (
+    PLAIN,
+    Weights,
+    choose_weights,
+    held_tensors,
+    keep_odd_sizes_unpacked,
+)
+from tests.conftest import SIZES, Tiny
+from tests.test_smollm import greedy
+
+CPU = torch.device("cpu")
+NF4 = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": torch.float32,
+    "bnb_4bit_use_double_quant": True,
+}
+QUANTIZED = {"nf4": NF4, "int8": {"load_in_8bit": True}}
+CLASSES = {"nf4": Linear4bit, "int8": Linear8bitLt}
+CHOICES = ["fp32", "bf16", "fp16", "int8", "nf4"]
+
+
+def weights_of(name: str, dtype: torch.dtype = torch.float32) -> Weights:
+    return Weights(name, PLAIN.get(name, dtype))
+
+
+def as_transformers_loads_it(folder: Path, name: str) -> Any:
+    """Without `name`'s help: what transformers' documentation says to do."""
+    config = transformers.BitsAndBytesConfig(**QUANTIZED[name]) if name in QUANTIZED else None
+    told = {"quantization_config": config} if config else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map={"": "cpu"}, attn_implementation="eager", **told
+    )
+    # bitsandbytes fails on sizes that are no multiples of its blocks, on some processors only.
+    keep_odd_sizes_unpacked(model)
+    return model.eval()
+
+
+def storages(tensors: Any) -> dict[int, int]:
+    """Bytes of each storage, by its address."""
+    found = (t.untyped_storage() for t in tensors if t.device.type == "cpu")
+    return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes()}
+
+
+def live() -> dict[int, int]:
+    gc.collect()
+    everything = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return storages(everything)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
+    """To the byte, group by group, before the first token."""
+    tiny.reference.save_pretrained(tmp_path)
+    shape, weights = read_shape(tmp_path), weights_of(name)
+    module, _ = load_module(tmp_path, device=CPU, weights=weights)
+    stated = shape.weight_bytes(weights)
+    buffers = storages(module.buffers())
+    held = storages(held_tensors(module))
+    assert sum(stated.values()) == sum(held.values()) - sum(buffers.values())
+    head = module.lm_head.weight is not module.model.embed_tokens.weight
+    assert stated["embedding"] == module.model.embed_tokens.weight.nbytes
+    assert stated["head"] == (module.lm_head.weight.nbytes if head else 0)
+    attention = [held_tensors(layer.self_attn) for layer in module.model.layers]
+    norms = [
+        parameter
+        for layer in module.model.layers
+        for part, parameter in layer.self_attn.named_parameters()
+        if "norm" in part
+    ]
+    inner = sum(sum(storages(tensors).values()) for tensors in attention)
+    assert stated["attention"] == inner - sum(norm.nbytes for norm in norms)
+
+
+@pytest.mark.parametrize("name", ["int8", "nf4"])
+def test_bytes_of_the_embedded_model(smollm: kvlite.Runner, name: str) -> None:
+    weights = weights_of(name)
+    before = live()
+    module, _ = load_module(smollm.model_path, device=CPU, weights=weights)
+    held = storages(held_tensors(module))
+    stated = sum(smollm.shape.weight_bytes(weights).values())
+    assert stated == sum(held.values()) - sum(storages(module.buffers()).values())
+    assert stated < 0.55 * sum(smollm.shape.weight_bytes(weights_of("fp32")).values())
+    # Nothing else of it stays: no full-precision copy.
+    new = {address: size for address, size in live().items() if address not in before}
+    assert sum(new.values()) - sum(held.values()) < 1 << 16
+
+
+def test_bytes_of_a_well_known_model(tmp_path: Path) -> None:
+    """Llama-3.1-8B in nf4, every layer counted by hand."""
+    sizes = (128_256, 4096, 14_336, 32, 32, 8)
+    named = dict(zip(list(SIZES)[:6], sizes, strict=True))
+    transformers.LlamaConfig(**named, max_position_embeddings=131_072).save_pretrained(tmp_path)
+    stated = read_shape(tmp_path).weight_bytes(weights_of("nf4", torch.bfloat16))
+    attention = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096)
+    mlp = 32 * 3 * 4096 * 14_336
+    scales = (attention + mlp) // 64
+    tables = 32 * 7 * 4 * (1 + 16 + 256)
+    packed = (attention + mlp) // 2 + scales + 4 * scales // 256 + tables
+    assert stated["attention"] + stated["mlp"] == packed
+    assert stated["embedding"] == stated["head"] == 2 * 128_256 * 4096
+    assert 5.7e9 < sum(stated.values()) < 5.8e9
+
+
+def test_tensors_counted_include_scales(llama: Tiny, tmp_path: Path) -> None:
+    llama.reference.save_pretrained(tmp_path)
+    for name in QUANTIZED:
+        module, _ = load_module(tmp_path, device=CPU, weights=weights_of(name))
+        plain = storages([*module.parameters(), *module.buffers()])
+        assert sum(storages(held_tensors(module)).values()) > sum(plain.values())
+        with torch.no_grad():
+            module.set_attn_implementation("eager")
+            module(torch.tensor([[5, 6, 7]]))
+        assert sum(storages(held_tensors(module)).values()) > sum(plain.values())
+
+
+# --- the same tokens as transformers -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_answers_as_transformers_does(
+    tiny: Tiny, name: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Every architecture that may be quantized, over more than its window."""
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+    (folder / "model.safetensors").unlink()
+    tiny.reference.save_pretrained(folder)
+    if tiny.reference.config.model_type in choice.EXPERTS:
+        with pytest.raises(SettingError, match=f"--weights {name} would leave the experts of"):
+            kvlite.load(str(folder), weights=name)
+        return
+    runner = kvlite.load(str(folder), weights=name, method="full")
+    reference = as_transformers_loads_it(folder, name)
+    assert type(runner.model.layers[0].mlp.down_proj) is CLASSES[name]
+    ids = torch.arange(3, 78).tolist()
+    answer = runner.generate(ids, max_new_tokens=32, ignore_eos=True)
+    assert answer.token_ids == greedy(reference, ids, 32)
+    assert (answer.ledger.weights, answer.ledger.dtype) == (name, "float32")
+
+
+def test_the_embedded_model_answers_as_transformers_does_in_nf4(
+    smollm: kvlite.Runner, prose: list[int]
+) -> None:
+    """Multiplied in float32, as on processors without bfloat16."""
+    torch.set_num_threads(1)
+    runner = kvlite.load("smollm2-135m", weights="nf4", method="full")
+    reference = as_transformers_loads_it(smollm.model_path, "nf4")
+    for module in (runner.model.module, reference):
+        for part in module.modules():
+            part.support_avx512bf16_for_cpu = False
+    answer = runner.generate(prose[:300], max_new_tokens=16, ignore_eos=True)
+    assert answer.token_ids == greedy(reference, prose[:300], 16)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_logits_of_the_embedded_model_are_near_those_of_transformers(
+    smollm: kvlite.Runner, prose: list[int], name: str
+) -> None:
+    """Not equal: 8-bit activations amplify what two attention functions round differently, and
+    LLM.int8() keeps columns apart that hold an outlier in any row given together."""
+    torch.set_num_threads(1)
+    model = kvlite.load("smollm2-135m", weights=name).model
+    ids = torch.tensor([prose[:300]])
+    with torch.no_grad():
+        reference = as_transformers_loads_it(smollm.model_path, name)
+        theirs = reference(ids, logits_to_keep=1).logits[:, -1].log_softmax(-1)
+    for chunk in (300, 64):
+        rules = layer_rules(parse_method("full"), model.shape, 300, 300)
+        ours = prefill(model, empty_cache(model), ids, rules, chunk=chunk).log_softmax(-1)
+        assert (theirs.exp() * (theirs - ours)).sum() < 0.03
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_plain_weights_answer_as_named(tiny_folder: Path, name: str) -> None:
+    runner = kvlite.load(str(tiny_folder), weights=name)
+    answer = runner.generate(list(range(3, 40)), max_new_tokens=2)
+    assert runner.model.dtype == PLAIN[name] == runner.model.module.lm_head.weight.dtype
+    assert answer.ledger.weights == name
+    assert answer.ledger.dtype == str(PLAIN[name]).removeprefix("torch.")
+
+
+def test_activations_and_cache_are_not_of_the_weights_type(tiny_folder: Path) -> None:
+    for name in QUANTIZED:
+        model = kvlite.load(str(tiny_folder), weights=name).model
+        packed = {p.dtype for p in model.module.parameters() if not p.is_floating_point()}
+        assert packed == {torch.uint8 if name == "nf4" else torch.int8}
+        assert model.dtype == torch.float32 == empty_cache(model).layers[0].keys.dtype
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_split_linears_leave_quantized_layers_alone(tiny_folder: Path, name: str) -> None:
+    module = kvlite.load(str(tiny_folder), weights=name).model.module
+    assert type(module.lm_head) is SplitLinear
+    kinds = {type(part) for part in module.model.layers.modules() if isinstance(part, nn.Linear)}
+    assert kinds == {CLASSES[name]}
+
+
+def test_sizes_that_are_no_multiples_of_blocks_stay_unpacked() -> None:
+    sizes = [(64, 64, True), (64, 96, True), (96, 64, False), (64, 33, False), (128, 32, True)]
+    layers = nn.ModuleList(Linear4bit(inputs, outputs) for inputs, outputs, _ in sizes)
+    layers.append(nn.Linear(3, 3))
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = True  # as on such a processor
+    keep_odd_sizes_unpacked(layers[:-1])
+    kept = [layer.support_avx512bf16_for_cpu for layer in layers]
+    assert kept == [*(fits for *_, fits in sizes), True]
+
+
+def test_speed_is_compared_with_the_same_weights(tiny_folder: Path) -> None:
+    runner = kvlite.load(str(tiny_folder), weights="nf4", method="full")
+    reference = load_reference(runner)
+    assert type(reference.model.layers[0].mlp.up_proj) is Linear4bit
+    ids = list(range(3, 60))
+    said = runner.generate(ids, max_new_tokens=12, ignore_eos=True).token_ids
+    assert said == greedy(reference, ids, 12)
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+def test_auto_on_a_cpu_is_fp32_and_quantized_weights_keep_its_activations(
+    tiny_folder: Path,
+) -> None:
+    chosen = {name: choose_weights(name, CPU, tiny_folder) for name in ("auto", *CHOICES)}
+    assert chosen.pop("auto") == Weights("fp32", torch.float32)
+    assert {name: each.name for name, each in chosen.items()} == {name: name for name in CHOICES}
+    assert chosen["nf4"].dtype == chosen["int8"].dtype == torch.float32
+    assert [chosen[name].config for name in PLAIN] == [None] * 3
+
+
+@pytest.mark.parametrize(("has_bfloat16", "name"), [(True, "bf16"), (False, "fp16")])
+def test_auto_on_a_gpu(
+    tiny_folder: Path, has_bfloat16: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bfloat16)
+    gpu = torch.device("cuda")
+    assert choose_weights("auto", gpu, tiny_folder) == Weights(name, PLAIN[name])
+    for quantized in QUANTIZED:
+        assert choose_weights(quantized, gpu, tiny_folder) == Weights(quantized, PLAIN[name])
+    config = choose_weights("nf4", gpu, tiny_folder).config
+    assert config.bnb_4bit_compute_dtype == PLAIN[name]
+    assert config.bnb_4bit_quant_type == "nf4" and config.bnb_4bit_use_double_quant
+
+
+def test_without_bitsandbytes(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    with pytest.raises(SettingError, match=r"nf4 needs bitsandbytes.*pip install"):
+        kvlite.load(str(tiny_folder), weights="nf4")
+    assert kvlite.load(str(tiny_folder)).model.weights.name == "fp32"
+
+
+# --- checkpoints that are quantized already ------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model, to be changed."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+def declare(folder: Path, quantization: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("changes", [{}, {"bnb_4bit_use_double_quant": False}, None])
+def test_a_checkpoint_quantized_by_bitsandbytes(folder: Path, changes: Any) -> None:
+    options = {"load_in_8bit": True} if changes is None else {**NF4, **changes}
+    config = transformers.BitsAndBytesConfig(**options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map={"": "cpu"}, quantization_config=config
+    )
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder)
+    kinds = {w.dtype for w in load_file(folder / "model.safetensors").values()}
+    assert kinds & {torch.uint8, torch.int8}
+    runner = kvlite.load(str(folder), method="full")
+    name = "int8" if changes is None else "nf4"
+    assert runner.model.weights == Weights(name, torch.float32, stored=True)
+    assert type(runner.model.layers[0].mlp.up_proj) is CLASSES[name]
+    ids = list(range(100, 175))
+    answer = runner.generate(ids, max_new_tokens=32, ignore_eos=True)
+    assert answer.token_ids == greedy(as_transformers_loads_it(folder, ""), ids, 32)
+    assert answer.ledger.weights == name
+    with pytest.raises(SettingError, match=f"--weights bf16 cannot .*weights are {name} already"):
+        kvlite.load(str(folder), weights="bf16")
+
+
+def test_a_checkpoint_of_compressed_tensors(folder: Path) -> None:
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"}
+    groups = {"all": {"targets": ["Linear"], "weights": weights}}
+    config = {"config_groups": groups, "ignore": ["lm_head"], "quantization_status": "frozen"}
+    quantization.apply_quantization_config(
+        model, quantization.QuantizationConfig.model_validate(config)
+    )
+    for part in model.model.layers.modules():
+        if hasattr(part, "weight_scale"):
+            part.weight_scale.data.copy_(part.weight.abs().amax(1, keepdim=True) / 7)
+    compressor = compressors.ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    assert any("packed" in name for name in load_file(folder / "model.safetensors"))
+    runner = kvlite.load(str(folder), method="full")
+    assert runner.model.weights.name == "compressed-tensors"
+    ids = list(range(100, 175))
+    answer = runner.generate(ids, max_new_tokens=32, ignore_eos=True)
+    assert answer.token_ids == greedy(as_transformers_loads_it(folder, ""), ids, 32)
+
+
+def test_scales_without_a_place_are_refused(folder: Path) -> None:
+    """As transformers would load them if it did not hear of the quantization."""
+    declare(folder, {**NF4, "bnb_4bit_compute_dtype": "float32", "quant_method": "bitsandbytes"})
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight_scale"] = torch.ones(96, 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError) as error:
+        kvlite.load(str(folder))
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "pip install gptqmodel"),
+        ({"quant_method": "gptq", "bits": 4}, "pip install (optimum|gptqmodel)"),
+        ({"quant_method": "hqq", "quant_config": {}}, "mobiusml/hqq"),
+        ({"quant_method": "torchao", "quant_type": {"default": {}}}, "torchao"),
+        ({"quant_method": "aqlm"}, "pip install aqlm"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8 weights would be unpacked"),
+        ({"quant_method": "mxfp4"}, "mxfp4 weights would be unpacked"),
+        ({"quant_method": "magic"}, "magic"),
+        ({"bits": 4}, "cannot be loaded"),
+        (["nf4"], "config.json does not describe a model"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs some of them")
+def test_a_checkpoint_that_cannot_stay_quantized_is_refused(
+    folder: Path, quantization: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence, before a weight is read: transformers would skip or unpack some of them."""
+
+    def load_module(*_: Any, **__: Any) -> None:
+        pytest.fail("weights would be read")
+
+    monkeypatch.setattr(load, "load_module", load_module)
+    declare(folder, quantization)
+    with pytest.raises(KvliteError, match=said) as error:
+        kvlite.load(str(folder))
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_null_in_the_config_is_no_quantization(folder: Path) -> None:
+    declare(folder, None)
+    assert kvlite.load(str(folder), weights="nf4").model.weights == weights_of("nf4")
+
+
+# --- the check at the start ----------------------------------------------------------------------
+
+
+def test_the_check_sees_what_the_loop_leaves_out(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admits every architecture; refuses where embeddings are scaled outside the layers."""
+    embed = LoadedModel.embed
+    require_own_answers(tiny.model)
+    assert tiny.model.module.config._attn_implementation == ATTENTION
+    monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: 12 * embed(model, ids))
+    with pytest.raises(ModelError, match="do not run layer by layer: logits are"):
+        require_own_answers(tiny.model)
+    monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: embed(model, ids) * torch.nan)
+    with pytest.raises(ModelError, match="do not run layer by layer"):
+        require_own_answers(tiny.model)
+    assert tiny.model.module.config._attn_implementation == ATTENTION
+
+
+def test_the_check_is_made_of_quantized_checkpoints_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadedModel, "logits", lambda model, hidden: torch.zeros(1, 49_152))
+    kvlite.load(str(folder), weights="nf4")
+    config = transformers.BitsAndBytesConfig(**NF4)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map={"": "cpu"}, quantization_config=config
+    )
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"nf4 weights in .* do not run layer by layer"):
+        kvlite.load(str(folder))
+
+
+# --- what it says on the screen ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_ask_says_nothing_but_the_answer_and_its_account(
+    tiny_folder: Path, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("The cat sat on the mat and the dog lay by the door. " * 9)
+    command = [sys.executable, "-m", "kvlite", "ask", str(tmp_path / "text.txt"), "What?"]
+    flags = ["--model", str(tiny_folder), "--weights", name, "--max-tokens", "4", "--json"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert (answer["weights"], answer["dtype"], answer["device"]) == (name, "float32", "cpu")
+
+
+def test_other_warnings_are_still_heard(caplog: pytest.LogCaptureFixture) -> None:
+    choice.hush_bitsandbytes()
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    logger.warning("MatMul8bitLt: inputs will be cast from %s to float16", torch.float32)
+    logger.warning("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
