@@ -17,11 +17,8 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
-<<<<<<< HEAD
 from kvlite.model.weights import held_tensors
-=======
 from kvlite.notes import notes
->>>>>>> main
 from kvlite.settings import Settings
 
 
@@ -73,12 +70,8 @@ class Turn:
         self.rules = layer_rules(
             self.method, model.shape, self.budget, seen, cache.layers, len(ids), bits
         )
-<<<<<<< HEAD
-        self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
-=======
         self.notes = notes(model, self.rules, seen)
-        self.meter = PeakMeter(settings.measure, model.device, model.module.parameters())
->>>>>>> main
+        self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kvlite.bench.grid import label
 from kvlite.ledger import readable
 from kvlite.memory.meter import TensorMeter
 from kvlite.model.load import load_module, without_progress_lines
@@ -22,7 +23,7 @@ class SpeedRow:
 
     Attributes:
         tokens: prompt length.
-        method, budget: kvlite's.
+        method, budget, kv_bits: kvlite's.
         prefill_s, reference_prefill_s: reading the prompt, to the first token.
         decode_s, reference_decode_s: one further token.
         prefill_ratio, decode_ratio: median over repetitions of kvlite's time over transformers',
@@ -36,6 +37,7 @@ class SpeedRow:
     tokens: int
     method: str
     budget: str
+    kv_bits: str
     prefill_s: float
     reference_prefill_s: float
     prefill_ratio: float
@@ -55,7 +57,7 @@ class SpeedRow:
         """What a table shows, by column; beside each figure, how many times transformers'."""
         return {
             "tokens": f"{self.tokens:,}",
-            "method": self.method,
+            "method": label(self.method, self.kv_bits),
             "budget": self.budget,
             "reading": f"{self.prefill_s:.2f} s (x{self.prefill_ratio:.2f})",
             "a token": f"{1e3 * self.decode_s:.1f} ms (x{self.decode_ratio:.2f})",
@@ -106,6 +108,7 @@ def compare(
     return SpeedRow(
         tokens=len(ids),
         method=answer.ledger.method,
+        kv_bits=answer.ledger.kv_bits,
         budget=str(runner.settings.budget),
         prefill_s=median(t for t, _ in ours),
         reference_prefill_s=median(t for t, _ in theirs),

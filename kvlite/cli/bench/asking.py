@@ -24,6 +24,7 @@ class Asked:
     tokens: Sequence[int]
     methods: Sequence[str]
     budgets: Sequence[int]
+    kv_bits: Sequence[str]
     question: str
     repeats: int
     own: Mapping[str, Any]
@@ -38,13 +39,13 @@ def run_asking(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask every prompt of every method and budget.
+    """Ask every prompt of every method, budget and width.
 
     Args:
         recipes: of the prompts, given the tokenizer and the prose they are made of.
 
     Raises:
-        SettingError: a method, a budget or `question` is none, or prompts do not fit.
+        SettingError: a method, a budget, a width or `question` is none, or prompts do not fit.
     """
     from kvlite.bench.grid import choices, require_known
     from kvlite.bench.pictures import draw_questions
@@ -52,7 +53,7 @@ def run_asking(
     from kvlite.bench.questions import ASKED, QuestionRow, measured, tallies
 
     require_known("--question", [asked.question], ASKED)
-    grid = choices(asked.methods, asked.budgets, max(asked.tokens))
+    grid = choices(asked.methods, asked.budgets, max(asked.tokens), asked.kv_bits)
 
     def measure(runner: "Runner", done: Done) -> Measured:
         prose = bundled_prose()
@@ -63,6 +64,7 @@ def run_asking(
         "tokens": asked.tokens,
         "methods": asked.methods,
         "budgets": asked.budgets,
+        "kv bits": asked.kv_bits,
         **asked.own,
         "question": asked.question,
         "seeds": list(range(asked.repeats)),

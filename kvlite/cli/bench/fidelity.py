@@ -9,6 +9,7 @@ from kvlite.cli.bench.options import (
     Budgets,
     Device,
     Json,
+    KVBits,
     Methods,
     Model,
     Out,
@@ -33,6 +34,7 @@ def fidelity(
     ] = 256,
     method: Methods = METHODS,
     budget: Budgets = [512],
+    kv_bits: KVBits = [str(Settings.kv_bits)],
     repeats: Annotated[
         int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
     ] = 5,
@@ -52,6 +54,8 @@ def fidelity(
 
       kvlite bench fidelity --tokens 4000 --budget 256 --budget 1024
 
+      kvlite bench fidelity --method full --kv-bits 8 --kv-bits 4 --kv-bits kivi4
+
       kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
     """
     settings = Settings(model=model, device=device, weights=weights)
@@ -62,7 +66,7 @@ def fidelity(
     from kvlite.bench.prose import bundled_prose, digest
     from kvlite.documents import read_document
 
-    grid = choices(method, budget, max(tokens))
+    grid = choices(method, budget, max(tokens), kv_bits)
     text = read_document(file).text if file else bundled_prose()
 
     def measure(runner: "Runner", done: Done) -> Measured:
@@ -80,6 +84,7 @@ def fidelity(
         "after": after,
         "methods": method,
         "budgets": budget,
+        "kv bits": kv_bits,
         "repeats": repeats,
     }
     distance = Measurement(

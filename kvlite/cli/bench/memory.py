@@ -7,6 +7,7 @@ from kvlite.cli.bench.options import (
     Budgets,
     Device,
     Json,
+    KVBits,
     Methods,
     Model,
     Out,
@@ -24,6 +25,7 @@ def memory(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
+    kv_bits: KVBits = [str(Settings.kv_bits)],
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
     weights: Weights = "auto",
@@ -38,7 +40,7 @@ def memory(
 
       kvlite bench memory --tokens 2000 --tokens 7000 --budget 256 --budget 1024
 
-      kvlite bench memory --method snapkv:per_head=true --method h2o --json
+      kvlite bench memory --method full --method kvx --kv-bits 16 --kv-bits 4 --json
     """
     settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import choices, require_room
@@ -46,13 +48,13 @@ def memory(
     from kvlite.bench.memory import memory as measured
     from kvlite.bench.prose import bundled_prose
 
-    grid = choices(method, budget, max(tokens))
+    grid = choices(method, budget, max(tokens), kv_bits)
 
     def measure(runner: "Runner", done: Done) -> Measured:
         ids = runner.tokenizer.encode(bundled_prose())
         require_room(max(tokens), 0, len(ids), runner.shape.max_context)
         return len(tokens) * len(grid), measured(runner, ids, grid, lengths=tokens, done=done)
 
-    options = {"tokens": tokens, "methods": method, "budgets": budget}
+    options = {"tokens": tokens, "methods": method, "budgets": budget, "kv bits": kv_bits}
     bytes_held = Measurement("memory", "Memory of reading", MemoryRow, measure, lines)
     run(bytes_held, settings, options, out, as_json)

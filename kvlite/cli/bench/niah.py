@@ -11,6 +11,7 @@ from kvlite.cli.bench.options import (
     Budgets,
     Device,
     Json,
+    KVBits,
     Methods,
     Model,
     Out,
@@ -40,6 +41,7 @@ def niah(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
+    kv_bits: KVBits = [str(Settings.kv_bits)],
     depths: Annotated[int, typer.Option(min=1, help="places of the needle, evenly spread")] = 9,
     kind: Kinds = ["number", "sentence", "pairs"],
     question: Question = "known",
@@ -69,7 +71,9 @@ def niah(
     from kvlite.bench.niah import KINDS, niah_cases
 
     require_known("--kind", kind, KINDS)
-    asked = Asked(tokens, method, budget, question, repeats, {"depths": depths, "kinds": kind})
+    asked = Asked(
+        tokens, method, budget, kv_bits, question, repeats, {"depths": depths, "kinds": kind}
+    )
 
     def recipes(tokenizer: Any, prose: str) -> "Sequence[Recipe]":
         places = evenly(depths)

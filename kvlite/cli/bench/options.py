@@ -34,6 +34,10 @@ Budgets = Annotated[
     list[int],
     typer.Option("--budget", min=1, callback=once, help="entries a KV head; may be repeated"),
 ]
+KVBits = Annotated[
+    list[str],
+    typer.Option("--kv-bits", callback=once, help="as for `kvlite ask`; may be repeated"),
+]
 Repeats = Annotated[int, typer.Option(min=1, help="prompts of each kind, from different seeds")]
 Question = Annotated[
     str,

@@ -11,6 +11,7 @@ from kvlite.cli.bench.options import (
     Budgets,
     Device,
     Json,
+    KVBits,
     Methods,
     Model,
     Out,
@@ -36,6 +37,7 @@ def ruler(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
+    kv_bits: KVBits = [str(Settings.kv_bits)],
     task: Tasks = TASKS,
     question: Question = "known",
     repeats: Repeats = 5,
@@ -62,7 +64,7 @@ def ruler(
     from kvlite.bench.ruler import KINDS, ruler_cases
 
     require_known("--task", task, KINDS)
-    asked = Asked(tokens, method, budget, question, repeats, {"tasks": task})
+    asked = Asked(tokens, method, budget, kv_bits, question, repeats, {"tasks": task})
 
     def recipes(tokenizer: Any, prose: str) -> "Sequence[Recipe]":
         return ruler_cases(tokenizer, prose, lengths=tokens, kinds=task, repeats=repeats)

@@ -23,6 +23,7 @@ def speed(
     tokens: Tokens = [2000, 7000],
     method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.method,
     budget: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "512",
+    kv_bits: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.kv_bits,
     repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; medians are given")] = 5,
     new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,
     model: Model = EMBEDDED_MODEL,
@@ -42,13 +43,17 @@ def speed(
 
       kvlite bench speed --method full --repeats 3 --json
     """
-    settings = Settings(model=model, method=method, budget=budget, device=device, weights=weights)
+    settings = Settings(
+        model=model, method=method, budget=budget, kv_bits=kv_bits, device=device, weights=weights
+    )
     from kvlite.bench.grid import require_room
     from kvlite.bench.prose import bundled_prose
     from kvlite.bench.speed import SpeedRow, compare_all, load_reference
+    from kvlite.cache import parse_kv_bits
     from kvlite.methods.amount import method_and_amount
 
     method_and_amount(method, budget)
+    parse_kv_bits(kv_bits)
 
     def measure(runner: "Runner", done: Done) -> Measured:
         ids = runner.tokenizer.encode(bundled_prose())
@@ -67,6 +72,7 @@ def speed(
         "tokens": tokens,
         "method": method,
         "budget": budget,
+        "kv bits": kv_bits,
         "repeats": repeats,
         "new tokens": new_tokens,
     }
