@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-ELEMENTS_AT_ONCE = 1 << 21
+ELEMENTS_AT_ONCE = 1 << 19
 
 
 class Front(Protocol):

@@ -116,39 +116,50 @@ class Quantized:
         """Codes of some vectors as float32, `(batch, heads, n, dim)`."""
         return unpacked_codes(self.codes[:, :, part], self.bits)
 
-    def _members(self) -> Tensor:
-        """Which channels a group has: `(groups, 1, dim)` float32, 1 or 0."""
-        own = torch.eye(self.groups, device=self.codes.device)
-        return own.repeat_interleave(self.dim // self.groups, 1)[:, None]
+    def _planes(self, part: slice) -> Tensor:
+        """Codes of some vectors, plane by plane, `(batch * heads, planes, n, dim / planes)`
+        float32. Products over planes apart keep all cores busy where heads are few."""
+        packed, planes = self.codes[:, :, part].flatten(0, 1), 8 // self.bits
+        if planes == 1:
+            return packed.float()[:, None]
+        codes = packed.new_empty(len(packed), planes, *packed.shape[1:], dtype=torch.float32)
+        for plane in range(planes):
+            codes[:, plane] = _unpacked(packed, plane, self.bits)
+        return codes
 
     def dot(self, queries: Tensor) -> Tensor:
         """Products of queries `(batch, heads, rows, dim)` float32 with every vector, `(batch,
         heads, rows, n)` float32."""
-        turned = queries @ rotation(self.dim, queries.device)
-        apart = turned[:, :, None] * self._members()
-        offsets, apart = apart.sum(-1).mT, apart.flatten(2, 3)
-        out = queries.new_empty(*queries.shape[:3], self.count)
+        (batch, heads, rows, dim), groups = queries.shape, self.groups
+        turned = queries @ rotation(dim, queries.device)
+        apart = turned[:, :, None] * members(groups, dim, queries.device)
+        offsets = apart.sum(-1).mT
+        asked = apart.view(batch * heads, groups * rows, 8 // self.bits, -1).transpose(1, 2)
+        parts = []
         for part in self.blocks():
-            steps = torch.matmul(apart, self._steps(part).mT).unflatten(2, (self.groups, -1))
+            steps = torch.matmul(asked, self._planes(part).mT).sum(1)
+            steps = steps.view(batch, heads, groups, rows, -1)
             steps *= self.scales[..., None, part].float()
-            total = torch.matmul(offsets, self.zeros[..., part].float())
-            torch.add(total, steps.sum(2), out=out[..., part])
-        return out
+            total = steps.sum(2) if groups > 1 else steps[:, :, 0]
+            parts.append(total.add_(offsets @ self.zeros[..., part].float()))
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def weigh(self, weights: Tensor) -> Tensor:
         """Sums of all vectors by weights `(batch, heads, rows, n)` float32, `(batch, heads, rows,
         dim)` float32."""
-        rows = weights.shape[2]
-        steps = weights.new_zeros(*weights.shape[:2], self.groups * rows, self.dim)
-        offsets = weights.new_zeros(*weights.shape[:3], self.groups)
+        (batch, heads, rows, _), groups, dim = weights.shape, self.groups, self.dim
+        planes = 8 // self.bits
+        steps = weights.new_zeros(batch * heads, planes, groups * rows, dim // planes)
+        offset = weights.new_zeros(batch, heads, rows, groups)
         for part in self.blocks():
             own = weights[..., part]
-            scaled = (own[:, :, None] * self.scales[..., None, part].float()).flatten(2, 3)
-            steps += torch.matmul(scaled, self._steps(part))
-            offsets += torch.matmul(own, self.zeros[..., part].float().mT)
-        turned = (steps.unflatten(2, (self.groups, rows)) * self._members()).sum(2)
-        turned += offsets.repeat_interleave(self.dim // self.groups, -1)
-        out: Tensor = turned @ rotation(self.dim, weights.device)
+            scaled = own[:, :, None] * self.scales[..., None, part].float()
+            steps += scaled.view(batch * heads, 1, groups * rows, -1) @ self._planes(part)
+            offset += own @ self.zeros[..., part].float().mT
+        turned = steps.transpose(1, 2).reshape(batch, heads, groups, rows, dim)
+        turned = (turned * members(groups, dim, weights.device)).sum(2)
+        turned += offset.repeat_interleave(dim // groups, -1)
+        out: Tensor = turned @ rotation(dim, weights.device)
         return out
 
     def read(self, part: slice) -> Tensor:
@@ -196,8 +207,21 @@ def unpacked_codes(packed: Tensor, bits: int) -> Tensor:
     codes = torch.empty(*packed.shape[:-1], packed.shape[-1] * count, device=packed.device)
     planes = codes.unflatten(-1, (count, -1))
     for plane in range(count):
-        planes[..., plane, :] = (packed >> (plane * bits)) & (2**bits - 1)
+        planes[..., plane, :] = _unpacked(packed, plane, bits)
     return codes
+
+
+def _unpacked(packed: Tensor, plane: int, bits: int) -> Tensor:
+    """One plane's codes, uint8."""
+    shifted = packed >> (plane * bits) if plane else packed
+    return shifted if plane == 8 // bits - 1 else shifted & (2**bits - 1)
+
+
+@cache
+def members(groups: int, dim: int, device: torch.device) -> Tensor:
+    """Which channels each group has: `(groups, 1, dim)` float32, 1 or 0."""
+    own = torch.eye(groups, device=device)
+    return own.repeat_interleave(dim // groups, 1)[:, None]
 
 
 @cache

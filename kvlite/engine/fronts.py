@@ -54,7 +54,7 @@ def in_parts(
     sizes = [before.shape[-1], bank.in_front, after.shape[-1]]
     first, older, recent = weights.split(sizes, -1)
     out = torch.cat([first, recent], -1) @ bank.own_values[:, :, held].float()
-    return out + front.weigh(older), weights
+    return out + front.weigh(older), weights if remembers else None
 
 
 def fused(
