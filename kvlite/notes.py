@@ -10,7 +10,7 @@ SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
 
 def notes(model: LoadedModel, rules: list[Rule], seen: int) -> tuple[str, ...]:
-    """What speaks against a turn's settings, and what makes it slow; nothing, mostly.
+    """What speaks against a turn's settings, and what makes it slow or large; mostly nothing.
 
     Args:
         rules: one a layer.
@@ -21,10 +21,12 @@ def notes(model: LoadedModel, rules: list[Rule], seen: int) -> tuple[str, ...]:
 
 
 def _lossy(bits: KVBits, model: LoadedModel, seen: int) -> list[str]:
-    if min(bits.keys, bits.values) > 4:
+    fewest = min(bits.keys, bits.values)
+    if fewest > 4:
         return []
+    sides = [side for side, own in (("keys", bits.keys), ("values", bits.values)) if own <= 4]
+    few = f"{fewest}-bit {' and '.join(sides)}"
     said, weights = [], sum(model.shape.parameters.values())
-    few = f"{min(bits.keys, bits.values)}-bit keys and values"
     if weights < SMALL_MODEL:
         said.append(
             f"{few} cost models below 1 billion weights more than larger ones, and this one has "
@@ -39,9 +41,13 @@ def _lossy(bits: KVBits, model: LoadedModel, seen: int) -> list[str]:
 
 
 def _slow(bits: KVBits, model: LoadedModel, rules: list[Rule]) -> list[str]:
-    name, said = rules[-1].method.spec, []
-    if any(rule.mask is not None for rule in rules):
-        said.append(f"{name} restores a quantized layer for every token, which is slow")
+    said = []
+    masked = next((rule.method.name for rule in rules if rule.mask is not None), None)
+    merged = next((rule.method.name for rule in rules if rule.partner is not None), None)
+    if masked:
+        said.append(f"{masked} restores a quantized layer for every token, which is slow")
+    if merged:
+        said.append(f"{merged} leaves entries exact in its paired layers until it merges them")
     if model.device.type != "cuda":
         return said
     if find_spec("triton") is None:
@@ -49,7 +55,7 @@ def _slow(bits: KVBits, model: LoadedModel, rules: list[Rule]) -> list[str]:
             "triton is not installed, so quantized entries are attended to in many small steps, "
             "which is slow: pip install triton"
         )
-    elif bits.by_channel or any(rule.partner is not None for rule in rules):
-        what = "--kv-bits kivi" if bits.by_channel else name
+    elif bits.by_channel or merged:
+        what = f"--kv-bits {bits}" if bits.by_channel else merged
         said.append(f"{what} has no kernel: its entries are attended to in many small steps")
     return said

@@ -57,9 +57,10 @@ class Settings:
     )
     kv_bits: str = _option(
         "16",
-        "bits a number of the cache has: 8, 4 or 2, or keys and values apart (k8v4), with the "
-        "first few and the recent entries exact; kivi4 holds keys channel by channel; 16 quantizes "
-        "nothing",
+        "bits a number of the cache has: 8, 4 or 2, or keys and values apart (k8v4), the first few "
+        "and the recent entries exact; 4g32 scales groups of 32 channels, not 64; kivi4 holds keys "
+        "channel by channel, for methods that only add while answering; 16 leaves numbers as they "
+        "are (with 32 bits on a CPU)",
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(

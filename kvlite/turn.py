@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 
 from kvlite.cache import KVCache, parse_kv_bits
+from kvlite.cache.bits import written
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import Progress, prefill
 from kvlite.engine.sampling import Sampler
@@ -164,7 +165,7 @@ class Turn:
             weights=model.weights.name,
             dtype=str(model.dtype).removeprefix("torch."),
             method=self.method.spec,
-            kv_bits=self.settings.kv_bits,
+            kv_bits=written(self.rules[0].bits),
             budget=self.budget,
             prompt_tokens=len(self.ids),
             seen_tokens=cache.seen,

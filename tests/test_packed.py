@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from kvlite.attention import attend_with_rows
 from kvlite.cache import Bank, KVBits, KVCache, LayerCache, parse_kv_bits
 from kvlite.cache.packed import Packed
+from kvlite.cache.selection import Selection
 from kvlite.conversation import Conversation
 from kvlite.engine.decode import decode_step
 from kvlite.engine.fronts import attend_front
@@ -272,6 +274,55 @@ def test_nothing_is_quantized_before_what_will_be_dropped_was(llama: Tiny) -> No
         assert bank.used == 64 and isinstance(bank.front, Packed) and bank.front.count == 28
 
 
+@pytest.mark.parametrize(
+    ("method", "budgets", "widths"),
+    [
+        ("tova:per_head=true,floor=0", (60, 60, 60, 60), (FOUR, FOUR, FOUR, FOUR)),
+        ("streaming", (120, 120, 120, 120), (FOUR, None, FOUR, KVBits(8, 8))),
+        ("lminfinite", (120, 120, 120, 90), (FOUR, FOUR, FOUR, FOUR)),
+        ("kvx:layers=global,decode=grow", (90, 60, 120, 90), (FOUR, FOUR, None, FOUR)),
+        ("h2o:recent=8", (200, 45, 120, 120), (FOUR, FOUR, FOUR, FOUR)),
+        ("full", (900, 900, 900, 900), (KVBits(4, 4, 32, True), FOUR, None, FOUR)),
+    ],
+)
+def test_turns_on_quantized_entries_keep_what_they_choose(
+    llama: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    budgets: tuple[int, ...],
+    widths: tuple[KVBits | None, ...],
+) -> None:
+    """What is packed is what was selected, whatever was overwritten, slid or widened before; and
+    nothing but the cache's own tensors is held on to."""
+    checked = 0
+    real = Selection.packed
+
+    def packed(self: Selection, bits: KVBits) -> Packed | None:
+        nonlocal checked
+        made = real(self, bits)
+        if made is not None:
+            checked += 1
+            middle = slice(bits.sinks, bits.sinks + made.count)
+            assert made.positions.equal(self.positions(middle))
+        return made
+
+    monkeypatch.setattr(Selection, "packed", packed)
+    model, cache, seed = llama.model, empty(llama.model), 0
+    for budget, bits in zip(budgets, widths, strict=True):
+        for count in (150, 70):
+            seed += 1
+            logits, rules = read(model, cache, random_ids(count, seed), method, bits, budget)
+            for _ in range(40):
+                logits = decode_step(model, cache, logits.argmax(-1), rules)
+            assert bool(logits.isfinite().all())
+            for layer in cache.layers:
+                assert all(bank.former is None for bank in layer.banks)
+                for bank in layer.banks:
+                    line = bank.positions[0, :, : bank.used].sort(-1).values
+                    assert bool((line[:, 1:] > line[:, :-1]).all())
+    assert checked > 16
+
+
 # --- what is attended to -------------------------------------------------------------------------
 
 
@@ -378,12 +429,46 @@ def test_keys_by_channel_are_for_lines_that_only_grow(llama: Tiny) -> None:
         read(model, cache, random_ids(60, 2), method, KVBits(4, 4, 32, True), 150)
         front = cache.layers[0].banks[0].front
         assert isinstance(front, Packed) and front.count % 32 == 0 and bool(logits.isfinite().all())
-    for method in ("kvx", "kvx:middle=example"):
-        with pytest.raises(SettingError, match=r"kivi .* which kvx.* would drop one by one"):
+    for method in (
+        "kvx",
+        "kvx:middle=example",
+        "simlayerkv:threshold=0.5+kvx",
+        "simlayerkv:threshold=0.5,bound_decode=true",
+        "minference+tova",
+    ):
+        with pytest.raises(SettingError, match=r"kivi4 .* which .* would drop one by one"):
             read(model, empty(model), random_ids(200), method, KVBits(4, 4, 32, True), 100)
     gemma = make_tiny("gemma3").model
     with pytest.raises(SettingError, match="this model's sliding windows would drop"):
         read(gemma, empty(gemma), random_ids(200), "full", KVBits(4, 4, 32, True))
+
+
+def test_heads_that_codes_do_not_fill_are_refused(llama: Tiny) -> None:
+    shape = replace(llama.model.shape, head_dim=18)
+    with pytest.raises(
+        SettingError, match=r"--kv-bits 2 needs heads whose .* multiple of 4, .* 18"
+    ):
+        layer_rules(Full(), shape, 9, 9, bits=KVBits(2, 2))
+
+
+def test_notes_name_what_they_are_about() -> None:
+    gemma = make_tiny("gemma3").model
+    (small, slow) = (
+        Conversation(gemma, Settings(method="lminfinite", kv_bits="k8v4", budget=60))
+        .generate(random_ids(100)[0].tolist(), max_new_tokens=1)
+        .ledger.notes
+    )
+    assert small.startswith("4-bit values cost models below 1 billion") and "has 0.00" in small
+    assert slow.startswith("lminfinite restores a quantized layer")
+    model = make_tiny("llama").model
+    assert (
+        not Conversation(model, Settings(kv_bits="8"))
+        .generate([5] * 9, max_new_tokens=1)
+        .ledger.notes
+    )
+    merged = Conversation(model, Settings(method="minicache", kv_bits="8"))
+    (note,) = merged.generate([5] * 9, max_new_tokens=1).ledger.notes
+    assert note.startswith("minicache leaves entries exact")
 
 
 def test_the_ledger_says_how_it_was_held(llama: Tiny) -> None:

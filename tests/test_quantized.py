@@ -171,7 +171,9 @@ def test_bits_are_read(written: str, expected: KVBits | None) -> None:
     assert parse_kv_bits(written) == expected
 
 
-@pytest.mark.parametrize("written", ["", "3", "four", "k4", "4g7", "-4", "k8v5", "kivi", "16g32"])
+@pytest.mark.parametrize(
+    "written", ["", "3", "four", "k4", "4g7", "-4", "k8v5", "kivi", "16g32", "٤"]
+)
 def test_other_bits_are_refused_by_name(written: str) -> None:
     with pytest.raises(SettingError, match=f"--kv-bits {written!r} is not one of"):
         parse_kv_bits(written)

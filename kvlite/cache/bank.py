@@ -7,9 +7,10 @@ the bank's first own slots and the rest.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvlite.cache.front import Front
@@ -32,6 +33,11 @@ class Origin:
     places: Tensor
     rows: tuple[int, ...]
 
+    def places_of(self, used: int) -> Tensor:
+        """The place of each of the first `used` slots, `(batch, heads, used)`."""
+        later = max(0, used - self.places.shape[2])
+        return F.pad(self.places, (0, later), value=-1)[:, :, :used]
+
 
 @dataclass(slots=True)
 class Bank:
@@ -49,7 +55,8 @@ class Bank:
         votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
             are read and share the budget by them; None for methods whose layers do not.
         front: what lies among its own slots, if anything.
-        former: where its entries were packed when they were last written out, to be read on.
+        former: where its entries were packed before they were written out, for as long as a cut
+            is to come that packs them again.
         used: slots filled, the front's included, the same for every head and sequence.
         newest_row: which of the R rows was written last.
     """
@@ -88,13 +95,22 @@ class Bank:
         return torch.cat([before, self.front.positions, after], 2)
 
     def _whole(self, own: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+        whole = own.new_empty(*own.shape[:2], self.capacity, own.shape[3])
+        self._write(own, write, whole)
+        return whole
+
+    def _write(self, own: Tensor, write: Callable[[Tensor], None], out: Tensor) -> None:
         assert self.front is not None
         start, end = self.front.start, self.front.start + self.in_front
-        whole = own.new_empty(*own.shape[:2], self.capacity, own.shape[3])
-        whole[:, :, :start] = own[:, :, :start]
-        write(whole[:, :, start:end])
-        whole[:, :, end:] = own[:, :, start:]
-        return whole
+        out[:, :, :start] = own[:, :, :start]
+        write(out[:, :, start:end])
+        out[:, :, end:] = own[:, :, start : start + out.shape[2] - end]
+
+    def write_out(self, keys: Tensor, values: Tensor) -> None:
+        """Restore all that is held, slot by slot, into `(batch, heads, used, dim)`."""
+        assert self.front is not None
+        self._write(self.own_keys, self.front.write_keys, keys)
+        self._write(self.own_values, self.front.write_values, values)
 
     @property
     def in_front(self) -> int:
@@ -166,6 +182,7 @@ class Bank:
         """
         if self.room:
             raise CapacityError(f"a bank with {self.room} free slots has nothing to overwrite")
+        self.former = None  # what is overwritten is no longer what was packed
         if isinstance(self.front, Packed):
             slots = self._packed_into(slots, self.front)
         index = slots[:, :, None]
@@ -197,6 +214,18 @@ class Bank:
             old, new = (each[:, :, None, None].expand(-1, -1, count, 1) for each in (freed, slots))
             self.rows.scatter_(3, new, self.rows.gather(3, old))
         return freed
+
+    def keep_ends(self, first: int, last: int) -> None:
+        """Let go, in place, of all entries but the first and the last ones."""
+        assert self.front is None
+        recent, self.used = slice(self.used - last, self.used), first + last
+        kept = slice(first, self.used)
+        for each in (self.own_keys, self.own_values, self.own_positions):
+            each[:, :, kept] = each[:, :, recent].clone()
+        if self.former is not None:
+            places = self.former.places_of(recent.stop)
+            both = torch.cat([places[:, :, :first], places[:, :, recent]], 2)
+            self.former = replace(self.former, places=both)
 
     def record(self, row: Tensor) -> None:
         """Remember an attention row, `(batch, heads, used)`, in place of the oldest one."""

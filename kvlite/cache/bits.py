@@ -53,6 +53,11 @@ class KVBits:
         return dim * (self.keys + self.values) // 8 + of_keys + scales + 4
 
 
+def written(bits: KVBits | None) -> str:
+    """As a user writes them."""
+    return UNCHANGED if bits is None else str(bits)
+
+
 def parse_kv_bits(text: str | int) -> KVBits | None:
     """What a user wrote: `16` for no quantization (None), `8`, `4`, `2`, `k8v4`; with another
     group `4g32`; KIVI's layout `kivi4`.
@@ -60,16 +65,17 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
     Raises:
         SettingError: it is none of these.
     """
-    written = str(text).strip().lower()
-    if written == UNCHANGED:
+    asked = str(text).strip().lower()
+    if asked == UNCHANGED:
         return None
-    match = re.fullmatch(r"(kivi)?(?:(\d)|k(\d)v(\d))(?:g(\d{2,3}))?", written)
+    match = re.fullmatch(r"(kivi)?(?:([0-9])|k([0-9])v([0-9]))(?:g([0-9]{2,3}))?", asked)
     keys, values = (int(match[2] or match[i]) for i in (3, 4)) if match else (0, 0)
     by_channel = bool(match and match[1])
     group = int(match[5]) if match and match[5] else _KIVI_GROUP if by_channel else _GROUP
     if keys not in _WIDTHS or values not in _WIDTHS or group not in _GROUPS:
         raise SettingError(
-            f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or both sides "
-            "apart as k8v4; a group of 16, 32, 64 or 128 may follow (4g32), and kivi lead (kivi4)"
+            f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or keys and "
+            "values apart, as in k8v4; a group of 16, 32, 64 or 128 may follow, as in 4g32, and "
+            "kivi come first, as in kivi4"
         )
     return KVBits(keys, values, group, by_channel)

@@ -122,14 +122,21 @@ class LayerCache:
         return sum(len(bank.heads) * bank.used for bank in self.banks) / heads
 
     def resized(
-        self, capacities: Iterable[int], decode_rows: int = 0, bits: KVBits | None = None
+        self,
+        capacities: Iterable[int],
+        decode_rows: int = 0,
+        bits: KVBits | None = None,
+        *,
+        origins: bool = False,
     ) -> "LayerCache":
         """A copy with banks of `capacities` slots, entries ascending in position. Fronts that never
         change are shared with it; what is quantized is written out, or with `bits` stays so, and
-        what is no longer recent joins it."""
+        what is no longer recent joins it; `origins` as in `gathered`."""
         ordered = [Selection.everything(bank) for bank in self.banks]
         fronts = [bank.front for bank in self.banks] if self.computed else None
-        return LayerCache.gathered(ordered, capacities, decode_rows, fronts, self.like, bits)
+        return LayerCache.gathered(
+            ordered, capacities, decode_rows, fronts, self.like, bits, origins=origins
+        )
 
     def behind(self, fronts: Sequence[Front], room: int) -> "LayerCache":
         """A layer of the same heads that holds `fronts`, one a bank, and `room` free slots."""
@@ -174,6 +181,8 @@ class LayerCache:
         fronts: Sequence[Front | None] | None = None,
         like: Mapping[int, int] | None = None,
         bits: KVBits | None = None,
+        *,
+        origins: bool = False,
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in banks of `capacities` slots.
 
@@ -183,6 +192,8 @@ class LayerCache:
         Args:
             bits: quantize those between the first few and the recent ones, straight from where
                 they are.
+            origins: remember where what is written out was packed; only until a cut that packs it
+                again, since all of it stays in memory for as long.
         """
         chosen = list(selections)
         if fronts is None and bits is not None:
@@ -200,5 +211,5 @@ class LayerCache:
             like=like,
         )
         for selection, bank in zip(chosen, layer.banks, strict=True):
-            selection.copy_to(bank)
+            selection.copy_to(bank, origins=origins)
         return layer

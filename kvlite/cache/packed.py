@@ -13,7 +13,8 @@ from kvlite.cache.quantized import Quantized
 @dataclass(frozen=True)
 class Packed:
     """The middle of a bank's line, between its first few entries and its recent ones, which are
-    exact. Each entry was rounded once, as it left the recent ones, and can be replaced.
+    exact. Each entry was rounded once, as it left the recent ones, and can be replaced; it is
+    rounded anew only if a cut made it one of the first or the recent ones again.
 
     Attributes:
         keys: minus `mean`.

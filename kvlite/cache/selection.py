@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvlite.cache.bank import Bank, Origin
 from kvlite.cache.bits import KVBits
-from kvlite.cache.front import blocks
+from kvlite.cache.front import Front, blocks
 from kvlite.cache.packed import Packed
 
 Line = tuple[int, int]
@@ -61,25 +61,46 @@ class Selection:
         """All of a bank, in order."""
         return cls(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
 
-    def copy_to(self, bank: Bank) -> None:
-        """Fill a new bank of the same heads: what its front does not hold, in its own slots."""
+    def copy_to(self, bank: Bank, *, origins: bool) -> None:
+        """Fill a new bank of the same heads: what its front does not hold, in its own slots.
+
+        Args:
+            origins: let it know where entries were packed.
+        """
         kept = self.slots.shape[2]
         start = 0 if bank.front is None else bank.front.start
-        for part in (slice(0, start), slice(start + bank.in_front, kept)):
-            for each in self.blocks(part):
-                own = slice(each.start, each.stop)
-                if part.start:
-                    own = slice(each.start - bank.in_front, each.stop - bank.in_front)
-                bank.own_keys[:, :, own] = self.keys(each)
-                bank.own_values[:, :, own] = self.values(each)
-                bank.own_positions[:, :, own] = self.positions(each)
+        if bank.front is None and self.source.front is not None and self._in_order:
+            held = slice(0, kept)
+            self.source.write_out(bank.own_keys[:, :, held], bank.own_values[:, :, held])
+            bank.own_positions[:, :, held] = self.source.positions[:, :, held]
+        else:
+            self._copy_part(bank, slice(0, start), 0)
+            self._copy_part(bank, slice(start + bank.in_front, kept), bank.in_front)
         bank.used, bank.votes = kept, self.votes
         origin = self.source.origin
-        if origin is not None and bank.front is None:
+        if origins and origin is not None and bank.front is None:
             rows = tuple(origin.rows[row] for row in self.rows)
             everything = self._places(origin, slice(0, kept))
             bank.former = Origin(origin.packed, everything, rows)
         self._copy_rows(bank)
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether they are all that the source holds, slot by slot."""
+        every = torch.arange(self.source.used, device=self.slots.device)
+        return self.heads is None and self.slots.equal(every.expand(*self.slots.shape[:2], -1))
+
+    def _copy_part(self, bank: Bank, part: slice, ahead: int) -> None:
+        """Copy a part of them to the own slots of a new bank.
+
+        Args:
+            ahead: how many slots before them are not the bank's own.
+        """
+        for each in self.blocks(part):
+            own = slice(each.start - ahead, each.stop - ahead)
+            bank.own_keys[:, :, own] = self.keys(each)
+            bank.own_values[:, :, own] = self.values(each)
+            bank.own_positions[:, :, own] = self.positions(each)
 
     def _copy_rows(self, bank: Bank) -> None:
         rows, held = bank.rows, self.source.rows
@@ -128,12 +149,17 @@ class Selection:
         inside = (places >= 0) & (places < source.in_front)
         if not inside.any():
             return self._gathered(exact, own)
-        if not isinstance(front, Packed) or front.bits.by_channel:
+        if not isinstance(front, Packed) or not self._picks(front):
             return self._gathered(whole(), slots)
         held = self._gathered(exact, own)
         restored = torch.empty_like(held)
         write(front.take(places.clamp(0, front.count - 1), self.rows), restored)
         return torch.where(inside[..., None], restored, held)
+
+    @staticmethod
+    def _picks(front: Front) -> bool:
+        """Whether some entries of a front can be restored without the others."""
+        return isinstance(front, Packed) and not front.bits.by_channel
 
     def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
         """Pick `slots` (batch, heads, n) of the selected heads from a tensor of the source's,
@@ -149,7 +175,11 @@ class Selection:
         return self.source.positions[:, self.rows].gather(2, self.slots[:, :, part])
 
     def blocks(self, part: slice) -> list[slice]:
-        """A part of them in smaller ones, whose float32 copies are a few megabytes."""
+        """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
+        where all has to be restored to pick some."""
+        front = self.source.front
+        if front is not None and not self._picks(front):
+            return [part] if part.start < part.stop else []
         batch, heads, _, dim = self.source.own_keys.shape
         count = part.stop - part.start
         return [
@@ -182,9 +212,7 @@ class Selection:
 
     def _places(self, origin: Origin, part: slice) -> Tensor:
         """Where a part of them is packed, -1 where it is not."""
-        places = torch.nn.functional.pad(
-            origin.places[:, self.rows], (0, self.source.used - origin.places.shape[2]), value=-1
-        )
+        places = origin.places_of(self.source.used)[:, self.rows]
         return places.gather(2, self.slots[:, :, part])
 
     def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:

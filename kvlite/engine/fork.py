@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache, LayerCache
-from kvlite.cache.bits import UNCHANGED
+from kvlite.cache.bits import written
 from kvlite.engine.prefill import Reading, empty_cache, prefill
 from kvlite.engine.watch import Watch
 from kvlite.methods import Method
@@ -37,7 +37,7 @@ class Choice:
     @property
     def kv_bits(self) -> str:
         """As a user writes them."""
-        return UNCHANGED if self.bits is None else str(self.bits)
+        return written(self.bits)
 
 
 @dataclass

@@ -176,7 +176,7 @@ class Reading:
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
         as it is and as many rows be remembered; else a copy, so that stopping loses nothing, with
-        what is quantized written out. A method that overwrites entries needs them written out."""
+        what is quantized written out."""
         rule, layer = self.rules[index], self.cache.layers[index]
         lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
         rows = rule.method.decode_rows
@@ -193,8 +193,12 @@ class Reading:
                 ]
                 # What slides must be written out, not lie behind a front.
                 everything = [Selection.everything(bank) for bank in layer.banks]
-                return LayerCache.gathered(everything, sizes, like=layer.like)
-            return layer.resized(sizes, rows if rule.method.judges_once else 0)
+                return LayerCache.gathered(
+                    everything, sizes, like=layer.like, origins=rule.bits is not None
+                )
+            origins = rule.bits is not None and rule.partner is None
+            held = rows if rule.method.judges_once else 0
+            return layer.resized(sizes, held, origins=origins)
         sizes = rule.capacities(lines, self.room)
         layer = self.cache.layers[index] = layer.resized(sizes, rows)
         self.marks[index] = layer.mark()

@@ -147,8 +147,4 @@ def make_room(layer: LayerCache, mask: LambdaMask, count: int) -> None:
     """Let go, in place, of what no token to come will see, if less than `count` slots are left."""
     for bank in layer.banks:
         if bank.room < count:
-            recent = slice(bank.used - mask.window, bank.used)
-            bank.used = mask.sinks + mask.window
-            assert bank.front is None
-            for each in (bank.own_keys, bank.own_values, bank.own_positions):
-                each[:, :, mask.sinks : bank.used] = each[:, :, recent].clone()
+            bank.keep_ends(mask.sinks, mask.window)

@@ -311,6 +311,11 @@ class Method(ABC):
         return False
 
     @property
+    def only_grows(self) -> bool:
+        """Whether no line of any layer loses an entry while answering."""
+        return not (self.bounded or self.trims)
+
+    @property
     def ragged(self) -> bool:
         """Whether a layer's heads may keep different numbers of entries, of the same mean."""
         return False

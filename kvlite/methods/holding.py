@@ -141,6 +141,11 @@ class Holding(Method):
         return self.inner.bounded
 
     @property
+    def only_grows(self) -> bool:
+        """See `Method`."""
+        return self.inner.only_grows
+
+    @property
     def ragged(self) -> bool:
         """See `Method`."""
         return self.inner.ragged

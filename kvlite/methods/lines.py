@@ -13,7 +13,7 @@ from kvlite.methods.share import alike
 
 def ends(bank: Bank, first: int, last: int) -> Tensor:
     """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`."""
-    used, device = bank.used, bank.keys.device
+    used, device = bank.used, bank.own_keys.device
     slots = torch.cat(
         [torch.arange(first, device=device), torch.arange(used - last, used, device=device)]
     )

@@ -41,7 +41,7 @@ class Random(Method):
         selections = []
         for bank in view.banks:
             shape = (*bank.positions.shape[:2], bank.used - self.window)
-            scores = torch.rand(shape, generator=generator).to(bank.keys.device)
+            scores = torch.rand(shape, generator=generator).to(bank.own_keys.device)
             chosen = view.budget - self.window
             selections.append(Selection(bank, with_ends(scores, bank, chosen, 0, self.window)))
         return selections

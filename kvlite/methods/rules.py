@@ -52,6 +52,11 @@ class Rule:
         return None if later or self.partner is not None else self.bits
 
     @property
+    def packs_later(self) -> bool:
+        """Whether a cut that quantizes is still to come."""
+        return self.bits is not None and self.packs is None and self.partner is None
+
+    @property
     def mask(self) -> LambdaMask | None:
         """What a token of this layer sees, if not all that is held."""
         return self.method.mask(self.budget)
@@ -112,7 +117,12 @@ class Rule:
         if self.provision is None:
             sizes = self.capacities(lines, room)
         layer = LayerCache.gathered(
-            selections, sizes, self.method.decode_rows, like=like, bits=self.packs
+            selections,
+            sizes,
+            self.method.decode_rows,
+            like=like,
+            bits=self.packs,
+            origins=self.packs_later,
         )
         self.cast_first_votes(layer, view.window)
         return layer
@@ -173,8 +183,10 @@ def layer_rules(
         else Rule(Streaming(sinks=0), window, window=window, bits=bits)
         for layer, window in enumerate(shape.windows)
     ]
-    if bits is not None and bits.by_channel:
-        _require_growing(rules)
+    if bits is not None:
+        _require_codes(bits, shape)
+        if bits.by_channel:
+            _require_growing(rules)
     if widths is None:
         return rules
     if len(cut) < shape.layers:
@@ -188,14 +200,25 @@ def layer_rules(
     ]
 
 
+def _require_codes(bits: KVBits, shape: ModelShape) -> None:
+    """Raises SettingError if the codes of an entry do not fill whole bytes."""
+    codes = 8 // min(bits.keys, bits.values)
+    if shape.head_dim % codes:
+        raise SettingError(
+            f"--kv-bits {bits} needs heads whose dimension is a multiple of {codes}, and this "
+            f"model's have {shape.head_dim}: use --kv-bits 8"
+        )
+
+
 def _require_growing(rules: Sequence[Rule]) -> None:
     """Raises SettingError if a layer drops entries one by one while answering."""
     for rule in rules:
-        if rule.method.bounded or rule.method.trims:
+        if not rule.method.only_grows:
             what = "this model's sliding windows" if rule.window else rule.method.spec
             raise SettingError(
-                f"--kv-bits kivi holds the keys of neighbouring entries together, which {what} "
-                "would drop one by one: use --kv-bits 4, or a method that only adds while answering"
+                f"--kv-bits {rule.bits} holds the keys of neighbouring entries together, which "
+                f"{what} would drop one by one: use --kv-bits 4, or a method that only adds while "
+                "answering"
             )
 
 

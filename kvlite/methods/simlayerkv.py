@@ -113,6 +113,11 @@ class SimLayerKV(Holding):
         return self.bound_decode and self.inner.bounded
 
     @property
+    def only_grows(self) -> bool:
+        """Unless windows of lazy layers roll, as the method it holds."""
+        return not self.bound_decode and self.inner.only_grows
+
+    @property
     def keeps_to_budget(self) -> bool:
         """As the method it holds; alone, what is not lazy is kept whole."""
         return self.inner.frees_memory and self.inner.keeps_to_budget
