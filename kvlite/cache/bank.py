@@ -182,7 +182,6 @@ class Bank:
         """
         if self.room:
             raise CapacityError(f"a bank with {self.room} free slots has nothing to overwrite")
-        self.former = None  # what is overwritten is no longer what was packed
         if isinstance(self.front, Packed):
             slots = self._packed_into(slots, self.front)
         index = slots[:, :, None]
