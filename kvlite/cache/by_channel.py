@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.front import blocks
-from kvlite.cache.quantized import LARGEST, packed_codes, unpacked_codes
+from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,11 @@ class ByChannel:
 
     def write(self, part: slice, vectors: Tensor) -> None:
         """Round vectors `(batch, heads, n, dim)` into n of the places, both whole groups."""
-        groups = vectors.float().unflatten(2, (-1, self._group)).clamp(-LARGEST, LARGEST)
-        low, high = groups.aminmax(dim=3, keepdim=True)
-        levels = 2**self.bits - 1
-        zeros, scales = low.half(), ((high - low) / levels).half()
-        steps = torch.where(scales == 0, 1.0, scales.float())
-        codes = ((groups - zeros.float()) / steps).round_().clamp_(0, levels)
+        groups = vectors.to(torch.float32, copy=True).unflatten(2, (-1, self._group))
+        codes, scales, zeros = rounded(groups, 3, self.bits)
         own = slice(part.start // self._group, part.stop // self._group)
         self.codes[:, :, part] = packed_codes(codes.flatten(2, 3), self.bits)
-        self.scales[:, :, own], self.zeros[:, :, own] = scales.squeeze(3), zeros.squeeze(3)
+        self.scales[:, :, own], self.zeros[:, :, own] = scales, zeros
 
     def read(self, part: slice) -> Tensor:
         """Some vectors restored, whole groups, `(batch, heads, n, dim)` float32."""

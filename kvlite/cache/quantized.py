@@ -104,13 +104,9 @@ class Quantized:
     def _rounded(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales and zeros, as they are held."""
         turned = vectors.float() @ rotation(self.dim, vectors.device)
-        channels = turned.unflatten(-1, (self.groups, -1)).clamp_(-LARGEST, LARGEST)
-        low, high = channels.aminmax(dim=-1)
-        levels = 2**self.bits - 1
-        zeros, scales = low.half(), ((high - low) / levels).half()
-        steps = torch.where(scales == 0, 1.0, scales.float())
-        channels.sub_(zeros.float()[..., None]).div_(steps[..., None]).round_().clamp_(0, levels)
-        return packed_codes(channels.flatten(-2), self.bits), scales.mT, zeros.mT
+        channels = turned.unflatten(-1, (self.groups, -1))
+        codes, scales, zeros = rounded(channels, -1, self.bits)
+        return packed_codes(codes.flatten(-2), self.bits), scales.mT, zeros.mT
 
     def _steps(self, part: slice) -> Tensor:
         """Codes of some vectors as float32, `(batch, heads, n, dim)`."""
@@ -190,6 +186,17 @@ class Quantized:
             torch.cat([self.zeros, later.zeros], 3),
             self.bits,
         )
+
+
+def rounded(numbers: Tensor, along: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole steps of float32 numbers, put in their place, between the least and the greatest along
+    a dimension; and, without that dimension, the size of a step and the least, float16."""
+    low, high = numbers.clamp_(-LARGEST, LARGEST).aminmax(dim=along, keepdim=True)
+    levels = 2**bits - 1
+    zeros, scales = low.half(), ((high - low) / levels).half()
+    steps = torch.where(scales == 0, 1.0, scales.float())
+    codes = numbers.sub_(zeros.float()).div_(steps).round_().clamp_(0, levels)
+    return codes, scales.squeeze(along), zeros.squeeze(along)
 
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:

@@ -91,10 +91,8 @@ class _LineBytes:
         self.exact = shape.entry_bytes(itemsize) + remembered
         self.packed, self.mean, self.recent = self.exact, 0, 0
         if bits is not None:
-            self.packed, self.mean = (
-                bits.entry_bytes(shape.head_dim) + remembered,
-                4 * shape.head_dim,
-            )
+            self.packed = bits.entry_bytes(shape.head_dim) + remembered
+            self.mean = 4 * shape.head_dim
             self.recent = bits.sinks + bits.recent + PACKED_ROOM
             self.recent += bits.group if bits.by_channel else 0
 
