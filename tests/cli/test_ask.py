@@ -50,6 +50,16 @@ def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
     assert min(answer[name] for name in kinds if name.endswith("_s")) > 0
 
 
+def test_what_speaks_against_the_bits_is_said_once(kvlite: Run, model: Path, text: Path) -> None:
+    flags = ("--model", model, "--method", "full", "--max-tokens", "6", "--kv-bits", "K8V4")
+    done = kvlite("ask", text, "What?", *flags)
+    assert done.code == 0 and "KV in k8v4 " in done.err
+    assert done.err.count("Note: 4-bit values cost models below 1 billion weights") == 1
+    answer = kvlite("ask", text, "What?", *flags, "--json", "-q").json()
+    assert answer["kv_bits"] == "k8v4" and len(answer["notes"]) == 1
+    assert answer["kv_bytes"] < 0.6 * answer["full_kv_bytes"]
+
+
 @pytest.mark.parametrize("budget", ["100000", "64GiB"])
 def test_budget_larger_than_the_prompt_keeps_everything(
     kvlite: Run, model: Path, text: Path, budget: str

@@ -52,6 +52,8 @@ def test_no_file_or_no_question(refused: Refused, args: list[str]) -> None:
         ("--method snapkv:depth=3", "'depth'", "it has pool"),
         ("--method snapkv:pool=4", "snapkv:pool=4", "must be an odd number"),
         ("--method snapkv --budget 8", "budget of 8", "give it at least"),
+        ("--kv-bits 3", "'3'", "8, 4, 2, or keys and values apart"),
+        ("--method kvx --kv-bits kivi4 --budget 64", "kivi4", "use --kv-bits 4"),
         ("--temperature -1", "--temperature -1", "between 0 and 10"),
         ("--temperature nan", "--temperature nan", "between 0 and 10"),
         ("--temperature warm", "'--temperature'", "'warm' (see `kvlite ask --help`)"),
