@@ -9,6 +9,7 @@ from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.ledger import Answer
 from kvlite.methods.amount import method_and_amount
+from kvlite.methods.rules import require_growing
 from kvlite.model.calibration import find_calibration
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape, read_shape
@@ -93,7 +94,7 @@ def load(
 def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
     """`load` from whole settings; everything is checked before a weight is read."""
     method, _ = method_and_amount(settings.method, settings.budget)
-    parse_kv_bits(settings.kv_bits)
+    require_growing(parse_kv_bits(settings.kv_bits), method)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify)
     weights = choose_weights(settings.weights, device, folder)

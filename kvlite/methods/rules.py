@@ -185,8 +185,7 @@ def layer_rules(
     ]
     if bits is not None:
         _require_codes(bits, shape)
-        if bits.by_channel:
-            _require_growing(rules)
+        require_growing(bits, method, windows=any(shape.windows))
     if widths is None:
         return rules
     if len(cut) < shape.layers:
@@ -210,16 +209,20 @@ def _require_codes(bits: KVBits, shape: ModelShape) -> None:
         )
 
 
-def _require_growing(rules: Sequence[Rule]) -> None:
-    """Raises SettingError if a layer drops entries one by one while answering."""
-    for rule in rules:
-        if not rule.method.only_grows:
-            what = "this model's sliding windows" if rule.window else rule.method.spec
-            raise SettingError(
-                f"--kv-bits {rule.bits} holds the keys of neighbouring entries together, which "
-                f"{what} would drop one by one: use --kv-bits 4, or a method that only adds while "
-                "answering"
-            )
+def require_growing(bits: KVBits | None, method: Method, windows: bool = False) -> None:
+    """Raises SettingError if entries that are quantized together would be dropped one by one while
+    answering.
+
+    Args:
+        windows: the model has sliding windows.
+    """
+    if bits is None or not bits.by_channel or (method.only_grows and not windows):
+        return
+    what = method.spec if not method.only_grows else "this model's sliding windows"
+    raise SettingError(
+        f"--kv-bits {bits} holds the keys of neighbouring entries together, which {what} would "
+        "drop one by one: use --kv-bits 4, or a method that only adds while answering"
+    )
 
 
 def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, room: int) -> None:
