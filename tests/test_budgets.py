@@ -309,7 +309,7 @@ def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int
         vocab=100,
         max_context=32_768,
         windows=windows,
-        parameters={},
+        parts=(),
     )
 
 
