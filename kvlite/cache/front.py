@@ -45,30 +45,6 @@ class Front(Protocol):
         rows, dim)` float32, a part at a time."""
 
 
-class Vectors(Protocol):
-    """Vectors of some KV heads, in whatever form."""
-
-    @property
-    def count(self) -> int:
-        """Vectors a head."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is held."""
-
-    def blocks(self) -> Iterator[slice]:
-        """Parts of them whose float32 copies are a few megabytes."""
-
-    def read(self, part: slice) -> Tensor:
-        """Some of them, `(batch, heads, n, dim)`."""
-
-    def dot(self, queries: Tensor) -> Tensor:
-        """As `Front.dot`."""
-
-    def weigh(self, weights: Tensor) -> Tensor:
-        """As `Front.weigh`."""
-
-
 @dataclass(frozen=True)
 class Exact:
     """Vectors as they are.
@@ -90,12 +66,12 @@ class Exact:
         return (self.vectors,)
 
     def blocks(self) -> Iterator[slice]:
-        """See `Vectors`."""
+        """Parts of them whose float32 copies are a few megabytes."""
         batch, heads, count, dim = self.vectors.shape
         return blocks(count, batch * heads * dim)
 
     def read(self, part: slice) -> Tensor:
-        """See `Vectors`."""
+        """Some of them, `(batch, heads, n, dim)`."""
         return self.vectors[:, :, part]
 
     def dot(self, queries: Tensor) -> Tensor:

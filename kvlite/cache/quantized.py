@@ -108,10 +108,6 @@ class Quantized:
         codes, scales, zeros = rounded(channels, -1, self.bits)
         return packed_codes(codes.flatten(-2), self.bits), scales.mT, zeros.mT
 
-    def _steps(self, part: slice) -> Tensor:
-        """Codes of some vectors as float32, `(batch, heads, n, dim)`."""
-        return unpacked_codes(self.codes[:, :, part], self.bits)
-
     def _planes(self, part: slice) -> Tensor:
         """Codes of some vectors, plane by plane, `(batch * heads, planes, n, dim / planes)`
         float32. Products over planes apart keep all cores busy where heads are few."""
@@ -160,7 +156,8 @@ class Quantized:
 
     def read(self, part: slice) -> Tensor:
         """Some vectors restored, `(batch, heads, n, dim)` float32."""
-        channels = self._steps(part).unflatten(-1, (self.groups, -1))
+        codes = unpacked_codes(self.codes[:, :, part], self.bits)
+        channels = codes.unflatten(-1, (self.groups, -1))
         channels *= self.scales[..., part].mT.float()[..., None]
         channels += self.zeros[..., part].mT.float()[..., None]
         out: Tensor = channels.flatten(-2) @ rotation(self.dim, channels.device)

@@ -2,20 +2,7 @@
 
 import numpy as np
 
-
-def hadamard(dim: int) -> np.ndarray:
-    """Sylvester's matrix, entry (i, j) negative where i and j share an odd number of ones, along
-    the diagonal as often as its size, the largest power of two that divides dim, goes into dim."""
-    size = 1
-    while dim % (2 * size) == 0:
-        size *= 2
-    matrix = np.zeros((dim, dim))
-    for i in range(dim):
-        for j in range(dim):
-            if i // size == j // size:
-                sign = -1 if bin(i % size & j % size).count("1") % 2 else 1
-                matrix[i, j] = sign / size**0.5
-    return matrix
+from .quantized import hadamard
 
 
 def restored(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int) -> np.ndarray:
