@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from kvlite.cache import KVBits
+from kvlite.cache.quantized import has_compiled
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
 
@@ -48,6 +49,11 @@ def _slow(bits: KVBits, model: LoadedModel, rules: list[Rule]) -> list[str]:
         said.append(f"{masked} restores a quantized layer for every token, which is slow")
     if merged:
         said.append(f"{merged} leaves entries exact in its paired layers until it merges them")
+    if model.device.type == "cpu" and not has_compiled(model.device):
+        said.append(
+            "numba is not installed, so an answer from quantized entries takes longer than from "
+            'exact ones: pip install "kvlite[cpu]"'
+        )
     if model.device.type != "cuda":
         return said
     if find_spec("triton") is None:

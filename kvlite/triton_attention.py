@@ -2,8 +2,8 @@
 
 Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): the entries of a KV head are split among
 programs, each keeps a running softmax over its own, and a second kernel merges what they found.
-Codes become numbers in registers, and nothing is restored in memory. As in `Quantized.dot` and
-`.weigh`, products are formed from whole steps and a group's scale and zero come in afterwards.
+Codes become numbers in registers, and nothing is restored in memory. Products are formed from whole
+steps; a group's scale and zero come in afterwards.
 
 Whole steps are exact in bfloat16. What they are multiplied by is the sum of two of its numbers, so
 a product on tensor cores is good to 17 bits.

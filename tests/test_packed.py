@@ -471,6 +471,13 @@ def test_notes_name_what_they_are_about() -> None:
     assert note.startswith("minicache leaves entries exact")
 
 
+def test_a_note_tells_how_to_answer_faster_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlite.notes.has_compiled", lambda device: False)
+    chat = Conversation(make_tiny("llama").model, Settings(kv_bits="8"))
+    (note,) = chat.generate([5] * 9, max_new_tokens=1).ledger.notes
+    assert note.startswith("numba is not installed") and note.endswith('"kvlite[cpu]"')
+
+
 def test_the_ledger_says_how_it_was_held(llama: Tiny) -> None:
     settings = Settings(method="full", kv_bits="k8v4", max_new_tokens=2)
     ledger = Conversation(llama.model, settings).generate(random_ids(120)[0].tolist()).ledger

@@ -1,5 +1,7 @@
 """Vectors in a few bits, against the loops in `oracles/quantized.py`."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -71,26 +73,65 @@ def test_no_channel_is_off_by_more_than_half_a_step(
     assert bool(((turned - back).abs() <= half_steps * 1.001 + slack).all())
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(SHAPES), st.integers(1, 40), st.integers(1, 5), st.integers(0, 10**6))
+@pytest.fixture(params=["compiled", "torch"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to form products on a CPU."""
+    if request.param == "torch":
+        monkeypatch.setattr("kvlite.cache.quantized.has_compiled", lambda device: False)
+    else:
+        pytest.importorskip("numba")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+@pytest.mark.parametrize(("bits", "group", "dim"), [*SHAPES, (4, 128, 128), (2, 16, 128)])
 def test_products_are_those_of_the_restored_vectors(
-    shape: tuple[int, int, int], count: int, rows: int, seed: int
+    products: None, bits: int, group: int, dim: int, rows: int
 ) -> None:
-    bits, group, dim = shape
-    held = Quantized.of(vectors(count, dim, seed), bits, group)
-    restored = held.read(slice(0, count)).double()
-    generator = torch.Generator().manual_seed(seed)
-    queries = torch.randn(2, 3, rows, dim, generator=generator)
-    weights = torch.rand(2, 3, rows, count, generator=generator)
+    for count in (1, 40):
+        held = Quantized.of(vectors(count, dim, rows), bits, group)
+        restored = held.read(slice(0, count)).double()
+        queries, weights = torch.randn(2, 3, rows, dim), torch.rand(2, 3, rows, count)
+        torch.testing.assert_close(
+            held.dot(queries).double(), queries.double() @ restored.mT, atol=1e-3, rtol=1e-4
+        )
+        torch.testing.assert_close(
+            held.weigh(weights).double(), weights.double() @ restored, atol=1e-3, rtol=1e-4
+        )
+
+
+def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = pytest.importorskip("kvlite.cache.compiled")
+    held = Quantized.of(vectors(50, 64), 4, 32)
+    # Layouts that are parts of larger tensors.
+    queries, weights = torch.randn(2, 3, 5, 64)[:, :, ::2], torch.rand(2, 3, 3, 60)[..., 5:55]
+    whole = held.dot(queries), held.weigh(weights)
+    monkeypatch.setattr(compiled, "CHANNELS_A_THREAD", 2 * 3 * 64 * 13)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert compiled._parts(50, 2 * 3 * 64) == [(0, 16), (16, 33), (33, 50)]
     torch.testing.assert_close(
-        held.dot(queries).double(), queries.double() @ restored.mT, atol=1e-3, rtol=1e-4
-    )
-    torch.testing.assert_close(
-        held.weigh(weights).double(), weights.double() @ restored, atol=1e-3, rtol=1e-4
+        (held.dot(queries), held.weigh(weights)), whole, atol=1e-3, rtol=1e-4
     )
 
 
-def test_products_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    numba, compiled = (pytest.importorskip(name) for name in ("numba", "kvlite.cache.compiled"))
+
+    def refusing(cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**options)
+
+    njit = numba.njit
+    monkeypatch.setattr(numba, "njit", refusing)
+    monkeypatch.setattr(compiled, "_dot", compiled._dot.__wrapped__)
+    held = Quantized.of(vectors(5, 16), 8, 16)
+    queries = torch.randn(2, 3, 1, 16)
+    expected = queries @ held.read(slice(0, 5)).mT
+    torch.testing.assert_close(held.dot(queries), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_products_of_torch_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlite.cache.quantized.has_compiled", lambda device: False)
     held = Quantized.of(vectors(50, 64), 4, 32)
     queries, weights = torch.randn(2, 3, 2, 64), torch.rand(2, 3, 2, 50)
     whole = held.dot(queries), held.weigh(weights)

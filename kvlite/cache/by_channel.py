@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import blocks
+from kvlite.cache.front import blocks, dotted
 from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
 
 
@@ -78,8 +78,7 @@ class ByChannel:
 
     def dot(self, queries: Tensor) -> Tensor:
         """See `Quantized.dot`."""
-        parts = [queries @ self.read(part).mT for part in self.blocks()]
-        return torch.cat(parts, -1)
+        return dotted(queries, map(self.read, self.blocks()))
 
     def joined(self, later: "ByChannel") -> "ByChannel":
         """These and others behind them, copied."""

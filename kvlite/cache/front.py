@@ -76,8 +76,7 @@ class Exact:
 
     def dot(self, queries: Tensor) -> Tensor:
         """See `Front`."""
-        parts = [queries @ self.read(part).float().mT for part in self.blocks()]
-        return torch.cat(parts, -1)
+        return dotted(queries, map(self.read, self.blocks()))
 
     def joined(self, later: "Exact") -> "Exact":
         """These and others behind them, copied."""
@@ -85,10 +84,23 @@ class Exact:
 
     def weigh(self, weights: Tensor) -> Tensor:
         """See `Front`."""
-        out = weights.new_zeros(*weights.shape[:3], self.vectors.shape[3])
-        for part in self.blocks():
-            out += weights[..., part] @ self.read(part).float()
-        return out
+        return weighed(weights, self.vectors.shape[3], map(self.read, self.blocks()))
+
+
+def dotted(queries: Tensor, vectors: Iterable[Tensor]) -> Tensor:
+    """Products of queries `(batch, heads, rows, dim)` float32 with vectors, of which a part exists
+    at a time, `(batch, heads, n, dim)`."""
+    return torch.cat([queries @ part.float().mT for part in vectors], -1)
+
+
+def weighed(weights: Tensor, dim: int, vectors: Iterable[Tensor]) -> Tensor:
+    """Sums of vectors by weights `(batch, heads, rows, n)` float32, a part at a time."""
+    out, start = weights.new_zeros(*weights.shape[:3], dim), 0
+    for part in vectors:
+        end = start + part.shape[2]
+        out += weights[..., start:end] @ part.float()
+        start = end
+    return out
 
 
 def blocks(count: int, elements: int) -> Iterator[slice]:

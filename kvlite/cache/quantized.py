@@ -2,18 +2,19 @@
 
 A vector is rotated by a Hadamard matrix, which spreads outlying channels over all; then each group
 of channels is rounded to whole steps between its least and its greatest value. Products are formed
-in the rotated space, from whole steps: scales and offsets come in once a group.
+in the rotated space.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from math import gcd
 
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import blocks
+from kvlite.cache.front import blocks, dotted, weighed
 
 LARGEST = 65504.0
 
@@ -108,60 +109,46 @@ class Quantized:
         codes, scales, zeros = rounded(channels, -1, self.bits)
         return packed_codes(codes.flatten(-2), self.bits), scales.mT, zeros.mT
 
-    def _planes(self, part: slice) -> Tensor:
-        """Codes of some vectors, plane by plane, `(batch * heads, planes, n, dim / planes)`
-        float32. Products over planes apart keep all cores busy where heads are few."""
-        packed, planes = self.codes[:, :, part].flatten(0, 1), 8 // self.bits
-        if planes == 1:
-            return packed.float()[:, None]
-        codes = packed.new_empty(len(packed), planes, *packed.shape[1:], dtype=torch.float32)
-        for plane in range(planes):
-            codes[:, plane] = _unpacked(packed, plane, self.bits)
-        return codes
+    def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is held, heads of all sequences in one dimension."""
+        return self.codes.flatten(0, 1), self.scales.flatten(0, 1), self.zeros.flatten(0, 1)
 
     def dot(self, queries: Tensor) -> Tensor:
         """Products of queries `(batch, heads, rows, dim)` float32 with every vector, `(batch,
         heads, rows, n)` float32."""
-        (batch, heads, rows, dim), groups = queries.shape, self.groups
-        turned = queries @ rotation(dim, queries.device)
-        apart = turned[:, :, None] * members(groups, dim, queries.device)
-        offsets = apart.sum(-1).mT
-        asked = apart.view(batch * heads, groups * rows, 8 // self.bits, -1).transpose(1, 2)
-        parts = []
-        for part in self.blocks():
-            steps = torch.matmul(asked, self._planes(part).mT).sum(1)
-            steps = steps.view(batch, heads, groups, rows, -1)
-            steps *= self.scales[..., None, part].float()
-            total = steps.sum(2) if groups > 1 else steps[:, :, 0]
-            parts.append(total.add_(offsets @ self.zeros[..., part].float()))
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        turned = queries @ rotation(self.dim, queries.device)
+        if has_compiled(queries.device):
+            from kvlite.cache import compiled
+
+            out = compiled.dot(turned.flatten(0, 1), *self._flat(), self.bits)
+            return out.reshape(*queries.shape[:3], self.count)
+        return dotted(turned, map(self._turned, self.blocks()))
 
     def weigh(self, weights: Tensor) -> Tensor:
         """Sums of all vectors by weights `(batch, heads, rows, n)` float32, `(batch, heads, rows,
         dim)` float32."""
-        (batch, heads, rows, _), groups, dim = weights.shape, self.groups, self.dim
-        planes = 8 // self.bits
-        steps = weights.new_zeros(batch * heads, planes, groups * rows, dim // planes)
-        offset = weights.new_zeros(batch, heads, rows, groups)
-        for part in self.blocks():
-            own = weights[..., part]
-            scaled = own[:, :, None] * self.scales[..., None, part].float()
-            steps += scaled.view(batch * heads, 1, groups * rows, -1) @ self._planes(part)
-            offset += own @ self.zeros[..., part].float().mT
-        turned = steps.transpose(1, 2).reshape(batch, heads, groups, rows, dim)
-        turned = (turned * members(groups, dim, weights.device)).sum(2)
-        turned += offset.repeat_interleave(dim // groups, -1)
-        out: Tensor = turned @ rotation(dim, weights.device)
+        if has_compiled(weights.device):
+            from kvlite.cache import compiled
+
+            turned = compiled.weigh(weights.flatten(0, 1), *self._flat(), self.bits)
+            turned = turned.reshape(*weights.shape[:3], self.dim)
+        else:
+            turned = weighed(weights, self.dim, map(self._turned, self.blocks()))
+        out: Tensor = turned @ rotation(self.dim, weights.device)
         return out
 
     def read(self, part: slice) -> Tensor:
         """Some vectors restored, `(batch, heads, n, dim)` float32."""
+        out: Tensor = self._turned(part) @ rotation(self.dim, self.codes.device)
+        return out
+
+    def _turned(self, part: slice) -> Tensor:
+        """Some vectors, still rotated, `(batch, heads, n, dim)` float32."""
         codes = unpacked_codes(self.codes[:, :, part], self.bits)
         channels = codes.unflatten(-1, (self.groups, -1))
         channels *= self.scales[..., part].mT.float()[..., None]
         channels += self.zeros[..., part].mT.float()[..., None]
-        out: Tensor = channels.flatten(-2) @ rotation(self.dim, channels.device)
-        return out
+        return codes
 
     def take(self, places: Tensor, heads: list[int]) -> "Quantized":
         """A copy of some vectors, as they are: `places` `(batch, heads, n)` of some heads."""
@@ -183,6 +170,12 @@ class Quantized:
             torch.cat([self.zeros, later.zeros], 3),
             self.bits,
         )
+
+
+@cache
+def has_compiled(device: torch.device) -> bool:
+    """Whether products on a device are those of `kvlite.cache.compiled`."""
+    return device.type == "cpu" and find_spec("numba") is not None
 
 
 def rounded(numbers: Tensor, along: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,21 +204,9 @@ def unpacked_codes(packed: Tensor, bits: int) -> Tensor:
     codes = torch.empty(*packed.shape[:-1], packed.shape[-1] * count, device=packed.device)
     planes = codes.unflatten(-1, (count, -1))
     for plane in range(count):
-        planes[..., plane, :] = _unpacked(packed, plane, bits)
+        shifted = packed >> (plane * bits) if plane else packed
+        planes[..., plane, :] = shifted if plane == count - 1 else shifted & (2**bits - 1)
     return codes
-
-
-def _unpacked(packed: Tensor, plane: int, bits: int) -> Tensor:
-    """One plane's codes, uint8."""
-    shifted = packed >> (plane * bits) if plane else packed
-    return shifted if plane == 8 // bits - 1 else shifted & (2**bits - 1)
-
-
-@cache
-def members(groups: int, dim: int, device: torch.device) -> Tensor:
-    """Which channels each group has: `(groups, 1, dim)` float32, 1 or 0."""
-    own = torch.eye(groups, device=device)
-    return own.repeat_interleave(dim // groups, 1)[:, None]
 
 
 @cache
