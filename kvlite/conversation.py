@@ -11,6 +11,7 @@ from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
+from kvlite.offload import Tier
 from kvlite.prompts import user_turn
 from kvlite.settings import Settings
 from kvlite.turn import Turn
@@ -21,6 +22,7 @@ class Conversation:
 
     Attributes:
         cache: keys and values held.
+        tier: everything that was read, if turns recall.
         token_ids: every token in the cache, in order; an answer's last one follows with the
             next turn.
         messages: the turns that went through the chat template; the last answer as far as it
@@ -44,6 +46,7 @@ class Conversation:
         self._turn: Turn | None = None
         self._answer: Generator[Piece] | None = None
         self.cache = empty_cache(model)
+        self.tier: Tier | None = None
 
     def read(
         self,
@@ -158,12 +161,39 @@ class Conversation:
         *,
         answers: bool = True,
     ) -> Turn:
-        turn = Turn(self.model, self.cache, self.token_ids, ids, settings, answers=answers)
+        tier = self._tier_for(settings)
+        turn = Turn(
+            self.model, self.cache, self.token_ids, ids, settings, tier=tier, answers=answers
+        )
         if self._answer is not None:
             self._answer.close()  # nobody listened to its end
         turn.read(progress, cancel)
+        self.tier = turn.tier
         self._turn = turn
         return turn
+
+    def _tier_for(self, settings: Settings) -> Tier | None:
+        """What a turn recalls from, if its settings ask for that."""
+        method, _ = method_and_amount(settings.method, settings.budget)
+        if settings.recall == "off" or not method.frees_memory:
+            return None
+        if method.mask(1) is not None:
+            raise SettingError(
+                f"{method.spec} never looks at what is out of its sight, so --recall "
+                f"{settings.recall} has nothing to bring back: use --recall off"
+            )
+        if self.tier is not None:
+            return self.tier
+        if any(
+            self.cache.layers[i].entries_mean < self.cache.seen
+            for i in self.model.shape.full_layers
+        ):
+            raise SettingError(
+                f"--recall {settings.recall} cannot begin now: of the {self.cache.seen:,} tokens "
+                "read without it some were dropped; start a new conversation"
+            )
+        bits = parse_kv_bits(settings.recall_bits)
+        return Tier.empty(self.model.shape, self.model.dtype, bits)
 
     def _turn_ids(self, text: str) -> list[int]:
         """The tokens that a new user message adds to what has been read."""

@@ -25,6 +25,7 @@ class Ledger:
         generated_tokens: tokens of the answer.
         kept_entries_mean: entries held, mean over layers and KV heads.
         kv_bytes: bytes of the cache's storage.
+        tier_bytes: host memory in which everything is kept, to be recalled.
         full_kv_bytes: bytes of keys and values if nothing were dropped.
         peak_bytes: peak memory, weights included.
         time_to_first_token_s, prefill_tokens_per_s, decode_tokens_per_s: speed.
@@ -44,6 +45,7 @@ class Ledger:
     generated_tokens: int
     kept_entries_mean: float
     kv_bytes: int
+    tier_bytes: int
     full_kv_bytes: int
     peak_bytes: int
     time_to_first_token_s: float
@@ -68,10 +70,12 @@ class Ledger:
             if self.kv_bytes < self.full_kv_bytes:
                 held += f" with {self._method_shown}"
                 size += f" of {readable(self.full_kv_bytes)}"
+        recalled = [f"all {readable(self.tier_bytes)} in RAM"] if self.tier_bytes else []
         parts = [
             f"read {self.prompt_tokens:,} tokens",
             held,
             size,
+            *recalled,
             f"peak {readable(self.peak_bytes)}",
             f"first token {self.time_to_first_token_s:.1f} s",
         ]

@@ -62,6 +62,17 @@ class Settings:
         "channel by channel, for methods that only add while answering; 16 leaves numbers as they "
         "are (with 32 bits on a CPU)",
     )
+    recall: str = _option(
+        "off",
+        "ram keeps everything that is read in host memory, so that each turn reads on as if "
+        "nothing had been dropped and chooses anew what stays; off forgets what it drops",
+        choices=("ram", "off"),
+    )
+    recall_bits: str = _option(
+        "16",
+        "bits a number has there: 16 (as the model has it, 32 on a CPU), 8 or 4",
+        choices=("16", "8", "4"),
+    )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",

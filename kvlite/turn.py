@@ -20,6 +20,7 @@ from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.notes import notes
+from kvlite.offload import Tier
 from kvlite.settings import Settings
 
 
@@ -39,12 +40,14 @@ class Turn:
         ids: list[int],
         settings: Settings,
         *,
+        tier: Tier | None = None,
         answers: bool = True,
     ) -> None:
         """Check everything that can be checked before `ids` are read.
 
         Args:
             ids: what to read, at least one token.
+            tier: everything read so far; takes what is read and answered now.
             answers: whether an answer will follow.
 
         Raises:
@@ -56,6 +59,8 @@ class Turn:
         self.context = context
         self.ids = ids
         self.settings = settings
+        # An answer was drawn from what the cache held; read with all there is, it is exact.
+        self.again = context[tier.seen :] if tier is not None and tier.seen else []
         self.pending: list[int] = []
         self._require_known(ids)
         self.longest = self._within_context(settings.max_new_tokens if answers else 0)
@@ -68,9 +73,12 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        self.rules = layer_rules(
-            self.method, model.shape, self.budget, seen, cache.layers, len(ids), bits
-        )
+        elif tier is not None and not tier.seen:
+            tier = None  # nothing is dropped yet
+        self.tier = tier
+        # With a tier a layer has all it ever read to choose from, whatever it dropped.
+        held = cache.layers if tier is None else None
+        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, len(ids), bits)
         self.notes = notes(model, self.rules, seen)
         self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
         self.generated = 0
@@ -105,14 +113,15 @@ class Turn:
         Raises:
             Stopped: `cancel` was set.
         """
-        device = self.model.device
+        device, known = self.model.device, len(self.context) - len(self.again)
         with self.meter.watch():
             self.logits = prefill(
                 self.model,
                 self.cache,
-                torch.tensor([self.ids], device=device),
+                torch.tensor([self.again + self.ids], device=device),
                 self.rules,
-                context=torch.tensor([self.context], dtype=torch.int64, device=device),
+                context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
+                tier=self.tier,
                 reserve=self.longest,
                 chunk=self.settings.chunk,
                 progress=progress,
@@ -172,6 +181,7 @@ class Turn:
             generated_tokens=self.generated,
             kept_entries_mean=cache.entries_mean,
             kv_bytes=cache.nbytes,
+            tier_bytes=0 if self.tier is None else self.tier.nbytes,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
             peak_bytes=self.meter.peak_bytes,
             time_to_first_token_s=self.first_s,

@@ -153,6 +153,21 @@ class LayerCache:
             like=self.like,
         )
 
+    def in_order(self, each: Sequence[Tensor]) -> Tensor:
+        """One tensor a bank, `(batch, heads of the bank, ...)`, as one with the layer's KV heads
+        in order; no head may be missing."""
+        order = [head for bank in self.banks for head in bank.heads]
+        return torch.cat(list(each), 1)[:, torch.tensor(order).argsort()]
+
+    def last(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of the entries appended last, `(batch, KV heads, count, dim)`, and their
+        positions `(count,)`."""
+        parts = [slice(bank.own_used - count, bank.own_used) for bank in self.banks]
+        own = list(zip(self.banks, parts, strict=True))
+        keys = self.in_order([bank.own_keys[:, :, part] for bank, part in own])
+        values = self.in_order([bank.own_values[:, :, part] for bank, part in own])
+        return keys, values, self.banks[0].own_positions[0, 0, parts[0]]
+
     def clear_rows(self) -> None:
         """Forget what its banks remember of attention."""
         for bank in self.banks:

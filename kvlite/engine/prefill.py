@@ -22,6 +22,7 @@ from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.rules import ROOM, Rule, merge_below, share_out
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
+from kvlite.offload import Tier
 
 CHUNK = 1024
 
@@ -50,6 +51,7 @@ class Reading:
         progress: Progress | None = None,
         cancel: Event | None = None,
         context: Tensor | None = None,
+        tier: Tier | None = None,
         whole: bool = False,
     ) -> None:
         """As in `prefill`.
@@ -62,24 +64,28 @@ class Reading:
         require_served(model, rules, cache.layers, cache.seen)
         self.model = model
         self.cache = cache
+        self.tier = tier
+        self.tier_marks = [] if tier is None else tier.mark()
         self.rules = rules
         self.room = min(reserve, ROOM)
         self.chunk = chunk
         self.progress = progress
         self.cancel = cancel
         self.whole = whole
+        self.start = tier.seen if tier is not None and tier.seen else cache.seen
         self.new = token_ids.shape[1]
+        self.end = self.start + self.new
         self.hidden = model.embed(token_ids)
         self.rows: Tensor | None = None
-        self.rotations = model.rotations(cache.seen, self.new)
+        self.rotations = model.rotations(self.start, self.new)
         self.sights = sights(model, rules)
         outlooks = [rule.method.outlook for rule in rules]
         coming = {each: self._coming(each) for each in {*outlooks} if each is not None}
         self.coming = [
             None if each is None else coming[each][layer] for layer, each in enumerate(outlooks)
         ]
-        end = cache.seen + self.new
-        self.positions = torch.arange(cache.seen, end, dtype=torch.int32, device=model.device)
+        at, end = self.start, self.end
+        self.positions = torch.arange(at, end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
         self.repetition = self._repetition(
             token_ids if context is None else torch.cat([context, token_ids], 1)
@@ -99,7 +105,7 @@ class Reading:
         cos, sin, positions = *self.rotations[index], self.positions
         if self.rows is not None:
             cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
-        end, length = self.cache.seen + self.new, self.hidden.shape[1]
+        length = self.hidden.shape[1]
         layer = self._roomy(index)
         if rule.method.cumulative and self.cache.rehearsed:
             layer.clear_rows()  # they hold what a rehearsal found, not sums
@@ -107,7 +113,7 @@ class Reading:
             layer,
             rule,
             positions,
-            end,
+            self.end,
             (cos, sin),
             self.sights[index],
             self.coming[index],
@@ -144,6 +150,8 @@ class Reading:
         """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
         reader = self.read_layer(index)
         view = reader.view(index)
+        if self.tier is not None:
+            self._remember(self.tier, index, reader.layer)
         self._narrow(view)
         if self.rules[index].method.settles == "read":
             self.rules[index] = self.rules[index].settled(view)
@@ -151,6 +159,12 @@ class Reading:
             self.rules[index].cast_first_votes(reader.layer, view.window)
             return reader.layer
         return self.rules[index].cut(view, self.room)
+
+    def _remember(self, tier: Tier, index: int, layer: LayerCache) -> None:
+        """Hand over what was read, and what a method found of it, before anything is dropped."""
+        tier.add(index, layer, self.hidden.shape[1])
+        if self.rules[index].method.judges_once and layer.rows:
+            tier.judge(index, layer.in_order([bank.scores() for bank in layer.banks]))
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
@@ -167,7 +181,9 @@ class Reading:
         return self.model.logits(self.hidden[:, -1])
 
     def rewind(self) -> None:
-        """Make the cache what it was before."""
+        """Make the cache, and the tier, what they were before."""
+        if self.tier is not None:
+            self.tier.rewind(self.tier_marks)
         for index, marks in self.marks.items():
             layer, rows = self.cache.layers[index], self.rules[index].method.decode_rows
             layer.rewind(marks)
@@ -176,8 +192,12 @@ class Reading:
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
         as it is and as many rows be remembered; else a copy, so that stopping loses nothing, with
-        what is quantized written out."""
+        what is quantized written out; or all that it ever read, where the cache has lost some and
+        a tier has it."""
         rule, layer = self.rules[index], self.cache.layers[index]
+        if self.tier is not None and self.tier.seen:
+            judged, device = rule.method.judges_once, layer.keys.device
+            return self.tier.restored(index, self.hidden.shape[1], device, judged=judged)
         lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
         rows = rule.method.decode_rows
         same = layer.rows == rows or not layer.entries_mean
@@ -221,17 +241,16 @@ class Reading:
                 begin = 0  # another method held this layer
         if asked is None:
             return None
-        if context.shape[1] != self.cache.seen + self.new:
+        if context.shape[1] != self.end:
             raise ValueError("a method that has the model repeat what it read needs all of it")
         return Repetition(self.model, context, begin, asked, chunk=self.chunk)
 
     def _coming(self, outlook: Outlook) -> list[Rotation]:
         """Mean rotations of the positions after the last, as far as the model's context goes."""
-        end = self.cache.seen + self.new
-        count = max(1, min(outlook.future, self.model.shape.max_context - end))
+        count = max(1, min(outlook.future, self.model.shape.max_context - self.end))
         return [
             (cos.float().mean(1, keepdim=True), sin.float().mean(1, keepdim=True))
-            for cos, sin in self.model.rotations(end, count)
+            for cos, sin in self.model.rotations(self.end, count)
         ]
 
     def _final(self, index: int) -> bool:
@@ -261,6 +280,7 @@ def prefill(
     rules: list[Rule],
     *,
     context: Tensor | None = None,
+    tier: Tier | None = None,
     reserve: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
@@ -269,10 +289,13 @@ def prefill(
     """Read `token_ids` into `cache`, compressing each layer as soon as it is done.
 
     Args:
-        token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen.
+        token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen; or,
+            with a tier that has begun, what that has seen.
         rules: one a layer; where a method settles once it has read, that is put here.
-        context: `(batch, seen)` int64, what the cache has seen; only methods that have the model
+        context: `(batch, seen)` int64, the tokens before them; only methods that have the model
             repeat what it read need it.
+        tier: takes everything that is read. Once it has, layers read on from there, not from the
+            cache: reading is exact, and what is kept is chosen anew from all.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
@@ -292,6 +315,7 @@ def prefill(
         token_ids,
         rules,
         context=context,
+        tier=tier,
         reserve=reserve,
         chunk=chunk,
         progress=progress,
@@ -308,6 +332,8 @@ def prefill(
         reading.rewind()
         raise
     cache.layers = layers
-    cache.seen += reading.new
+    cache.seen = reading.end
+    if tier is not None:
+        tier.seen = reading.end
     cache.rehearsed = reading.rehearsed
     return logits
