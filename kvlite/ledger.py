@@ -25,6 +25,7 @@ class Ledger:
         generated_tokens: tokens of the answer.
         kept_entries_mean: entries held, mean over layers and KV heads.
         kv_bytes: bytes of the cache's storage.
+        index_bytes: beside that, for finding what is to be recalled.
         tier_bytes: host memory in which everything is kept, to be recalled.
         full_kv_bytes: bytes of keys and values if nothing were dropped.
         peak_bytes: peak memory, weights included.
@@ -45,6 +46,7 @@ class Ledger:
     generated_tokens: int
     kept_entries_mean: float
     kv_bytes: int
+    index_bytes: int
     tier_bytes: int
     full_kv_bytes: int
     peak_bytes: int

@@ -73,6 +73,12 @@ class Settings:
         "bits a number has there: 16 (as the model has it, 32 on a CPU), 8 or 4",
         choices=("16", "8", "4"),
     )
+    recall_entries: int = _option(
+        128,
+        "entries a KV head that each token of an answer may look for in all that was read, and "
+        "bring back; 0 recalls between turns only",
+        low=0,
+    )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",

@@ -20,7 +20,7 @@ from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.notes import notes
-from kvlite.offload import Tier
+from kvlite.offload import Recall, Tier
 from kvlite.settings import Settings
 
 
@@ -136,6 +136,7 @@ class Turn:
         """Draw tokens until the model ends, a stop string, the length limit, or `cancel`."""
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
+        recall = None if self.tier is None else Recall(self.tier, self.settings.recall_entries)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         while True:
             token = sampler(self.logits, self.context)
@@ -151,7 +152,7 @@ class Turn:
             yield Piece(token, shown, self.ledger(None))
             step = torch.tensor([token], device=self.model.device)
             with self.meter.watch():
-                self.logits = decode_step(self.model, self.cache, step, self.rules)
+                self.logits = decode_step(self.model, self.cache, step, self.rules, recall)
             self.context.append(token)
             self.pending = []
 
@@ -181,6 +182,7 @@ class Turn:
             generated_tokens=self.generated,
             kept_entries_mean=cache.entries_mean,
             kv_bytes=cache.nbytes,
+            index_bytes=0 if self.tier is None else self.tier.index_bytes,
             tier_bytes=0 if self.tier is None else self.tier.nbytes,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
             peak_bytes=self.meter.peak_bytes,

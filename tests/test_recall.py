@@ -6,12 +6,20 @@ from typing import Any
 import pytest
 import torch
 
+import kvlite
+from kvlite.cache import KVBits, LayerCache, Selection
+from kvlite.cache.quantized import rotation
 from kvlite.conversation import Conversation
+from kvlite.engine.decode import decode_step
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import METHODS, parse_method
+from kvlite.offload import Recall, Tier
+from kvlite.offload.index import Index
+from kvlite.offload.recall import CANDIDATES, RECENT, SINKS
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 
+from .oracles import recall as oracle
 from .test_packed import random_ids
 
 EXACT = [name for name in METHODS if parse_method(name).exact and parse_method(name).frees_memory]
@@ -130,7 +138,7 @@ def test_a_tier_holds_what_was_read_and_no_more(llama: Tiny) -> None:
     entry = shape.kv_heads * (2 * 4 * shape.head_dim + 4)
     assert talk.tier is not None and talk.tier.nbytes == shape.layers * 500 * entry
     answer = talk.generate([5, 6], ignore_eos=True)
-    assert answer.ledger.tier_bytes == talk.tier.nbytes <= shape.layers * 570 * entry
+    assert answer.ledger.tier_bytes == talk.tier.nbytes <= shape.layers * 574 * entry
     assert " in RAM" in answer.ledger.line()
 
 
@@ -148,3 +156,149 @@ def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
     talk.read([5] * 90)
     talk.generate([6], recall="off", max_new_tokens=1)
     assert talk.tier is None
+
+
+# --- every step -----------------------------------------------------------------------------------
+
+
+def full_bank(entries: int, heads: int = 3, dim: int = 64, seed: int = 0) -> LayerCache:
+    generator = torch.Generator().manual_seed(seed)
+    layer = LayerCache(
+        [(tuple(range(heads)), entries)],
+        batch=1,
+        dim=dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    keys, values = (torch.randn(1, heads, entries, dim, generator=generator) for _ in range(2))
+    layer.banks[0].append(keys, values, torch.arange(entries, dtype=torch.int32))
+    return layer
+
+
+@pytest.mark.parametrize("way", ["compiled", "torch", "four bits held", "four bits kept"])
+@pytest.mark.parametrize("heads", [(0, 1, 2), (2,), (0, 2)])
+def test_a_token_brings_back_what_the_oracle_says(
+    way: str, heads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "torch":
+        monkeypatch.setattr("kvlite.offload.recall.has_compiled", lambda device: False)
+    elif way == "compiled":
+        pytest.importorskip("numba")
+    everything = full_bank(300)
+    random = torch.Generator().manual_seed(5)
+    at = torch.stack([torch.randperm(300, generator=random)[:60].sort().values for _ in heads])
+    chosen = Selection(everything.banks[0], at[None], heads)
+    bits = KVBits(8, 8) if way == "four bits held" else None
+    cache = LayerCache.gathered([chosen], [60], bits=bits)
+    bank = cache.banks[0]
+    assert (bank.front is None) == (bits is None)
+    if way == "four bits kept":
+        everything = everything.resized([300], bits=KVBits(8, 8))
+    source = everything.banks[0]
+    queries, rough = torch.randn(1, len(heads), 4, 64), torch.rand(1, 3, 300)
+    tier = Tier([everything], (None,), None, seen=300, read=[300])
+    Recall(tier, 40).bring_back(0, bank, queries, rough.clone())
+    for row, head in enumerate(heads):
+        own = rough[0, head].double().numpy()
+        wanted = oracle.wanted(
+            queries[0, row].double().numpy(),
+            source.keys[0, head].double().numpy(),
+            own,
+            count=40,
+            candidates=CANDIDATES * 40,
+            first=SINKS,
+            recent=RECENT,
+        )
+        now = oracle.swapped(set(at[row].tolist()), wanted, own)
+        assert set(bank.positions[0, row].tolist()) == now and len(now) == 60
+        places = bank.positions[0, row].long()
+        close = 0.05 if bits or way == "four bits kept" else 0
+        for mine, theirs in ((bank.keys, source.keys), (bank.values, source.values)):
+            torch.testing.assert_close(mine[0, row], theirs[0, head, places], atol=close, rtol=0)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dim", [16, 64, 96, 128])
+def test_the_index_expects_what_signs_say(
+    compiled: bool, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr("kvlite.offload.index.has_compiled", lambda device: False)
+    keys = torch.randn(1, 2, 90, dim) * 3 + 1
+    queries = torch.randn(1, 2, 3, dim) / dim**0.5
+    index = Index.of(keys[:, :, :50], queries.square().sum(2), 30)
+    index.add(keys[:, :, 50:70])
+    index = index.extended(60, keys[:, :, 60:], 5)
+    found = index.scores(queries, 93)
+    assert index.used == 90 and found.shape == (1, 2, 93)
+    assert found[..., 90:].abs().max() == 0
+    for head in range(2):
+        centred = keys[0, head] - keys[0, head, :50].mean(0)
+        turned = (centred * index.balance[0, head]) @ rotation(dim, keys.device)
+        signs = turned.sign() * turned.abs().mean(-1, keepdim=True)
+        asked = (queries[0, head] / index.balance[0, head]) @ rotation(dim, keys.device)
+        if compiled:  # products with ones are those of queries in 16 steps
+            low, high = asked.aminmax(dim=-1, keepdim=True)
+            steps = ((asked - low) / (high - low) * 15).round() / 15 * (high - low) + low
+            ones = (signs > 0).float()
+            logits = (2 * steps @ ones.T - asked.sum(-1, keepdim=True)) * signs[:, 0].abs()
+        else:
+            logits = asked @ signs.T
+        expected = logits.softmax(-1).mean(0)
+        close = 0.01 if compiled else 1e-3
+        torch.testing.assert_close(found[0, head, :90], expected, rtol=close, atol=1e-6)
+
+
+def test_recall_brings_answers_nearer_to_those_of_the_whole(
+    smollm: kvlite.Runner, prose: list[int]
+) -> None:
+    """With an eighth of the entries held, a fifth of the distance is left at most."""
+    distances = []
+    for entries in (100, 0):
+        pair = chat(smollm.model, budget=100), chat(smollm.model, method="full")
+        for talk in pair:
+            next(talk.stream_tokens(prose[:800], max_new_tokens=40))
+        distance = 0.0
+        for token in prose[800:824]:
+            ours, theirs = (step(talk, token, entries).log_softmax(-1) for talk in pair)
+            distance += float((theirs.exp() * (theirs - ours)).sum())
+        distances.append(distance / 24)
+    assert distances[0] < 0.2 * distances[1]
+
+
+def step(talk: Conversation, token: int, entries: int) -> torch.Tensor:
+    """Logits after a token of an answer."""
+    assert talk._turn is not None
+    recall = None if talk.tier is None else Recall(talk.tier, entries)
+    return decode_step(talk.model, talk.cache, torch.tensor([token]), talk._turn.rules, recall)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "h2o"},
+        {"method": "snapkv:per_head=true"},
+        {"method": "simlayerkv+kvx"},
+        {"method": "minicache"},
+        {"method": "uncomp:delete=1"},
+        {"method": "kvx", "kv_bits": "4"},
+        {"method": "kvx", "recall_bits": "4"},
+        {"method": "tova", "kv_bits": "8", "recall_bits": "8"},
+        {"method": "pyramidinfer"},
+    ],
+)
+def test_answers_with_recall_go_on_within_their_budget(
+    llama: Tiny, settings: dict[str, Any]
+) -> None:
+    talk = chat(llama.model, budget=90, recall_entries=60, max_new_tokens=70, **settings)
+    plain = chat(llama.model, budget=90, recall="off", max_new_tokens=70, **settings)
+    for turn in range(3):
+        ids = random_ids(200 if turn == 0 else 40, turn)[0].tolist()
+        for each in (talk, plain):
+            each.generate(ids, ignore_eos=True)
+    assert talk.cache.nbytes <= 1.3 * plain.cache.nbytes
+    for layer in talk.cache.layers:
+        for bank in layer.banks:
+            line = bank.positions[0, :, : bank.used].sort(-1).values
+            assert bool((line[:, 1:] > line[:, :-1]).all())
+            assert int(line.max()) == talk.cache.seen - 1

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.cache.front import Front
+from kvlite.cache.front import Front, Places
 from kvlite.cache.packed import Packed
 from kvlite.errors import CapacityError
 
@@ -213,6 +213,25 @@ class Bank:
             old, new = (each[:, :, None, None].expand(-1, -1, count, 1) for each in (freed, slots))
             self.rows.scatter_(3, new, self.rows.gather(3, old))
         return freed
+
+    def replace(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        """Put entries, `(n, dim)` with positions `(n,)`, in n slots, none of a front's that is
+        fixed; what was remembered of those that were there is forgotten."""
+        batch, heads, slots = at
+        if self.rows is not None:
+            self.rows[batch, heads, :, slots] = 0.0
+        if isinstance(self.front, Packed):
+            places = slots - self.front.start
+            inside = (places >= 0) & (places < self.in_front)
+            if inside.any():
+                packed = batch[inside], heads[inside], places[inside]
+                self.front.replace(packed, keys[inside], values[inside], positions[inside])
+                outside = ~inside
+                batch, heads, slots = batch[outside], heads[outside], slots[outside]
+                keys, values, positions = keys[outside], values[outside], positions[outside]
+        own = batch, heads, self.own_slots(slots)
+        self.own_keys[own], self.own_values[own] = keys, values
+        self.own_positions[own] = positions
 
     def keep_ends(self, first: int, last: int) -> None:
         """Let go, in place, of all entries but the first and the last ones."""

@@ -9,6 +9,9 @@ from torch import Tensor
 
 ELEMENTS_AT_ONCE = 1 << 19
 
+Places = tuple[Tensor, Tensor, Tensor]
+"""Entries here and there: which sequence, head and place each has, `(n,)` int64."""
+
 
 class Front(Protocol):
     """Older entries of a bank, of which keys and values are computed whenever they are needed.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
+from kvlite.cache.front import Places
 from kvlite.cache.quantized import Quantized
 
 
@@ -90,6 +91,14 @@ class Packed:
         index = places[..., None]
         held = self.positions.gather(2, index)
         self.positions.scatter_(2, index, torch.where(where[..., None], positions[..., None], held))
+
+    def replace(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        """Round entries, `(n, dim)` with positions `(n,)`, into n places."""
+        assert isinstance(self.keys, Quantized)
+        batch, heads, _ = at
+        self.keys.replace(at, keys.float() - self.mean[batch, heads])
+        self.values.replace(at, values)
+        self.positions[at] = positions
 
     def copy(self, others: "Packed", where: Tensor) -> None:
         """Take over others, as many, as they are, `where` `(batch, heads, entries)` is True."""

@@ -14,7 +14,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import blocks, dotted, weighed
+from kvlite.cache.front import Places, blocks, dotted, weighed
 
 LARGEST = 65504.0
 
@@ -95,6 +95,14 @@ class Quantized:
         for each, its, along in zip(self.tensors, new, (2, 3, 3), strict=True):
             index = places[:, :, None, None].expand_as(its)
             each.scatter_(along, index, torch.where(wanted, its, each.gather(along, index)))
+
+    def replace(self, at: Places, vectors: Tensor) -> None:
+        """Round vectors `(n, dim)` into n places."""
+        codes, scales, zeros = self._rounded(vectors[None, None])
+        batch, heads, places = at
+        self.codes[at] = codes[0, 0]
+        self.scales[batch, heads, :, places] = scales[0, 0].mT
+        self.zeros[batch, heads, :, places] = zeros[0, 0].mT
 
     def copy(self, others: "Quantized", where: Tensor) -> None:
         """Take over others, as many, as they are, `where` `(batch, heads, n)` is True."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attend_with_rows
+from kvlite.attention import attend, attend_with_rows, grouped
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
 from kvlite.engine.fronts import attend_front
 from kvlite.engine.heads import over_banks
@@ -13,6 +13,7 @@ from kvlite.methods.rules import ROOM, Rule
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
+from kvlite.offload import Recall
 
 
 class LayerStep:
@@ -26,6 +27,7 @@ class LayerStep:
         position: int,
         rotation: Rotation,
         sight: Sight | None = None,
+        recall: Recall | None = None,
     ) -> None:
         self.index = index
         self.layer = layer
@@ -33,6 +35,7 @@ class LayerStep:
         self.position = position
         self.rotation = rotation
         self.sight = sight
+        self.recall = recall
         self.positions = torch.tensor([position], dtype=torch.int32, device=layer.keys.device)
 
     def attend(
@@ -41,9 +44,13 @@ class LayerStep:
         """Write the token into every bank, then attend over all of it."""
         if not all(bank.room for bank in self.layer.banks):
             self._grow()
+        scores = self._recalled(q, k, v, scale)
 
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._write(bank, k, v)
+            if scores is not None and self.recall is not None:
+                queries = _queries(q, len(bank.heads), scale)
+                self.recall.bring_back(self.index, bank, queries, scores)
             if bank.front is not None and self.sight is None:
                 return self._over_front(bank, q, scale, softcap)
             keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
@@ -60,6 +67,13 @@ class LayerStep:
         if self.rule.method.settles == "step":
             self._settle(Window(q, self.position, k.shape[1], scale, softcap))
         return out
+
+    def _recalled(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+        """Let the tier have the token; roughly what it will look at, if that may come back."""
+        if self.recall is None:
+            return None
+        self.recall.tier.answer(self.index, k, v, self.positions)
+        return self.recall.scores(self.index, _queries(q, k.shape[1], scale))
 
     def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
         remembers = self._remembers(bank)
@@ -116,13 +130,25 @@ class LayerStep:
         return LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
 
 
+def _queries(q: Tensor, kv_heads: int, scale: float) -> Tensor:
+    """One token's queries by KV head, `(batch, kv heads, rows, dim)` float32, scaled."""
+    return grouped(q, kv_heads)[:, :, :, 0].float() * scale
+
+
 @torch.inference_mode()
-def decode_step(model: LoadedModel, cache: KVCache, token_ids: Tensor, rules: list[Rule]) -> Tensor:
+def decode_step(
+    model: LoadedModel,
+    cache: KVCache,
+    token_ids: Tensor,
+    rules: list[Rule],
+    recall: Recall | None = None,
+) -> Tensor:
     """Put one token a sequence through the model.
 
     Args:
         token_ids: `(batch,)` int64.
         rules: one a layer; where a method settles at the first step, that is put here.
+        recall: takes the token too, and brings back what it wants.
 
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
@@ -133,7 +159,7 @@ def decode_step(model: LoadedModel, cache: KVCache, token_ids: Tensor, rules: li
     rotations, seeing = model.rotations(cache.seen, 1), sights(model, rules)
     for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
         layer, sight = cache.layers[index], seeing[index]
-        step = LayerStep(index, layer, rule, cache.seen, rotations[index], sight)
+        step = LayerStep(index, layer, rule, cache.seen, rotations[index], sight, recall)
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=step)
         cache.layers[index] = step.trimmed()
         rules[index] = step.rule

@@ -65,8 +65,9 @@ class Reading:
         self.model = model
         self.cache = cache
         self.tier = tier
-        self.tier_marks = [] if tier is None else tier.mark()
+        self.tier_mark = None if tier is None else tier.mark()
         self.rules = rules
+        self.reserve = reserve
         self.room = min(reserve, ROOM)
         self.chunk = chunk
         self.progress = progress
@@ -151,7 +152,7 @@ class Reading:
         reader = self.read_layer(index)
         view = reader.view(index)
         if self.tier is not None:
-            self._remember(self.tier, index, reader.layer)
+            self._remember(self.tier, index, reader)
         self._narrow(view)
         if self.rules[index].method.settles == "read":
             self.rules[index] = self.rules[index].settled(view)
@@ -160,9 +161,10 @@ class Reading:
             return reader.layer
         return self.rules[index].cut(view, self.room)
 
-    def _remember(self, tier: Tier, index: int, layer: LayerCache) -> None:
+    def _remember(self, tier: Tier, index: int, reader: LayerReader) -> None:
         """Hand over what was read, and what a method found of it, before anything is dropped."""
-        tier.add(index, layer, self.hidden.shape[1])
+        layer = reader.layer
+        tier.add(index, layer, reader.energy, self.hidden.shape[1], self.reserve)
         if self.rules[index].method.judges_once and layer.rows:
             tier.judge(index, layer.in_order([bank.scores() for bank in layer.banks]))
 
@@ -182,8 +184,8 @@ class Reading:
 
     def rewind(self) -> None:
         """Make the cache, and the tier, what they were before."""
-        if self.tier is not None:
-            self.tier.rewind(self.tier_marks)
+        if self.tier is not None and self.tier_mark is not None:
+            self.tier.rewind(self.tier_mark)
         for index, marks in self.marks.items():
             layer, rows = self.cache.layers[index], self.rules[index].method.decode_rows
             layer.rewind(marks)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend_causal, attend_masked, attention_sums
+from kvlite.attention import attend_causal, attend_masked, attention_sums, grouped
 from kvlite.cache import Bank, LayerCache
 from kvlite.engine.columns import attend_columns
 from kvlite.engine.heads import over_banks
@@ -44,6 +44,7 @@ class LayerReader:
 
     Attributes:
         layer: everything read so far; written in place.
+        energy: squares of all queries, summed, `(batch, KV heads, dim)` float32.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class LayerReader:
         self.done = 0
         self.observed = max(method.observation(rule.budget), method.decode_rows)
         self.queries: list[Tensor] = []
+        self.energy = torch.zeros((), device=positions.device)
         self.answers = True  # else keys, values and queries are wanted alone
         self.kv_heads = 0
         self.scale = 1.0
@@ -95,6 +97,7 @@ class LayerReader:
         the result means nothing."""
         self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
         length = q.shape[2]
+        self.energy = self.energy + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
         if self.sight is not None:
             make_room(self.layer, self.sight.mask, length)
         after = self.positions.shape[0] - self.done - length

@@ -1,5 +1,6 @@
 """What does not stay on the device."""
 
+from kvlite.offload.recall import Recall
 from kvlite.offload.tier import Tier
 
-__all__ = ["Tier"]
+__all__ = ["Recall", "Tier"]

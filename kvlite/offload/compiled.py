@@ -1,0 +1,190 @@
+"""Recall on a CPU, compiled by numba: a layer's index is searched, and its bank filled.
+
+`Index.scores` and `recall.bring_back` do the same with torch's functions, of which each costs as
+much as all of this does, on so little.
+"""
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from kvlite.cache.compiled import ORDERLESS
+
+PLANES = 4
+_OPTIONS = {"fastmath": ORDERLESS, "nogil": True, "cache": True}
+
+
+@intrinsic
+def _ones(context, number):
+    """How many bits of a number are set."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@numba.njit(**_OPTIONS)
+def _exp(x):
+    """e^x for x <= 0, to a third of a per cent, many at once: enough to rank entries."""
+    power = max(x * np.float32(1.442695), np.float32(-125))
+    whole = np.int32(power - np.float32(1))
+    part = power - np.float32(whole)
+    shape = np.float32(1) + part * (np.float32(0.6565) + part * np.float32(0.3435))
+    return np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32) * shape
+
+
+@numba.njit(**_OPTIONS)
+def search(queries, words, sizes, used, entries):
+    """Roughly the attention that every entry gets, the mean of a head's rows.
+
+    A query is rounded to 16 steps, so that its product with signs is a count of ones: as in
+    "RaBitQ: Quantizing High-Dimensional Vectors with a Theoretical Error Bound for Approximate
+    Nearest Neighbor Search", section 3.3.
+
+    Args:
+        queries: `(heads, rows, dim)` float32, as `Index.turned` makes them.
+        words: `(heads, capacity, count)` uint64, signs.
+        sizes: `(heads, capacity)` float32.
+        used: how many are in the index, of so many entries.
+
+    Returns:
+        `(heads, entries)` float32, 0 for those that are not.
+    """
+    heads, rows, dim = queries.shape
+    count = words.shape[2]
+    scores = np.zeros((heads, entries), np.float32)
+    line = np.empty(used, np.float32)
+    planes = np.empty((count, PLANES), np.uint64)
+    for head in range(heads):
+        for row in range(rows):
+            query = queries[head, row]
+            low = query.min()
+            step = (query.max() - low) / np.float32(2**PLANES - 1) + np.float32(1e-30)
+            planes[:] = 0
+            total = np.float32(0)
+            for d in range(dim):
+                total += query[d]
+                level = np.uint64(int((query[d] - low) / step + np.float32(0.5)))
+                # As `packed_codes` lays channels out.
+                spot = d % (8 * count) * 8 + d // (8 * count)
+                for plane in range(PLANES):
+                    bit = (level >> np.uint64(plane)) & np.uint64(1)
+                    planes[spot // 64, plane] |= bit << np.uint64(spot % 64)
+            top = np.float32(-np.inf)
+            for i in range(used):
+                ones, levels = np.uint64(0), np.uint64(0)
+                for w in range(count):
+                    word = words[head, i, w]
+                    ones += _ones(word)
+                    levels += _ones(word & planes[w, 0])
+                    levels += _ones(word & planes[w, 1]) << np.uint64(1)
+                    levels += _ones(word & planes[w, 2]) << np.uint64(2)
+                    levels += _ones(word & planes[w, 3]) << np.uint64(3)
+                signed = low * np.float32(np.int32(ones)) + step * np.float32(np.int32(levels))
+                line[i] = (np.float32(2) * signed - total) * sizes[head, i]
+                top = max(top, line[i])
+            whole = np.float32(0)
+            for i in range(used):
+                line[i] = _exp(line[i] - top)
+                whole += line[i]
+            for i in range(used):
+                scores[head, i] += line[i] / (whole * np.float32(rows))
+    return scores
+
+
+@numba.njit(**_OPTIONS)
+def _largest(numbers, count):
+    """Where the `count` largest are, in order of place."""
+    size = numbers.size
+    if count >= size or not count:
+        return np.arange(min(count, size))
+    least = np.partition(numbers, size - count)[size - count]
+    places = np.empty(count, np.int64)
+    above = 0
+    for i in range(size):
+        above += numbers[i] > least
+    alike, found = count - above, 0
+    for i in range(size):
+        if numbers[i] > least or (numbers[i] == least and alike > 0):
+            alike -= numbers[i] == least
+            places[found] = i
+            found += 1
+    return places
+
+
+@numba.njit(**_OPTIONS)
+def fill(queries, scores, heads, source, bank, count, candidates, first, recent):
+    """Let a bank hold the `count` entries that one token wants most.
+
+    Args:
+        queries: `(heads of the bank, rows, dim)` float32, scaled.
+        scores: `(KV heads, n)` float32, roughly the attention that entries get.
+        heads: `(heads of the bank,)` int64, which of the KV heads they are.
+        source: keys and values `(KV heads, capacity, dim)` of everything; place is position.
+        bank: keys and values `(heads of the bank, slots, dim)` and positions `(heads of the bank,
+            slots)` int32, as many slots as are filled; written.
+        candidates: how many entries' keys are looked at.
+        first, recent: entries at both ends that are always wanted.
+
+    Returns:
+        how many entries came, of all heads.
+    """
+    keys, values = source
+    own_keys, own_values, own_positions = bank
+    rows, entries, slots = queries.shape[1], scores.shape[1], own_positions.shape[1]
+    mark = np.zeros(entries, np.uint8)
+    came = 0
+    for head in range(heads.size):
+        layer_head = heads[head]
+        own = scores[layer_head].copy()
+        own[:first] = np.inf
+        own[entries - recent :] = np.inf
+        named = _largest(own, candidates)
+        weights = np.zeros(named.size, np.float32)
+        line = np.empty(named.size, np.float32)
+        for row in range(rows):
+            query, top = queries[head, row], np.float32(-np.inf)
+            for i in range(named.size):
+                key = keys[layer_head, named[i]]
+                product = np.float32(0)
+                for d in range(key.size):
+                    product += query[d] * key[d]
+                line[i] = product
+                top = max(top, product)
+            whole = np.float32(0)
+            for i in range(named.size):
+                line[i] = _exp(line[i] - top)
+                whole += line[i]
+            for i in range(named.size):
+                weights[i] += line[i] / whole
+        for i in range(named.size):
+            if own[named[i]] == np.inf:
+                weights[i] = np.inf
+        best = _largest(weights, count)
+        for i in best:
+            mark[named[i]] = 1
+        worth = np.empty(slots, np.float32)
+        for slot in range(slots):
+            at = own_positions[head, slot]
+            worth[slot] = -scores[layer_head, at]
+            if mark[at] == 1:
+                mark[at] = 2
+                worth[slot] = -np.inf
+        missing = 0
+        for i in best:
+            missing += mark[named[i]] == 1
+        leaving = _largest(worth, missing)
+        out = 0
+        for i in best:
+            at = named[i]
+            if mark[at] == 1:
+                slot = leaving[out]
+                own_keys[head, slot] = keys[layer_head, at]
+                own_values[head, slot] = values[layer_head, at]
+                own_positions[head, slot] = at
+                out += 1
+            mark[at] = 0
+        came += missing
+    return came

@@ -1,0 +1,133 @@
+"""One bit a channel of every key: which entries may the next token want?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.cache.front import blocks
+from kvlite.cache.quantized import has_compiled, packed_codes, rotation, unpacked_codes
+
+WORD = 64
+
+
+@dataclass
+class Index:
+    """Signs of a layer's keys, minus their mean, balanced and rotated, on the layer's device.
+
+    Attributes:
+        signs: `(batch, kv heads, capacity, bytes)` uint8, a bit a channel, in words of 64: byte j
+            of b has those of channels j, j + b, and so on, the first in the lowest bit.
+        sizes: `(batch, kv heads, capacity)` float32, the mean size of a channel.
+        mean: `(batch, kv heads, dim)` float32, of the first keys that were read. It shifts all
+            products with a query alike, and nothing depends on that.
+        balance: `(batch, kv heads, dim)` float32; keys are multiplied by it and queries divided, so
+            that channels in which queries are large count for more.
+        used: how many there are.
+    """
+
+    signs: Tensor
+    sizes: Tensor
+    mean: Tensor
+    balance: Tensor
+    used: int = 0
+
+    @classmethod
+    def of(cls, keys: Tensor, energy: Tensor, room: int) -> "Index":
+        """Of keys, with room for more.
+
+        Args:
+            keys: `(batch, kv heads, n, dim)`.
+            energy: squares of queries, summed, `(batch, kv heads, dim)` float32.
+        """
+        mean = keys.mean(2, dtype=torch.float32)
+        own = torch.zeros_like(mean)
+        for part in _parts(keys):
+            own += (part.float() - mean[:, :, None]).square().sum(2) / keys.shape[2]
+        tiny = torch.finfo(torch.float32).tiny
+        balance = ((energy + tiny) / (own + tiny)).pow(0.25)
+        balance /= balance.mean(-1, keepdim=True)
+        made = cls(*_room(keys, keys.shape[2] + room), mean, balance)
+        made.add(keys)
+        return made
+
+    def extended(self, start: int, keys: Tensor, room: int) -> "Index":
+        """The first `start` of these and keys behind them, in place if there is room."""
+        signs, sizes, held = self.signs, self.sizes, self.sizes.shape[2]
+        if (wanted := start + keys.shape[2] + room) > held:
+            signs, sizes = _room(keys, wanted + held // 8)
+            signs[:, :, :start] = self.signs[:, :, :start]
+            sizes[:, :, :start] = self.sizes[:, :, :start]
+        made = Index(signs, sizes, self.mean, self.balance, start)
+        made.add(keys)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, filled or not."""
+        held = (self.signs, self.sizes, self.mean, self.balance)
+        return sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+    def add(self, keys: Tensor) -> None:
+        """Keys `(batch, kv heads, n, dim)` behind the others."""
+        dim = keys.shape[3]
+        turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
+        for part in _parts(keys):
+            turned = (part.float() - self.mean[:, :, None]) * balance @ turn
+            to = slice(self.used, self.used + part.shape[2])
+            self.signs[:, :, to] = packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1)
+            self.sizes[:, :, to] = turned.abs().mean(-1)
+            self.used = to.stop
+
+    def turned(self, queries: Tensor) -> Tensor:
+        """Queries `(batch, kv heads, rows, dim)` float32 as they meet signs."""
+        balanced = queries / self.balance[:, :, None]
+        out: Tensor = balanced @ rotation(queries.shape[3], queries.device)
+        return out
+
+    def scores(self, queries: Tensor, entries: int) -> Tensor:
+        """What attention is expected to be: probabilities, averaged over a KV head's queries.
+
+        Args:
+            queries: `(batch, kv heads, rows, dim)` float32, scaled.
+            entries: how many there are with those that are not in the index yet.
+
+        Returns:
+            `(batch, kv heads, entries)` float32, 0 for the latter.
+        """
+        turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
+        if has_compiled(queries.device):
+            from kvlite.offload import compiled
+
+            words = self.signs.flatten(0, 1).numpy().view(np.uint64)
+            found = compiled.search(
+                turned.flatten(0, 1).contiguous().numpy(),
+                words,
+                self.sizes.flatten(0, 1).numpy(),
+                self.used,
+                entries,
+            )
+            return torch.from_numpy(found).view(batch, heads, entries)
+        total, logits = turned.sum(-1, keepdim=True), []
+        for part in blocks(self.used, batch * heads * dim):
+            ones = unpacked_codes(self.signs[:, :, part], 1)[..., :dim]
+            logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
+        known = torch.cat(logits, -1).softmax(-1).mean(2)
+        return F.pad(known, (0, entries - self.used))
+
+
+def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Storage for signs and sizes."""
+    (batch, heads, _, dim), device = keys.shape, keys.device
+    shape = (batch, heads, capacity, -(-dim // WORD) * WORD // 8)
+    signs = torch.empty(shape, dtype=torch.uint8, device=device)
+    return signs, torch.empty(shape[:3], device=device)
+
+
+def _parts(keys: Tensor) -> Iterator[Tensor]:
+    """Parts of keys whose float32 copies are a few megabytes."""
+    batch, heads, count, dim = keys.shape
+    return (keys[:, :, part] for part in blocks(count, batch * heads * dim))

@@ -1,0 +1,143 @@
+"""At every step of an answer: entries that its token wants come back into the cache.
+
+Two stages. An index on the device says roughly what attention every entry would get, and names
+several times as many candidates as are wanted; their keys, fetched from the tier, say it exactly.
+What is wanted and not in the cache takes the place of what is least wanted there.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, Selection
+from kvlite.cache.quantized import has_compiled
+from kvlite.offload.tier import INDEXED_AT_ONCE, Tier
+
+CANDIDATES = 4
+SINKS, RECENT = 4, INDEXED_AT_ONCE
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What an answer recalls from.
+
+    Attributes:
+        entries: how many a KV head that each token may bring back, those that are there already
+            included; 0 for none.
+    """
+
+    tier: Tier
+    entries: int
+
+    def scores(self, layer: int, queries: Tensor) -> Tensor | None:
+        """Roughly the attention that queries `(batch, kv heads, rows, dim)` float32, scaled, pay
+        to everything a layer has read, `(batch, kv heads, n)` float32; None if nothing is to be
+        brought back."""
+        index = self.tier.indexes.get(layer)
+        if index is None or not self.entries:
+            return None
+        return index.scores(queries, self.tier.layers[layer].banks[0].used)
+
+    def bring_back(self, layer: int, bank: Bank, queries: Tensor, scores: Tensor) -> None:
+        """See `bring_back`; scores of all KV heads."""
+        source = self.tier.layers[layer].banks[0]
+        count = min(self.entries, bank.used)
+        fixed = bank.front is not None and bank.front.fixed
+        if bank.used == source.used or fixed or count <= SINKS + RECENT:
+            return
+        if _plain(bank, source):
+            _filled(bank, queries[0], scores[0], source, count)
+        else:
+            bring_back(bank, queries, scores[:, list(bank.heads)], source, count)
+
+
+def _plain(bank: Bank, source: Bank) -> bool:
+    """Whether the compiled loop knows these: one sequence on a CPU, all exact and of float32, in
+    places that are positions."""
+    return (
+        has_compiled(bank.own_keys.device)
+        and bank.own_keys.shape[0] == 1
+        and bank.own_keys.dtype == torch.float32
+        and bank.front is None
+        and bank.rows is None
+        and source.front is None
+        and int(source.own_positions[0, 0, source.used - 1]) == source.used - 1
+    )
+
+
+def _filled(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> None:
+    """`bring_back` for one sequence, compiled."""
+    from kvlite.offload import compiled
+
+    everything = source.own_keys[0].numpy(), source.own_values[0].numpy()
+    held = bank.own_keys[0], bank.own_values[0], bank.own_positions[0]
+    compiled.fill(
+        queries.contiguous().numpy(),
+        scores.numpy(),
+        np.array(bank.heads),
+        everything,
+        tuple(each[:, : bank.used].numpy() for each in held),
+        count,
+        CANDIDATES * count,
+        SINKS,
+        RECENT,
+    )
+
+
+def bring_back(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> None:
+    """Let a bank hold what one token wants most, of everything that was read.
+
+    Args:
+        bank: holds that token already, and nothing that `source` does not.
+        queries: `(batch, heads of the bank, rows, dim)` float32, scaled.
+        scores: roughly the attention they pay to each entry of the source, `(batch, heads of the
+            bank, n)` float32; changed.
+        source: everything, n entries of all KV heads in the order they were read.
+        count: how many it wants at most, the first few and the recent ones included.
+    """
+    device = scores.device
+    slots = _slots(bank, source)
+    wanted = _wanted(queries, scores, source, bank.heads, count)
+    held = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, slots, True)
+    missing = ~held.gather(2, wanted)
+    most = int(missing.sum(-1).max())
+    if not most:
+        return
+    stays = torch.zeros_like(held).scatter_(2, wanted, True).gather(2, slots)
+    worth = scores.gather(2, slots).masked_fill_(stays, torch.inf)
+    leaving = worth.topk(most, largest=False).indices
+    comes, which = missing.byte().topk(most)
+    coming = wanted.gather(2, which)
+    new = Selection(source, coming.to(source.own_keys.device), bank.heads)
+    own = comes.nonzero(as_tuple=True)
+    keys, values, positions = (
+        each(slice(0, most)).to(device)[own] for each in (new.keys, new.values, new.positions)
+    )
+    bank.replace((own[0], own[1], leaving[own]), keys, values, positions)
+
+
+def _slots(bank: Bank, source: Bank) -> Tensor:
+    """Where entries of a bank lie in the source, `(batch, heads, used)`: layers that were given
+    only some of the tokens have gaps between positions."""
+    order = source.positions[0, 0, : source.used].to(bank.own_positions.device)
+    return torch.searchsorted(order, bank.positions[:, :, : bank.used].contiguous())
+
+
+def _wanted(
+    queries: Tensor, scores: Tensor, source: Bank, heads: tuple[int, ...], count: int
+) -> Tensor:
+    """The `count` entries that get most attention, `(batch, heads, count)`; the first few and the
+    recent ones always among them."""
+    entries = scores.shape[2]
+    forced = torch.zeros(entries, dtype=torch.bool, device=scores.device)
+    forced[:SINKS] = True
+    forced[entries - RECENT :] = True
+    scores.masked_fill_(forced, torch.inf)
+    candidates = scores.topk(min(entries, CANDIDATES * count), sorted=False).indices
+    named = Selection(source, candidates.to(source.own_keys.device), heads)
+    keys = named.keys(slice(0, candidates.shape[2])).to(scores.device)
+    weights = (queries @ keys.float().mT).softmax(-1).mean(2)
+    best = weights.masked_fill_(forced[candidates], torch.inf).topk(count, sorted=False).indices
+    return candidates.gather(2, best)

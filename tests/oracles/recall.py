@@ -1,0 +1,43 @@
+"""Which entries one token should bring back, an entry at a time, in float64."""
+
+import numpy as np
+
+from .attention import FloatArray
+
+
+def attention(queries: FloatArray, keys: FloatArray) -> FloatArray:
+    """What each entry gets of a KV head's queries `(rows, dim)`, on average: `(n,)`."""
+    paid = np.zeros(len(keys))
+    for query in queries:
+        logits = np.array([float(query @ key) for key in keys])
+        weights = np.exp(logits - logits.max())
+        paid += weights / weights.sum() / len(queries)
+    return paid
+
+
+def wanted(
+    queries: FloatArray,
+    keys: FloatArray,
+    rough: FloatArray,
+    *,
+    count: int,
+    candidates: int,
+    first: int,
+    recent: int,
+) -> set[int]:
+    """The first and the recent ones, and of the candidates that look best roughly, those that get
+    most attention."""
+    n = len(keys)
+    always = {i for i in range(n) if i < first or i >= n - recent}
+    others = sorted(set(range(n)) - always, key=lambda i: -rough[i])
+    named = sorted(always | set(others[: candidates - len(always)]))
+    paid = dict(zip(named, attention(queries, keys[named]), strict=True))
+    best = sorted(set(named) - always, key=lambda i: -paid[i])
+    return always | set(best[: count - len(always)])
+
+
+def swapped(held: set[int], wanted: set[int], rough: FloatArray) -> set[int]:
+    """What a bank then holds: as much as before, what is wanted, and of the rest what looks best
+    roughly."""
+    others = sorted(held - wanted, key=lambda i: -rough[i])
+    return wanted | set(others[: len(held) - len(wanted)])
