@@ -184,14 +184,9 @@ class Conversation:
             )
         if self.tier is not None:
             return self.tier
-        if any(
-            self.cache.layers[i].entries_mean < self.cache.seen
-            for i in self.model.shape.full_layers
-        ):
-            raise SettingError(
-                f"--recall {settings.recall} cannot begin now: of the {self.cache.seen:,} tokens "
-                "read without it some were dropped; start a new conversation"
-            )
+        full = [self.cache.layers[index] for index in self.model.shape.full_layers]
+        if any(layer.entries_mean < self.cache.seen for layer in full):
+            return None  # some of it is gone
         bits = parse_kv_bits(settings.recall_bits)
         return Tier.empty(self.model.shape, self.model.dtype, bits)
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvlite.settings import Settings
+from kvlite.sizes import readable
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
@@ -138,12 +139,3 @@ class Answer:
     def full_kv_bytes(self) -> int:
         """Bytes of keys and values if nothing were dropped."""
         return self.ledger.full_kv_bytes
-
-
-def readable(count: float) -> str:
-    """Bytes as people write them: `24.3 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

@@ -73,6 +73,9 @@ class Settings:
         "bits a number has there: 16 (as the model has it, 32 on a CPU), 8 or 4",
         choices=("16", "8", "4"),
     )
+    recall_limit: str = _option(
+        "auto", "host memory it may take, e.g. 8GiB; auto is half of what is free"
+    )
     recall_entries: int = _option(
         128,
         "entries a KV head that each token of an answer may look for in all that was read, and "

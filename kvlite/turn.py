@@ -21,7 +21,9 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier
+from kvlite.offload.room import ram_limit, tier_bytes
 from kvlite.settings import Settings
+from kvlite.sizes import readable
 
 
 class Turn:
@@ -59,8 +61,6 @@ class Turn:
         self.context = context
         self.ids = ids
         self.settings = settings
-        # An answer was drawn from what the cache held; read with all there is, it is exact.
-        self.again = context[tier.seen :] if tier is not None and tier.seen else []
         self.pending: list[int] = []
         self._require_known(ids)
         self.longest = self._within_context(settings.max_new_tokens if answers else 0)
@@ -73,19 +73,41 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        elif tier is not None and not tier.seen:
-            tier = None  # nothing is dropped yet
-        self.tier = tier
+        self.tier, said = self._recalled_from(tier, seen)
+        # An answer was drawn from what the cache held; read with all there is, it is exact.
+        self.again = context[self.tier.seen :] if self.tier and self.tier.seen else []
         # With a tier a layer has all it ever read to choose from, whatever it dropped.
-        held = cache.layers if tier is None else None
-        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, len(ids), bits)
-        self.notes = notes(model, self.rules, seen)
+        held, new = (None if self.tier else cache.layers), len(self.again) + len(ids)
+        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
+        self.notes = (*notes(model, self.rules, seen), *said)
         self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0
         self.first_s = 0.0
         self.last_s = 0.0
+
+    def _recalled_from(self, tier: Tier | None, seen: int) -> tuple[Tier | None, list[str]]:
+        """The tier, unless nothing is dropped yet, or it cannot be; then what the user is told."""
+        settings, wanted = self.settings, self.settings.recall != "off"
+        if self.budget >= seen and not (tier and tier.seen):
+            return None, []
+        if tier is None:
+            if not wanted or not self.method.frees_memory:
+                return None, []
+            return None, [
+                f"--recall {settings.recall} cannot begin now, since some of what was read before "
+                "is gone: only a new conversation can recall"
+            ]
+        tokens, limit = seen + self.longest, ram_limit(settings.recall_limit)
+        needed = tier_bytes(self.model.shape, tokens, self.model.dtype.itemsize, tier.bits)
+        if needed <= limit:
+            return tier, []
+        return None, [
+            f"recall would take {readable(needed)} of host memory for {tokens:,} tokens, and may "
+            f"take {readable(limit)}: what is dropped is forgotten; --recall-bits 4 takes a "
+            "quarter, --recall-limit sets another limit"
+        ]
 
     def _require_known(self, ids: list[int]) -> None:
         vocab = self.model.shape.vocab

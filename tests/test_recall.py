@@ -16,6 +16,7 @@ from kvlite.methods import METHODS, parse_method
 from kvlite.offload import Recall, Tier
 from kvlite.offload.index import Index
 from kvlite.offload.recall import CANDIDATES, RECENT, SINKS
+from kvlite.offload.room import tier_bytes
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 
@@ -137,6 +138,7 @@ def test_a_tier_holds_what_was_read_and_no_more(llama: Tiny) -> None:
     shape = llama.model.shape
     entry = shape.kv_heads * (2 * 4 * shape.head_dim + 4)
     assert talk.tier is not None and talk.tier.nbytes == shape.layers * 500 * entry
+    assert talk.tier.nbytes == tier_bytes(shape, 500, 4, None)
     answer = talk.generate([5, 6], ignore_eos=True)
     assert answer.ledger.tier_bytes == talk.tier.nbytes <= shape.layers * 574 * entry
     assert " in RAM" in answer.ledger.line()
@@ -147,8 +149,10 @@ def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
         chat(llama.model, method="lminfinite").read([5] * 50)
     talk = chat(llama.model, recall="off")
     talk.read([5] * 90)
-    with pytest.raises(SettingError, match="cannot begin now: of the 90 tokens"):
-        talk.generate([6], recall="ram")
+    (note,) = talk.generate([6], recall="ram").ledger.notes
+    assert note.startswith("--recall ram cannot begin now")
+    with pytest.raises(SettingError, match="--recall-limit 'lots' is not a size"):
+        chat(llama.model, recall_limit="lots").read([5] * 90)
     full = chat(llama.model, method="full")
     full.read([5] * 90)
     assert full.tier is None
@@ -156,6 +160,26 @@ def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
     talk.read([5] * 90)
     talk.generate([6], recall="off", max_new_tokens=1)
     assert talk.tier is None
+
+
+def test_too_little_memory_for_a_tier_is_said_and_the_conversation_goes_on(llama: Tiny) -> None:
+    talk = chat(llama.model, recall_limit="300KiB", kv_bits="16")
+    first = talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
+    assert first.ledger.tier_bytes > 0 and not first.ledger.notes
+    second = talk.generate(random_ids(200, 2)[0].tolist(), ignore_eos=True)
+    (note,) = second.ledger.notes
+    assert note.startswith("recall would take 4") and "may take 300.0 KiB" in note
+    assert second.ledger.tier_bytes == 0 and talk.tier is None
+    (note,) = talk.generate([5, 6], ignore_eos=True).ledger.notes
+    assert note.startswith("--recall ram cannot begin now")
+
+
+@pytest.mark.parametrize("bits", ["8", "4"])
+def test_a_quantized_tier_takes_what_was_predicted(llama: Tiny, bits: str) -> None:
+    talk = chat(llama.model, recall_bits=bits)
+    talk.read(random_ids(500)[0].tolist())
+    predicted = tier_bytes(llama.model.shape, 500, 4, KVBits(int(bits), int(bits)))
+    assert talk.tier is not None and talk.tier.nbytes == predicted
 
 
 # --- every step -----------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from kvlite.engine.prefill import Reading
 from kvlite.engine.together import told
 from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError
-from kvlite.ledger import readable
 from kvlite.methods.base import LayerView
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
+from kvlite.sizes import readable
 
 ROWS_AT_ONCE = 64
 

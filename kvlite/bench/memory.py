@@ -9,8 +9,8 @@ from kvlite.bench.grid import label
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache.bits import UNCHANGED
 from kvlite.engine.fork import Choice
-from kvlite.ledger import readable
 from kvlite.runner import Runner
+from kvlite.sizes import readable
 
 
 @dataclass(frozen=True)

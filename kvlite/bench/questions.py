@@ -15,10 +15,10 @@ from kvlite.bench.marks import found, leading, rouge_1
 from kvlite.engine.fork import Branch, Choice, read_once
 from kvlite.engine.prefill import prefill
 from kvlite.engine.together import answers, each_token, told
-from kvlite.ledger import readable
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.runner import Runner
+from kvlite.sizes import readable
 
 KNOWN, UNKNOWN = "known", "unknown"
 ASKED = {KNOWN: (KNOWN,), UNKNOWN: (UNKNOWN,), "both": (KNOWN, UNKNOWN)}

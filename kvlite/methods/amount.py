@@ -9,11 +9,9 @@ from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
 from kvlite.methods.rules import PACKED_ROOM, ROOM
 from kvlite.model.shape import ModelShape
+from kvlite.sizes import UNITS
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
-
-_UNITS = {"B": 1, "BYTES": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20}
-_UNITS["GIB"] = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,9 @@ def parse_amount(text: str | int) -> Amount:
             raise SettingError(f"--budget {written} is more than everything: give up to 100%")
         return Amount(share=number / 100)
     if unit:
-        if unit not in _UNITS:
+        if unit not in UNITS:
             raise SettingError(f"--budget {written!r} has an unknown unit: use KiB, MiB or GiB")
-        return Amount(nbytes=int(number * _UNITS[unit]))
+        return Amount(nbytes=int(number * UNITS[unit]))
     if number != int(number):
         raise SettingError(
             f"--budget {written!r} is not a whole number of entries: give {ceil(number)}, or a "

@@ -1,0 +1,23 @@
+"""Bytes as people write them."""
+
+import re
+
+UNITS = {"B": 1, "BYTES": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def parse_bytes(text: str) -> int | None:
+    """The bytes of `8GiB` or `500 MB`; None if it is no such thing."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]+)", text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        return None
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def readable(count: float) -> str:
+    """Bytes as people write them: `24.3 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
