@@ -175,7 +175,8 @@ class Conversation:
     def _tier_for(self, settings: Settings) -> Tier | None:
         """What a turn recalls from, if its settings ask for that."""
         method, _ = method_and_amount(settings.method, settings.budget)
-        if settings.recall == "off" or not method.frees_memory:
+        begun = self.tier is not None
+        if settings.recall == "off" or not (begun or method.frees_memory):
             return None
         if method.mask(1) is not None:
             raise SettingError(
@@ -185,7 +186,9 @@ class Conversation:
         if self.tier is not None:
             return self.tier
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
-        if any(layer.entries_mean < self.cache.seen for layer in full):
+        if any(
+            layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
+        ):
             return None  # some of it is gone
         bits = parse_kv_bits(settings.recall_bits)
         return Tier.empty(self.model.shape, self.model.dtype, bits)

@@ -79,7 +79,7 @@ class Settings:
     recall_entries: int = _option(
         128,
         "entries a KV head that each token of an answer may look for in all that was read, and "
-        "bring back; 0 recalls between turns only",
+        "bring back, beside the first few and the recent ones; 0 recalls between turns only",
         low=0,
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")

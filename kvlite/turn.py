@@ -73,9 +73,9 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        self.tier, said = self._recalled_from(tier, seen)
+        self.tier, said = self._recalled_from(tier, seen, exact=bits is None)
         # An answer was drawn from what the cache held; read with all there is, it is exact.
-        self.again = context[self.tier.seen :] if self.tier and self.tier.seen else []
+        self.again = context[self.tier.seen :] if self.tier and self.tier.begun else []
         # With a tier a layer has all it ever read to choose from, whatever it dropped.
         held, new = (None if self.tier else cache.layers), len(self.again) + len(ids)
         self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
@@ -87,10 +87,18 @@ class Turn:
         self.first_s = 0.0
         self.last_s = 0.0
 
-    def _recalled_from(self, tier: Tier | None, seen: int) -> tuple[Tier | None, list[str]]:
-        """The tier, unless nothing is dropped yet, or it cannot be; then what the user is told."""
+    def _recalled_from(
+        self, tier: Tier | None, seen: int, *, exact: bool
+    ) -> tuple[Tier | None, list[str]]:
+        """The tier, unless this turn loses nothing, or it cannot be; then what the user is told.
+
+        Args:
+            exact: whether the cache is not quantized.
+        """
         settings, wanted = self.settings, self.settings.recall != "off"
-        if self.budget >= seen and not (tier and tier.seen):
+        grows = self.method.only_grows and self.method.settles is None
+        most = seen if grows else seen + self.longest
+        if exact and self.budget >= most and not (tier and tier.begun):
             return None, []
         if tier is None:
             if not wanted or not self.method.frees_memory:

@@ -8,6 +8,7 @@ import torch
 
 import kvlite
 from kvlite.cache import KVBits, LayerCache, Selection
+from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import rotation
 from kvlite.conversation import Conversation
 from kvlite.engine.decode import decode_step
@@ -17,6 +18,7 @@ from kvlite.offload import Recall, Tier
 from kvlite.offload.index import Index
 from kvlite.offload.recall import CANDIDATES, RECENT, SINKS
 from kvlite.offload.room import tier_bytes
+from kvlite.offload.tier import TierLayer
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 
@@ -106,6 +108,98 @@ def test_a_tier_begins_when_something_is_about_to_be_dropped(llama: Tiny) -> Non
     assert talk.tier is not None and talk.tier.seen == 219
     upto = talk.token_ids[:219]
     torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
+
+
+def test_a_tier_begins_before_an_answer_drops_anything(llama: Tiny) -> None:
+    talk = chat(llama.model, method="h2o", budget=170, max_new_tokens=60)
+    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
+    logits = last_logits(talk, random_ids(20, 3)[0].tolist())
+    whole = logits_of_the_whole(llama, talk.token_ids[:230])
+    torch.testing.assert_close(logits, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_tier_begins_before_anything_is_quantized(llama: Tiny) -> None:
+    talk = chat(llama.model, method="snapkv", budget=250, kv_bits="4")
+    talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
+    logits = last_logits(talk, random_ids(100, 3)[0].tolist())
+    whole = logits_of_the_whole(llama, talk.token_ids[:309])
+    torch.testing.assert_close(logits, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_tier_does_not_begin_from_what_is_merged(llama: Tiny) -> None:
+    talk = chat(llama.model, method="minicache", recall="off", budget=40)
+    talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
+    (note,) = talk.generate([5, 6], recall="ram", method="snapkv").ledger.notes
+    assert note.startswith("--recall ram cannot begin now")
+
+
+def test_a_turn_of_the_full_cache_goes_on_from_the_tier(llama: Tiny) -> None:
+    talk = chat(llama.model, method="snapkv")
+    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
+    for method in ("full", "snapkv"):
+        talk.settings = talk.settings.replace({"method": method})
+        logits = last_logits(talk, random_ids(20, 3)[0].tolist())
+        whole = logits_of_the_whole(llama, talk.token_ids[: len(talk.token_ids) - 8])
+        torch.testing.assert_close(logits, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_few_bits_are_rounded_once(llama: Tiny) -> None:
+    """The codes of the first turn are those of the tenth."""
+    talk, first = chat(llama.model, recall_bits="4"), None
+    for turn in range(6):
+        talk.generate(random_ids(200 if turn == 0 else 30, turn)[0].tolist(), ignore_eos=True)
+        assert talk.tier is not None
+        front = talk.tier.layers[2].bank.front
+        assert isinstance(front, Packed)
+        held = front.keys.read(slice(0, 160))
+        first = held.clone() if first is None else first
+        assert held.equal(first)
+
+
+@pytest.mark.parametrize("name", ["pyramidinfer", "uncomp:stage=true"])
+def test_tokens_that_are_read_again_are_not_left_behind(llama: Tiny, name: str) -> None:
+    """As many go on as if the answer had been part of what is read."""
+    talk = chat(llama.model, method=name, budget=60, max_new_tokens=60)
+    talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
+    assert talk.tier is not None
+    before = [layer.read for layer in talk.tier.layers]
+    talk.generate(random_ids(20, 3)[0].tolist(), ignore_eos=True)
+    more = [layer.read - was for layer, was in zip(talk.tier.layers, before, strict=True)]
+    assert more[0] == 80 and min(more) > 40
+
+
+@pytest.mark.parametrize("name", ["h2o", "kvzip:layers=uniform"])
+def test_a_method_does_not_go_on_from_what_another_found(llama: Tiny, name: str) -> None:
+    talk = chat(llama.model, method="snapkv", budget=60)
+    talk.read(random_ids(150)[0].tolist())
+    talk.settings = talk.settings.replace({"method": name, "budget": 140})
+    for seed, count in ((2, 40), (3, 30)):
+        talk.read(random_ids(count, seed)[0].tolist())
+    assert talk.tier is not None
+    for layer in talk.tier.layers:
+        assert layer.judged is not None and layer.judged.shape[2] == 220
+        if name == "h2o":  # begins with the first turn that it reads
+            assert 69 < float(layer.judged.sum(-1)[0, 0]) < 71
+        else:
+            assert float(layer.judged.min()) > 0
+
+
+def test_what_was_judged_is_as_before_after_a_turn_that_was_stopped(llama: Tiny) -> None:
+    talk = chat(llama.model, method="h2o", budget=60)
+    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
+    cancel, tier = threading.Event(), talk.tier
+    assert tier is not None
+    before = [layer.judged.clone() for layer in tier.layers if layer.judged is not None]
+
+    def stop(done: int, of: int) -> None:
+        if done > of / 2:
+            cancel.set()
+
+    with pytest.raises(Stopped):
+        talk.read(random_ids(90, 5)[0].tolist(), progress=stop, cancel=cancel)
+    assert len(before) == 4
+    for layer, was in zip(tier.layers, before, strict=True):
+        assert layer.judged is not None and layer.judged.equal(was)
 
 
 def test_reading_without_answers_forgets_nothing(llama: Tiny) -> None:
@@ -220,8 +314,8 @@ def test_a_token_brings_back_what_the_oracle_says(
         everything = everything.resized([300], bits=KVBits(8, 8))
     source = everything.banks[0]
     queries, rough = torch.randn(1, len(heads), 4, 64), torch.rand(1, 3, 300)
-    tier = Tier([everything], (None,), None, seen=300, read=[300])
-    Recall(tier, 40).bring_back(0, bank, queries, rough.clone())
+    tier = Tier([TierLayer(everything, None, 300)], None, seen=300)
+    Recall(tier, 40 - SINKS - RECENT).bring_back(0, bank, queries, rough.clone())
     for row, head in enumerate(heads):
         own = rough[0, head].double().numpy()
         wanted = oracle.wanted(
@@ -239,6 +333,29 @@ def test_a_token_brings_back_what_the_oracle_says(
         close = 0.05 if bits or way == "four bits kept" else 0
         for mine, theirs in ((bank.keys, source.keys), (bank.values, source.values)):
             torch.testing.assert_close(mine[0, row], theirs[0, head, places], atol=close, rtol=0)
+
+
+@pytest.mark.parametrize("way", ["compiled", "torch"])
+def test_channels_that_never_vary_and_numbers_that_are_none_do_no_harm(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "torch":
+        monkeypatch.setattr("kvlite.offload.recall.has_compiled", lambda device: False)
+        monkeypatch.setattr("kvlite.offload.index.has_compiled", lambda device: False)
+    everything = full_bank(300)
+    everything.banks[0].own_keys[..., 7] = 0.5
+    queries = torch.randn(1, 3, 4, 64) * 3
+    index = Index.of(everything.banks[0].keys, queries.square().sum(2), 0)
+    scores = index.scores(queries, 300)
+    assert bool(scores.isfinite().all()) and abs(float(scores.sum()) - 3) < 1e-3
+    scores[:, :, 50:] = torch.nan
+    at = torch.arange(0, 180, 3).expand(1, 3, -1)
+    cache = LayerCache.gathered([Selection(everything.banks[0], at)], [60])
+    tier = Tier([TierLayer(everything, None, 300)], None, seen=300)
+    Recall(tier, 30).bring_back(0, cache.banks[0], queries, scores)
+    line = cache.banks[0].positions.sort(-1).values
+    assert bool((line[..., 1:] > line[..., :-1]).all()) and int(line.min()) >= 0
+    assert int(line.max()) == 299
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -309,6 +426,8 @@ def step(talk: Conversation, token: int, entries: int) -> torch.Tensor:
         {"method": "kvx", "recall_bits": "4"},
         {"method": "tova", "kv_bits": "8", "recall_bits": "8"},
         {"method": "pyramidinfer"},
+        {"method": "snapkv", "kv_bits": "kivi4"},
+        {"method": "kvzip"},
     ],
 )
 def test_answers_with_recall_go_on_within_their_budget(

@@ -162,6 +162,7 @@ class LayerCache:
     def last(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of the entries appended last, `(batch, KV heads, count, dim)`, and their
         positions `(count,)`."""
+        assert all(bank.own_used >= count for bank in self.banks)
         parts = [slice(bank.own_used - count, bank.own_used) for bank in self.banks]
         own = list(zip(self.banks, parts, strict=True))
         keys = self.in_order([bank.own_keys[:, :, part] for bank, part in own])

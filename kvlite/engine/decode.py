@@ -48,9 +48,8 @@ class LayerStep:
 
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._write(bank, k, v)
-            if scores is not None and self.recall is not None:
-                queries = _queries(q, len(bank.heads), scale)
-                self.recall.bring_back(self.index, bank, queries, scores)
+            if scores is not None:
+                self._bring_back(bank, q, scale, scores)
             if bank.front is not None and self.sight is None:
                 return self._over_front(bank, q, scale, softcap)
             keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
@@ -73,7 +72,14 @@ class LayerStep:
         if self.recall is None:
             return None
         self.recall.tier.answer(self.index, k, v, self.positions)
+        if not any(self.recall.reaches(self.index, bank) for bank in self.layer.banks):
+            return None
         return self.recall.scores(self.index, _queries(q, k.shape[1], scale))
+
+    def _bring_back(self, bank: Bank, q: Tensor, scale: float, scores: Tensor) -> None:
+        if self.recall is not None and self.recall.reaches(self.index, bank):
+            queries = _queries(q, len(bank.heads), scale)
+            self.recall.bring_back(self.index, bank, queries, scores)
 
     def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
         remembers = self._remembers(bank)

@@ -65,6 +65,8 @@ class Reading:
         self.model = model
         self.cache = cache
         self.tier = tier
+        if tier is not None:
+            tier.forget_answer()
         self.tier_mark = None if tier is None else tier.mark()
         self.rules = rules
         self.reserve = reserve
@@ -73,7 +75,7 @@ class Reading:
         self.progress = progress
         self.cancel = cancel
         self.whole = whole
-        self.start = tier.seen if tier is not None and tier.seen else cache.seen
+        self.start = tier.seen if tier is not None and tier.begun else cache.seen
         self.new = token_ids.shape[1]
         self.end = self.start + self.new
         self.hidden = model.embed(token_ids)
@@ -163,10 +165,11 @@ class Reading:
 
     def _remember(self, tier: Tier, index: int, reader: LayerReader) -> None:
         """Hand over what was read, and what a method found of it, before anything is dropped."""
-        layer = reader.layer
+        layer, method = reader.layer, self.rules[index].method
         tier.add(index, layer, reader.energy, self.hidden.shape[1], self.reserve)
-        if self.rules[index].method.judges_once and layer.rows:
-            tier.judge(index, layer.in_order([bank.scores() for bank in layer.banks]))
+        if method.judges_once and layer.rows:
+            found = layer.in_order([bank.scores() for bank in layer.banks])
+            tier.judge(index, found, method.spec)
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
@@ -197,9 +200,9 @@ class Reading:
         what is quantized written out; or all that it ever read, where the cache has lost some and
         a tier has it."""
         rule, layer = self.rules[index], self.cache.layers[index]
-        if self.tier is not None and self.tier.seen:
-            judged, device = rule.method.judges_once, layer.keys.device
-            return self.tier.restored(index, self.hidden.shape[1], device, judged=judged)
+        if self.tier is not None and self.tier.begun:
+            judge = rule.method.spec if rule.method.judges_once else ""
+            return self.tier.restored(index, self.hidden.shape[1], layer.keys.device, judge)
         lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
         rows = rule.method.decode_rows
         same = layer.rows == rows or not layer.entries_mean
@@ -233,10 +236,14 @@ class Reading:
             context: `(batch, n)` int64, all that was read, these tokens included.
         """
         asked, begin = None, self.cache.rehearsed
-        for rule, layer in zip(self.rules, self.cache.layers, strict=True):
+        for index, (rule, layer) in enumerate(zip(self.rules, self.cache.layers, strict=True)):
             if rule.method.rehearsal is None:
                 continue
             lines = [(heads, used + self.new) for heads, used in layer.lines]
+            if self.tier is not None and self.tier.begun:
+                source = self.tier.layers[index]
+                lines = [(len(source.bank.heads), source.read + self.new)]
+                begin = begin if self.tier.judged_by(rule.method.spec) else 0
             if not rule.keeps_all(lines):
                 asked = rule.method.rehearsal
             if layer.entries_mean and not layer.rows and rule.method.settles is None:

@@ -101,7 +101,7 @@ def _largest(numbers, count):
     if count >= size or not count:
         return np.arange(min(count, size))
     least = np.partition(numbers, size - count)[size - count]
-    places = np.empty(count, np.int64)
+    places = np.zeros(count, np.int64)
     above = 0
     for i in range(size):
         above += numbers[i] > least
@@ -111,7 +111,7 @@ def _largest(numbers, count):
             alike -= numbers[i] == least
             places[found] = i
             found += 1
-    return places
+    return places[:found]
 
 
 @numba.njit(**_OPTIONS)
@@ -138,7 +138,8 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
     came = 0
     for head in range(heads.size):
         layer_head = heads[head]
-        own = scores[layer_head].copy()
+        own = np.where(scores[layer_head] >= 0, scores[layer_head], np.float32(0))  # no NaN
+        rough = own.copy()
         own[:first] = np.inf
         own[entries - recent :] = np.inf
         named = _largest(own, candidates)
@@ -162,13 +163,15 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
         for i in range(named.size):
             if own[named[i]] == np.inf:
                 weights[i] = np.inf
+            elif not weights[i] >= 0:
+                weights[i] = 0
         best = _largest(weights, count)
         for i in best:
             mark[named[i]] = 1
         worth = np.empty(slots, np.float32)
         for slot in range(slots):
             at = own_positions[head, slot]
-            worth[slot] = -scores[layer_head, at]
+            worth[slot] = -rough[at]
             if mark[at] == 1:
                 mark[at] = 2
                 worth[slot] = -np.inf

@@ -47,15 +47,15 @@ class Index:
         own = torch.zeros_like(mean)
         for part in _parts(keys):
             own += (part.float() - mean[:, :, None]).square().sum(2) / keys.shape[2]
-        tiny = torch.finfo(torch.float32).tiny
-        balance = ((energy + tiny) / (own + tiny)).pow(0.25)
+        balance = (_floored(energy) / _floored(own)).pow(0.25)
         balance /= balance.mean(-1, keepdim=True)
         made = cls(*_room(keys, keys.shape[2] + room), mean, balance)
         made.add(keys)
         return made
 
     def extended(self, start: int, keys: Tensor, room: int) -> "Index":
-        """The first `start` of these and keys behind them, in place if there is room."""
+        """The first `start` of these and keys behind them, in place if there is room; of this
+        one only those `start` are then left."""
         signs, sizes, held = self.signs, self.sizes, self.sizes.shape[2]
         if (wanted := start + keys.shape[2] + room) > held:
             signs, sizes = _room(keys, wanted + held // 8)
@@ -117,6 +117,11 @@ class Index:
             logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
         known = torch.cat(logits, -1).softmax(-1).mean(2)
         return F.pad(known, (0, entries - self.used))
+
+
+def _floored(energy: Tensor) -> Tensor:
+    """No channel of `(..., dim)` below a millionth of the mean: some are always 0."""
+    return torch.maximum(energy, 1e-6 * energy.mean(-1, keepdim=True) + 1e-12)
 
 
 def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import Bank, Selection
+from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import has_compiled
 from kvlite.offload.tier import INDEXED_AT_ONCE, Tier
 
@@ -25,32 +26,39 @@ class Recall:
 
     Attributes:
         entries: how many a KV head that each token may bring back, those that are there already
-            included; 0 for none.
+            included, beside the first few and the recent ones; 0 for none.
     """
 
     tier: Tier
     entries: int
 
-    def scores(self, layer: int, queries: Tensor) -> Tensor | None:
+    def reaches(self, layer: int, bank: Bank) -> bool:
+        """Whether entries of a bank may give way to others that it has not."""
+        source, front = self.tier.layers[layer], bank.front
+        tied = front is not None and (
+            front.fixed or (isinstance(front, Packed) and front.bits.by_channel)
+        )
+        more = source.index is not None and bank.used < source.bank.used
+        return more and not tied and self._count(bank) > SINKS + RECENT
+
+    def _count(self, bank: Bank) -> int:
+        return min(self.entries + SINKS + RECENT, bank.used) if self.entries else 0
+
+    def scores(self, layer: int, queries: Tensor) -> Tensor:
         """Roughly the attention that queries `(batch, kv heads, rows, dim)` float32, scaled, pay
-        to everything a layer has read, `(batch, kv heads, n)` float32; None if nothing is to be
-        brought back."""
-        index = self.tier.indexes.get(layer)
-        if index is None or not self.entries:
-            return None
-        return index.scores(queries, self.tier.layers[layer].banks[0].used)
+        to everything a layer has read, `(batch, kv heads, n)` float32."""
+        source = self.tier.layers[layer]
+        assert source.index is not None
+        return source.index.scores(queries, source.bank.used)
 
     def bring_back(self, layer: int, bank: Bank, queries: Tensor, scores: Tensor) -> None:
-        """See `bring_back`; scores of all KV heads."""
-        source = self.tier.layers[layer].banks[0]
-        count = min(self.entries, bank.used)
-        fixed = bank.front is not None and bank.front.fixed
-        if bank.used == source.used or fixed or count <= SINKS + RECENT:
-            return
+        """Let a bank that is reached hold what one token wants most; `scores` are those of all KV
+        heads."""
+        source, count = self.tier.layers[layer].bank, self._count(bank)
         if _plain(bank, source):
-            _filled(bank, queries[0], scores[0], source, count)
+            _swap_in_compiled(bank, queries[0], scores[0], source, count)
         else:
-            bring_back(bank, queries, scores[:, list(bank.heads)], source, count)
+            swap_in(bank, queries, scores[:, list(bank.heads)], source, count)
 
 
 def _plain(bank: Bank, source: Bank) -> bool:
@@ -67,8 +75,10 @@ def _plain(bank: Bank, source: Bank) -> bool:
     )
 
 
-def _filled(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> None:
-    """`bring_back` for one sequence, compiled."""
+def _swap_in_compiled(
+    bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int
+) -> None:
+    """`swap_in` for one sequence, compiled."""
     from kvlite.offload import compiled
 
     everything = source.own_keys[0].numpy(), source.own_values[0].numpy()
@@ -86,18 +96,18 @@ def _filled(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: in
     )
 
 
-def bring_back(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> None:
+def swap_in(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> None:
     """Let a bank hold what one token wants most, of everything that was read.
 
     Args:
         bank: holds that token already, and nothing that `source` does not.
         queries: `(batch, heads of the bank, rows, dim)` float32, scaled.
         scores: roughly the attention they pay to each entry of the source, `(batch, heads of the
-            bank, n)` float32; changed.
+            bank, n)` float32.
         source: everything, n entries of all KV heads in the order they were read.
         count: how many it wants at most, the first few and the recent ones included.
     """
-    device = scores.device
+    device, scores = scores.device, scores.nan_to_num()
     slots = _slots(bank, source)
     wanted = _wanted(queries, scores, source, bank.heads, count)
     held = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, slots, True)
@@ -134,10 +144,13 @@ def _wanted(
     forced = torch.zeros(entries, dtype=torch.bool, device=scores.device)
     forced[:SINKS] = True
     forced[entries - RECENT :] = True
-    scores.masked_fill_(forced, torch.inf)
-    candidates = scores.topk(min(entries, CANDIDATES * count), sorted=False).indices
+    candidates = (
+        scores.masked_fill(forced, torch.inf)
+        .topk(min(entries, CANDIDATES * count), sorted=False)
+        .indices
+    )
     named = Selection(source, candidates.to(source.own_keys.device), heads)
     keys = named.keys(slice(0, candidates.shape[2])).to(scores.device)
-    weights = (queries @ keys.float().mT).softmax(-1).mean(2)
+    weights = (queries @ keys.float().mT).softmax(-1).mean(2).nan_to_num()
     best = weights.masked_fill_(forced[candidates], torch.inf).topk(count, sorted=False).indices
     return candidates.gather(2, best)

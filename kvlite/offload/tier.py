@@ -1,18 +1,61 @@
 """The recall tier: everything a conversation has read, in host memory, for the next turn."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, LayerCache, Selection
+from kvlite.cache import Bank, KVBits, LayerCache, Selection
 from kvlite.cache.front import bytes_held
 from kvlite.model.shape import ModelShape
 from kvlite.offload.index import Index
 
+# What is not in the index yet cannot be found by it, so that many recent entries always stay.
 INDEXED_AT_ONCE = 16
 
-Mark = tuple[list[LayerCache], list[int], dict[int, Index]]
+
+@dataclass
+class TierLayer:
+    """One layer's part.
+
+    Attributes:
+        cache: one bank with all KV heads, entries in the order in which they were read; of a
+            sliding window as much as it will see again.
+        window: tokens the layer sees, None where it sees everything.
+        read: how many entries were read; those behind them were answered since.
+        index: of a layer that sees everything, on its device.
+        judged: `(batch, heads, read)` float32, what a method that judges entries once found.
+        judge: that method, as a user writes it.
+    """
+
+    cache: LayerCache
+    window: int | None
+    read: int = 0
+    index: Index | None = None
+    judged: Tensor | None = None
+    judge: str = ""
+
+    @property
+    def bank(self) -> Bank:
+        """Everything, of all KV heads."""
+        return self.cache.banks[0]
+
+    def append(
+        self, keys: Tensor, values: Tensor, positions: Tensor, reserve: int, bits: KVBits | None
+    ) -> None:
+        """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`."""
+        new, own = keys.shape[2], None if self.window is not None else bits
+        if self.bank.room < new + reserve:
+            slack = self.read // 8 if own is None else 0
+            self.cache = self.cache.resized([self.read + new + reserve + slack], bits=own)
+        self.bank.append(keys, values, positions)
+        if own is not None:
+            self.cache = self.cache.resized([self.read + new + reserve], bits=own)
+        elif self.window is not None and self.bank.used > self.window:
+            last = torch.arange(self.bank.used - self.window, self.bank.used)
+            slots = last.expand(keys.shape[0], len(self.bank.heads), -1)
+            self.cache = LayerCache.gathered([Selection(self.bank, slots)], [self.window])
+        self.read = self.bank.used
 
 
 @dataclass
@@ -24,24 +67,14 @@ class Tier:
     everything at once would have left.
 
     Attributes:
-        layers: one a layer of the model, each a bank with all KV heads, entries in the order in
-            which they were read; of a sliding window as much as it will see again.
-        windows: of each layer, None where it sees everything.
+        layers: one a layer of the model.
         bits: how what is neither among the first entries nor recent is quantized, if it is.
         seen: tokens read.
-        read: by layer, how many of its entries were read; the others were answered since.
-        indexes: of layers that see everything, on their devices, for answers.
-        judged: by layer `(batch, heads, entries)` float32, what a method that judges entries once
-            found, for those that were there to be judged.
     """
 
-    layers: list[LayerCache]
-    windows: tuple[int | None, ...]
+    layers: list[TierLayer]
     bits: KVBits | None
     seen: int = 0
-    read: list[int] = field(default_factory=list)
-    indexes: dict[int, Index] = field(default_factory=dict)
-    judged: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "Tier":
@@ -52,23 +85,32 @@ class Tier:
         """
         sizes, host = [(tuple(range(shape.kv_heads)), 0)], torch.device("cpu")
         layers = [
-            LayerCache(sizes, batch=1, dim=shape.head_dim, dtype=dtype, device=host)
-            for _ in range(shape.layers)
+            TierLayer(
+                LayerCache(sizes, batch=1, dim=shape.head_dim, dtype=dtype, device=host), window
+            )
+            for window in shape.windows
         ]
-        return cls(layers, tuple(shape.windows), bits, read=[0] * shape.layers)
+        return cls(layers, bits)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything."""
+        return self.seen > 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory held, filled or not."""
-        held = [tensor for layer in self.layers for tensor in layer.tensors]
-        return bytes_held([*held, *self.judged.values()])
+        held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
+        return bytes_held(
+            [*held, *(layer.judged for layer in self.layers if layer.judged is not None)]
+        )
 
     @property
     def index_bytes(self) -> int:
         """Bytes of the layers' devices that indexes take."""
-        return sum(index.nbytes for index in self.indexes.values())
+        return sum(layer.index.nbytes for layer in self.layers if layer.index is not None)
 
-    def add(self, index: int, layer: LayerCache, energy: Tensor, new: int, reserve: int) -> None:
+    def add(self, index: int, source: LayerCache, energy: Tensor, new: int, reserve: int) -> None:
         """Take over the `new` entries that a layer read last, from any device; or all it has, as
         long as nothing is here.
 
@@ -76,86 +118,79 @@ class Tier:
             energy: squares of its queries, summed, `(batch, kv heads, dim)` float32.
             reserve: entries that the answer may add.
         """
-        held, used = self.layers[index], self.read[index]
-        held.banks[0].used = used
-        keys, values, positions = layer.last(new if used else layer.banks[0].used)
-        new, window = keys.shape[2], self.windows[index]
-        if held.banks[0].room < new + reserve:
-            held = held.resized([used + new + reserve + used // 8])
-        held.banks[0].append(keys, values, positions)
-        if window is not None and used + new > window:
-            (bank,) = held.banks
-            last = torch.arange(bank.used - window, bank.used).expand(1, len(bank.heads), -1)
-            held = LayerCache.gathered([Selection(bank, last)], [window])
-        elif self.bits is not None:
-            held = held.resized([used + new + reserve], bits=self.bits)
-        self.layers[index], self.read[index] = held, held.banks[0].used
-        if window is None:
-            self.indexes[index] = self._indexed(index, keys, energy, reserve)
+        layer = self.layers[index]
+        begun, start = layer.read > 0, layer.read
+        keys, values, positions = source.last(new if begun else source.banks[0].used)
+        layer.append(keys, values, positions, reserve, self.bits)
+        if layer.window is not None:
+            return
+        if layer.index is None:
+            layer.index = Index.of(keys, energy, reserve)
+        else:
+            layer.index = layer.index.extended(start, keys, reserve)
 
-    def _indexed(self, index: int, keys: Tensor, energy: Tensor, reserve: int) -> Index:
-        """A layer's index with new keys in it."""
-        known = self.indexes.get(index)
-        if known is None:
-            return Index.of(keys, energy, reserve)
-        return known.extended(self.read[index] - keys.shape[2], keys, reserve)
+    def judge(self, index: int, found: Tensor, judge: str) -> None:
+        """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
+        float32."""
+        self.layers[index].judged, self.layers[index].judge = found.to("cpu", copy=True), judge
+
+    def judged_by(self, judge: str) -> bool:
+        """Whether a method has judged all entries of all layers that anyone judged."""
+        found = [each for each in self.layers if each.judged is not None]
+        return bool(found) and all(
+            each.judge == judge and each.judged is not None and each.judged.shape[2] == each.read
+            for each in found
+        )
 
     def answer(self, index: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Add a token of an answer, `(batch, kv heads, 1, dim)`, to a layer that sees all."""
-        if index in self.indexes:
-            layer, found = self.layers[index], self.indexes[index]
-            layer.banks[0].append(keys, values, positions)
-            if layer.banks[0].used - found.used == INDEXED_AT_ONCE:
-                found.add(layer.last(INDEXED_AT_ONCE)[0])
+        layer = self.layers[index]
+        if layer.index is None:
+            return
+        layer.bank.append(keys, values, positions)
+        if layer.bank.used - layer.index.used == INDEXED_AT_ONCE:
+            layer.index.add(layer.cache.last(INDEXED_AT_ONCE)[0])
 
-    def judge(self, index: int, found: Tensor) -> None:
-        """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
-        float32."""
-        self.judged[index] = found.to("cpu", copy=True)
+    def forget_answer(self) -> None:
+        """Let go of what was answered since the last reading."""
+        for layer in self.layers:
+            layer.bank.used = layer.read
+            if layer.index is not None:
+                layer.index.used = layer.read
 
-    def restored(
-        self, index: int, room: int, device: torch.device, *, judged: bool = False
-    ) -> LayerCache:
+    def restored(self, index: int, room: int, device: torch.device, judge: str = "") -> LayerCache:
         """All that a layer has read, on a device, with `room` for more.
 
         Args:
-            judged: with what a method found of it for a row to remember.
+            judge: the method whose findings are to be remembered in a row, if any.
         """
         source = self.layers[index]
-        (bank,) = source.banks
-        bank.used = self.read[index]
+        bank, keys = source.bank, source.cache.keys
         layer = LayerCache(
-            [(bank.heads, bank.used + room)],
-            batch=source.keys.shape[0],
-            dim=source.keys.shape[2],
-            dtype=source.keys.dtype,
+            [(bank.heads, source.read + room)],
+            batch=keys.shape[0],
+            dim=keys.shape[2],
+            dtype=keys.dtype,
             device=device,
-            decode_rows=int(judged),
+            decode_rows=int(bool(judge)),
         )
-        (made,), every = layer.banks, slice(0, bank.used)
-        keys, values = made.own_keys[:, :, every], made.own_values[:, :, every]
+        (made,), every = layer.banks, slice(0, source.read)
         if bank.front is None:
-            keys.copy_(bank.own_keys[:, :, every])
-            values.copy_(bank.own_values[:, :, every])
+            made.own_keys[:, :, every] = bank.own_keys[:, :, every]
+            made.own_values[:, :, every] = bank.own_values[:, :, every]
         else:
-            bank.write_out(keys, values)
+            bank.write_out(made.own_keys[:, :, every], made.own_values[:, :, every])
         made.own_positions[:, :, every] = bank.positions[:, :, every].to(device)
-        made.used = bank.used
-        if made.rows is not None and index in self.judged:
-            found = self.judged[index]
-            made.rows[:, :, 0, : found.shape[2]] = found.to(device)
+        made.used = source.read
+        if made.rows is not None and source.judged is not None and source.judge == judge:
+            made.rows[:, :, 0, : source.judged.shape[2]] = source.judged.to(device)
         return layer
 
-    def mark(self) -> Mark:
-        """How it stands, for `rewind`."""
-        return list(self.layers), list(self.read), dict(self.indexes)
+    def mark(self) -> list[TierLayer]:
+        """How it stands, for `rewind`: what is added later is written behind it, or elsewhere."""
+        return [replace(layer) for layer in self.layers]
 
-    def rewind(self, mark: Mark) -> None:
-        """Forget what was read since, and the answer before."""
-        self.layers, self.read, self.indexes = mark
-        for index, used in enumerate(self.read):
-            self.layers[index].banks[0].used = used
-            if index in self.indexes:
-                self.indexes[index].used = used
-            if index in self.judged:
-                self.judged[index] = self.judged[index][:, :, :used]
+    def rewind(self, mark: list[TierLayer]) -> None:
+        """Forget what was read since."""
+        self.layers = mark
+        self.forget_answer()
