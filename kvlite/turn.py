@@ -107,7 +107,7 @@ class Turn:
                 f"--recall {settings.recall} cannot begin now, since some of what was read before "
                 "is gone: only a new conversation can recall"
             ]
-        tokens, limit = seen + self.longest, ram_limit(settings.recall_limit)
+        tokens, limit = seen + self.longest, ram_limit(settings.recall_limit, tier.nbytes)
         needed = tier_bytes(self.model.shape, tokens, self.model.dtype.itemsize, tier.bits)
         if needed <= limit:
             return tier, []

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from kvlite.methods import METHODS, parse_method
 from kvlite.offload import Recall, Tier
 from kvlite.offload.index import Index
 from kvlite.offload.recall import CANDIDATES, RECENT, SINKS
-from kvlite.offload.room import tier_bytes
+from kvlite.offload.room import ram_limit, tier_bytes
 from kvlite.offload.tier import TierLayer
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
@@ -266,6 +267,15 @@ def test_too_little_memory_for_a_tier_is_said_and_the_conversation_goes_on(llama
     assert second.ledger.tier_bytes == 0 and talk.tier is None
     (note,) = talk.generate([5, 6], ignore_eos=True).ledger.notes
     assert note.startswith("--recall ram cannot begin now")
+
+
+def test_what_a_tier_takes_already_does_not_count_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = psutil.virtual_memory()._replace(available=600)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    assert ram_limit("auto", 0) == 300 and ram_limit("auto", 400) == 500
+    assert ram_limit("2KiB", 400) == 2048
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])

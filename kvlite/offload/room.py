@@ -27,14 +27,17 @@ def tier_bytes(shape: ModelShape, tokens: int, itemsize: int, bits: KVBits | Non
     return total
 
 
-def ram_limit(text: str) -> int:
-    """Bytes that a tier may take: as written, or with `auto` half of what is free now.
+def ram_limit(text: str, held: int) -> int:
+    """Bytes that a tier may take: as written, or with `auto` half of what is free without it.
+
+    Args:
+        held: bytes it takes now.
 
     Raises:
         SettingError: it is no size.
     """
     if text == "auto":
-        return int(SHARE * psutil.virtual_memory().available)
+        return int(SHARE * (psutil.virtual_memory().available + held))
     limit = parse_bytes(text)
     if limit is None:
         raise SettingError(f"--recall-limit {text!r} is not a size: give 8GiB, 500MB or auto")
