@@ -115,6 +115,29 @@ def _largest(numbers, count):
 
 
 @numba.njit(**_OPTIONS)
+def _attention(queries, keys, named):
+    """What attention some entries get of a head's rows, among themselves; summed over rows."""
+    weights = np.zeros(named.size, np.float32)
+    line = np.empty(named.size, np.float32)
+    for row in range(queries.shape[0]):
+        query, top = queries[row], np.float32(-np.inf)
+        for i in range(named.size):
+            key = keys[named[i]]
+            product = np.float32(0)
+            for d in range(key.size):
+                product += query[d] * key[d]
+            line[i] = product
+            top = max(top, product)
+        whole = np.float32(0)
+        for i in range(named.size):
+            line[i] = _exp(line[i] - top)
+            whole += line[i]
+        for i in range(named.size):
+            weights[i] += line[i] / whole
+    return weights
+
+
+@numba.njit(**_OPTIONS)
 def fill(queries, scores, heads, source, bank, count, candidates, first, recent):
     """Let a bank hold the `count` entries that one token wants most.
 
@@ -127,15 +150,11 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
             slots)` int32, as many slots as are filled; written.
         candidates: how many entries' keys are looked at.
         first, recent: entries at both ends that are always wanted.
-
-    Returns:
-        how many entries came, of all heads.
     """
     keys, values = source
     own_keys, own_values, own_positions = bank
-    rows, entries, slots = queries.shape[1], scores.shape[1], own_positions.shape[1]
+    entries, slots = scores.shape[1], own_positions.shape[1]
     mark = np.zeros(entries, np.uint8)
-    came = 0
     for head in range(heads.size):
         layer_head = heads[head]
         own = np.where(scores[layer_head] >= 0, scores[layer_head], np.float32(0))  # no NaN
@@ -143,23 +162,7 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
         own[:first] = np.inf
         own[entries - recent :] = np.inf
         named = _largest(own, candidates)
-        weights = np.zeros(named.size, np.float32)
-        line = np.empty(named.size, np.float32)
-        for row in range(rows):
-            query, top = queries[head, row], np.float32(-np.inf)
-            for i in range(named.size):
-                key = keys[layer_head, named[i]]
-                product = np.float32(0)
-                for d in range(key.size):
-                    product += query[d] * key[d]
-                line[i] = product
-                top = max(top, product)
-            whole = np.float32(0)
-            for i in range(named.size):
-                line[i] = _exp(line[i] - top)
-                whole += line[i]
-            for i in range(named.size):
-                weights[i] += line[i] / whole
+        weights = _attention(queries[head], keys[layer_head], named)
         for i in range(named.size):
             if own[named[i]] == np.inf:
                 weights[i] = np.inf
@@ -189,5 +192,3 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
                 own_positions[head, slot] = at
                 out += 1
             mark[at] = 0
-        came += missing
-    return came
