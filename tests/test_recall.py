@@ -323,7 +323,8 @@ def test_a_token_brings_back_what_the_oracle_says(
     if way == "four bits kept":
         everything = everything.resized([300], bits=KVBits(8, 8))
     source = everything.banks[0]
-    queries, rough = torch.randn(1, len(heads), 4, 64), torch.rand(1, 3, 300)
+    queries = torch.randn(1, len(heads), 4, 64, generator=random)
+    rough = torch.rand(1, 3, 300, generator=random)
     tier = Tier([TierLayer(everything, None, 300)], None, seen=300)
     Recall(tier, 40 - SINKS - RECENT).bring_back(0, bank, queries, rough.clone())
     for row, head in enumerate(heads):

@@ -27,7 +27,7 @@ def _ones(context, number):
 
 @numba.njit(**_OPTIONS)
 def _exp(x):
-    """e^x for x <= 0, to a third of a per cent, many at once: enough to rank entries."""
+    """e^x for x <= 0, to a third of a per cent, many at once: enough to name candidates."""
     power = max(x * np.float32(1.442695), np.float32(-125))
     whole = np.int32(power - np.float32(1))
     part = power - np.float32(whole)
@@ -130,7 +130,7 @@ def _attention(queries, keys, named):
             top = max(top, product)
         whole = np.float32(0)
         for i in range(named.size):
-            line[i] = _exp(line[i] - top)
+            line[i] = np.exp(line[i] - top)
             whole += line[i]
         for i in range(named.size):
             weights[i] += line[i] / whole
