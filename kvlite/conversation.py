@@ -175,8 +175,7 @@ class Conversation:
     def _tier_for(self, settings: Settings) -> Tier | None:
         """What a turn recalls from, if its settings ask for that."""
         method, _ = method_and_amount(settings.method, settings.budget)
-        begun = self.tier is not None
-        if settings.recall == "off" or not (begun or method.frees_memory):
+        if settings.recall == "off":
             return None
         if method.mask(1) is not None:
             raise SettingError(
@@ -185,6 +184,8 @@ class Conversation:
             )
         if self.tier is not None:
             return self.tier
+        if not method.frees_memory:
+            return None
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
         if any(
             layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full

@@ -22,7 +22,7 @@ ROWS = 4
 CHANNELS_A_THREAD = 1 << 21
 # Sums may be formed in any order; that numbers are finite is not assumed.
 ORDERLESS = {"reassoc", "contract", "nsz"}
-Loop = Callable[..., None]
+Loop = Callable[..., Any]
 Part = tuple[int, int]
 
 
@@ -95,15 +95,15 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="kvlite-products")
 
 
-def _compiled(loop: Loop) -> Loop:
+def jitted(loop: Loop) -> Loop:
     """Without the interpreter's lock, and kept on disk where there is a place for it."""
     options = {"fastmath": ORDERLESS, "nogil": True}
-    jitted: Loop
+    made: Loop
     try:
-        jitted = numba.njit(**options, cache=True)(loop)
+        made = numba.njit(**options, cache=True)(loop)
     except RuntimeError:
-        jitted = numba.njit(**options)(loop)
-    return jitted
+        made = numba.njit(**options)(loop)
+    return made
 
 
 @cache
@@ -139,7 +139,7 @@ def _dot(bits: int, dim: int, groups: int) -> Loop:
                     out[head, row + 2, i] = c
                     out[head, row + 3, i] = d
 
-    return _compiled(loop)
+    return jitted(loop)
 
 
 @cache
@@ -176,4 +176,4 @@ def _weigh(bits: int, dim: int, groups: int) -> Loop:
                 for k in range(min(ROWS, end + 1 - row)):
                     out[head, row + k] = sums[k]
 
-    return _compiled(loop)
+    return jitted(loop)

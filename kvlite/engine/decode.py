@@ -1,5 +1,7 @@
 """Answering: one token a step through all layers, written in place."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -44,12 +46,20 @@ class LayerStep:
         """Write the token into every bank, then attend over all of it."""
         if not all(bank.room for bank in self.layer.banks):
             self._grow()
-        scores = self._recalled(q, k, v, scale)
+        recall = self.recall
+        if recall is not None:
+            recall.tier.answer(self.index, k, v, self.positions)
+
+        @functools.cache
+        def scores() -> Tensor:
+            assert recall is not None
+            return recall.scores(self.index, _queries(q, k.shape[1], scale))
 
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._write(bank, k, v)
-            if scores is not None:
-                self._bring_back(bank, q, scale, scores)
+            if recall is not None and recall.reaches(self.index, bank):
+                queries = _queries(q, len(bank.heads), scale)
+                recall.bring_back(self.index, bank, queries, scores())
             if bank.front is not None and self.sight is None:
                 return self._over_front(bank, q, scale, softcap)
             keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
@@ -66,20 +76,6 @@ class LayerStep:
         if self.rule.method.settles == "step":
             self._settle(Window(q, self.position, k.shape[1], scale, softcap))
         return out
-
-    def _recalled(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
-        """Let the tier have the token; roughly what it will look at, if that may come back."""
-        if self.recall is None:
-            return None
-        self.recall.tier.answer(self.index, k, v, self.positions)
-        if not any(self.recall.reaches(self.index, bank) for bank in self.layer.banks):
-            return None
-        return self.recall.scores(self.index, _queries(q, k.shape[1], scale))
-
-    def _bring_back(self, bank: Bank, q: Tensor, scale: float, scores: Tensor) -> None:
-        if self.recall is not None and self.recall.reaches(self.index, bank):
-            queries = _queries(q, len(bank.heads), scale)
-            self.recall.bring_back(self.index, bank, queries, scores)
 
     def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
         remembers = self._remembers(bank)

@@ -87,14 +87,13 @@ class Reading:
         self.coming = [
             None if each is None else coming[each][layer] for layer, each in enumerate(outlooks)
         ]
-        at, end = self.start, self.end
-        self.positions = torch.arange(at, end, dtype=torch.int32, device=model.device)
+        self.positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
         self.repetition = self._repetition(
             token_ids if context is None else torch.cat([context, token_ids], 1)
         )
         rehearses = any(rule.method.rehearsal for rule in rules)
-        self.rehearsed = end if self.repetition else cache.rehearsed if rehearses else 0
+        self.rehearsed = self.end if self.repetition else cache.rehearsed if rehearses else 0
         self.capacities = [[bank.capacity for bank in layer.banks] for layer in cache.layers]
 
     def read_layer(self, index: int) -> LayerReader:
@@ -120,6 +119,7 @@ class Reading:
             (cos, sin),
             self.sights[index],
             self.coming[index],
+            measures=self.tier is not None,
         )
         for span in self._spans(index):
             self._require_wanted()
@@ -165,6 +165,7 @@ class Reading:
 
     def _remember(self, tier: Tier, index: int, reader: LayerReader) -> None:
         """Hand over what was read, and what a method found of it, before anything is dropped."""
+        assert reader.energy is not None
         layer, method = reader.layer, self.rules[index].method
         tier.add(index, layer, reader.energy, self.hidden.shape[1], self.reserve)
         if method.judges_once and layer.rows:

@@ -44,7 +44,8 @@ class LayerReader:
 
     Attributes:
         layer: everything read so far; written in place.
-        energy: squares of all queries, summed, `(batch, KV heads, dim)` float32.
+        energy: squares of all queries, summed, `(batch, KV heads, dim)` float32; None if nobody
+            asked.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class LayerReader:
         rotation: Rotation,
         sight: Sight | None = None,
         coming: Rotation | None = None,
+        measures: bool = False,
     ) -> None:
         """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
@@ -65,6 +67,7 @@ class LayerReader:
             rotation: of these positions.
             sight: how the layer sees, if not everything that it holds.
             coming: mean rotation of the positions to come, if queries there are to be expected.
+            measures: whether `energy` is asked for.
         """
         method = rule.method
         self.layer = layer
@@ -78,7 +81,7 @@ class LayerReader:
         self.done = 0
         self.observed = max(method.observation(rule.budget), method.decode_rows)
         self.queries: list[Tensor] = []
-        self.energy = torch.zeros((), device=positions.device)
+        self.energy = torch.zeros((), device=positions.device) if measures else None
         self.answers = True  # else keys, values and queries are wanted alone
         self.kv_heads = 0
         self.scale = 1.0
@@ -97,7 +100,8 @@ class LayerReader:
         the result means nothing."""
         self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
         length = q.shape[2]
-        self.energy = self.energy + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
+        if self.energy is not None:
+            self.energy = self.energy + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
         if self.sight is not None:
             make_room(self.layer, self.sight.mask, length)
         after = self.positions.shape[0] - self.done - length

@@ -4,15 +4,13 @@
 much as all of this does, on so little.
 """
 
-import numba
 import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from kvlite.cache.compiled import ORDERLESS
+from kvlite.cache.compiled import jitted
 
 PLANES = 4
-_OPTIONS = {"fastmath": ORDERLESS, "nogil": True, "cache": True}
 
 
 @intrinsic
@@ -25,7 +23,7 @@ def _ones(context, number):
     return types.uint64(types.uint64), generate
 
 
-@numba.njit(**_OPTIONS)
+@jitted
 def _exp(x):
     """e^x for x <= 0, to a third of a per cent, many at once: enough to name candidates."""
     power = max(x * np.float32(1.442695), np.float32(-125))
@@ -35,7 +33,7 @@ def _exp(x):
     return np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32) * shape
 
 
-@numba.njit(**_OPTIONS)
+@jitted
 def search(queries, words, sizes, used, entries):
     """Roughly the attention that every entry gets, the mean of a head's rows.
 
@@ -94,7 +92,7 @@ def search(queries, words, sizes, used, entries):
     return scores
 
 
-@numba.njit(**_OPTIONS)
+@jitted
 def _largest(numbers, count):
     """Where the `count` largest are, in order of place."""
     size = numbers.size
@@ -114,7 +112,7 @@ def _largest(numbers, count):
     return places[:found]
 
 
-@numba.njit(**_OPTIONS)
+@jitted
 def _attention(queries, keys, named):
     """What attention some entries get of a head's rows, among themselves; summed over rows."""
     weights = np.zeros(named.size, np.float32)
@@ -137,7 +135,7 @@ def _attention(queries, keys, named):
     return weights
 
 
-@numba.njit(**_OPTIONS)
+@jitted
 def fill(queries, scores, heads, source, bank, count, candidates, first, recent):
     """Let a bank hold the `count` entries that one token wants most.
 
