@@ -12,9 +12,9 @@ from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
-from kvlite.prompts import user_turn
+from kvlite.prompts import certain, user_turn
 from kvlite.settings import Settings
-from kvlite.turn import Turn
+from kvlite.turn import Notify, Turn
 
 
 class Conversation:
@@ -43,6 +43,7 @@ class Conversation:
         self.settings = settings
         self.token_ids: list[int] = []
         self.messages: list[dict[str, str]] = []
+        self._ahead: list[int] = []
         self._turn: Turn | None = None
         self._answer: Generator[Piece] | None = None
         self.cache = empty_cache(model)
@@ -53,6 +54,7 @@ class Conversation:
         content: str | Sequence[int],
         *,
         progress: Progress | None = None,
+        notify: Notify | None = None,
         cancel: Event | None = None,
     ) -> None:
         """Read text or token ids without answering.
@@ -62,6 +64,7 @@ class Conversation:
                 dropped now, chosen without a question: to ask about a text, say both in one
                 message to `stream`.
             progress, cancel: as in `engine.prefill.prefill`.
+            notify: told what the ledger will note, a sentence each, before anything is read.
 
         Raises:
             ContextError: it does not fit the model's trained context.
@@ -74,7 +77,29 @@ class Conversation:
             ids = _whole_numbers(content)
         if ids:
             ids = [*self._pending, *ids]
-            self._read(ids, self.settings, progress, cancel, answers=False)
+            self._read(ids, self.settings, progress, notify, cancel, answers=False)
+            self._ahead = []
+
+    def read_ahead(
+        self,
+        text: str,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> None:
+        """Read what the user's next message will begin with: a document, before the first question
+        about it is there. Only what differs is read when that is said to `stream`.
+
+        Args and errors are those of `read`.
+        """
+        if self._ahead:
+            raise SettingError("something was read ahead already: say what goes on from it")
+        ahead = certain(self._said, text)
+        if ahead:
+            ids = [*self._unread, *ahead]
+            self._read(ids, self.settings, progress, notify, cancel, answers=False)
+            self._ahead = ahead
 
     def generate(
         self,
@@ -82,6 +107,7 @@ class Conversation:
         *,
         ignore_eos: bool = False,
         progress: Progress | None = None,
+        notify: Notify | None = None,
         cancel: Event | None = None,
         **settings: Any,
     ) -> Answer:
@@ -90,6 +116,7 @@ class Conversation:
         Args:
             ignore_eos: go on past the model's end-of-text tokens.
             progress, cancel: as in `engine.prefill.prefill`; `cancel` also ends the answer.
+            notify: as in `read`.
             settings: override the conversation's for this turn, e.g. `max_new_tokens`.
 
         Raises:
@@ -99,7 +126,12 @@ class Conversation:
         """
         pieces = list(
             self.stream_tokens(
-                token_ids, ignore_eos=ignore_eos, progress=progress, cancel=cancel, **settings
+                token_ids,
+                ignore_eos=ignore_eos,
+                progress=progress,
+                notify=notify,
+                cancel=cancel,
+                **settings,
             )
         )
         return Answer(
@@ -114,6 +146,7 @@ class Conversation:
         *,
         ignore_eos: bool = False,
         progress: Progress | None = None,
+        notify: Notify | None = None,
         cancel: Event | None = None,
         **settings: Any,
     ) -> Iterator[Piece]:
@@ -122,7 +155,8 @@ class Conversation:
         ids = _whole_numbers(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
-        turn = self._read([*self._pending, *ids], chosen, progress, cancel)
+        turn = self._read([*self._pending, *ids], chosen, progress, notify, cancel)
+        self._ahead = []
         self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
         yield from self._answer
 
@@ -131,6 +165,7 @@ class Conversation:
         text: str,
         *,
         progress: Progress | None = None,
+        notify: Notify | None = None,
         cancel: Event | None = None,
         **settings: Any,
     ) -> Iterator[Piece]:
@@ -139,7 +174,9 @@ class Conversation:
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
         chosen = self.settings.after_load(settings)
-        turn = self._read(self._turn_ids(text), chosen, progress, cancel)
+        ids = [*self._unread, *self._after_ahead(text)]
+        turn = self._read(ids, chosen, progress, notify, cancel)
+        self._ahead = []
         answer = {"role": "assistant", "content": ""}
         self.messages += [{"role": "user", "content": text}, answer]
         self._answer = turn.answer(ignore_eos=False, cancel=cancel)
@@ -157,6 +194,7 @@ class Conversation:
         ids: list[int],
         settings: Settings,
         progress: Progress | None,
+        notify: Notify | None,
         cancel: Event | None,
         *,
         answers: bool = True,
@@ -167,7 +205,7 @@ class Conversation:
         )
         if self._answer is not None:
             self._answer.close()  # nobody listened to its end
-        turn.read(progress, cancel)
+        turn.read(progress, notify, cancel)
         self.tier = turn.tier
         self._turn = turn
         return turn
@@ -178,11 +216,15 @@ class Conversation:
         if settings.recall == "off":
             return None
         if method.mask(1) is not None:
+            if settings.recall == "auto":
+                return None
             raise SettingError(
                 f"{method.spec} never looks at what is out of its sight, so --recall "
                 f"{settings.recall} has nothing to bring back: use --recall off"
             )
+        bits = parse_kv_bits(settings.recall_bits)
         if self.tier is not None:
+            self.tier.bits = bits
             return self.tier
         if not method.frees_memory:
             return None
@@ -191,18 +233,32 @@ class Conversation:
             layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
         ):
             return None  # some of it is gone
-        bits = parse_kv_bits(settings.recall_bits)
         return Tier.empty(self.model.shape, self.model.dtype, bits)
 
-    def _turn_ids(self, text: str) -> list[int]:
-        """The tokens that a new user message adds to what has been read."""
-        tokenizer, pending = self.model.tokenizer, self._pending
+    @property
+    def _unread(self) -> list[int]:
+        """What of the last answer goes before a new message: the template closes it itself."""
+        if self.model.tokenizer.chat_template is None or not self.messages:
+            return self._pending
+        return [token for token in self._pending if token not in self.model.stop_ids]
+
+    def _said(self, text: str) -> list[int]:
+        """The tokens of a new user message."""
+        tokenizer = self.model.tokenizer
         if tokenizer.chat_template is None:
-            return pending + self._encoded(text, special=not self.token_ids)
-        if self.messages:
-            # The template closes the last answer itself.
-            pending = [token for token in pending if token not in self.model.stop_ids]
-        return pending + user_turn(tokenizer, whole_characters(text), opening=not self.messages)
+            return self._encoded(text, special=len(self.token_ids) == len(self._ahead))
+        return user_turn(tokenizer, whole_characters(text), opening=not self.messages)
+
+    def _after_ahead(self, text: str) -> list[int]:
+        """The tokens of a new user message that have not been read ahead.
+
+        Raises:
+            SettingError: it does not begin with what was.
+        """
+        ids, ahead = self._said(text), self._ahead
+        if ids[: len(ahead)] != ahead or len(ids) == len(ahead):
+            raise SettingError("the message does not begin with what was read ahead")
+        return ids[len(ahead) :]
 
     def _encoded(self, text: str, *, special: bool) -> list[int]:
         text = whole_characters(text)

@@ -29,6 +29,10 @@ class CapacityError(KvliteError):
     """A cache would be written past its end; torch itself drops such a write without a word."""
 
 
+class RecallError(KvliteError):
+    """There is no room for what should be recalled later; without recall everything goes on."""
+
+
 class Stopped(KvliteError):
     """Someone asked to stop while a prompt was read; nothing of it was."""
 

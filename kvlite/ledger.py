@@ -8,6 +8,8 @@ from kvlite.sizes import readable
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
+_PLACES = {"ram": "in RAM", "disk": "on disk"}
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -22,12 +24,18 @@ class Ledger:
         kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
         budget: mean entries a KV head and layer that were allowed.
         prompt_tokens: tokens read for this answer.
+        again_tokens: of an earlier answer, read once more with them, since it was drawn from what
+            the cache held then.
         seen_tokens: tokens the conversation has read and written.
         generated_tokens: tokens of the answer.
         kept_entries_mean: entries held, mean over layers and KV heads.
         kv_bytes: bytes of the cache's storage.
         index_bytes: beside that, for finding what is to be recalled.
-        tier_bytes: host memory in which everything is kept, to be recalled.
+        tier_bytes: host memory, or disk, in which everything is kept, to be recalled.
+        tier_place: "ram" or "disk"; "" if nothing is.
+        recalled_bytes: entries that were brought back into the cache while answering, in its bytes.
+        recall_hit_rate: the share of those that tokens wanted which were there already; None
+            where tokens did not look for any.
         full_kv_bytes: bytes of keys and values if nothing were dropped.
         peak_bytes: peak memory, weights included.
         time_to_first_token_s, prefill_tokens_per_s, decode_tokens_per_s: speed.
@@ -43,12 +51,16 @@ class Ledger:
     kv_bits: str
     budget: int
     prompt_tokens: int
+    again_tokens: int
     seen_tokens: int
     generated_tokens: int
     kept_entries_mean: float
     kv_bytes: int
     index_bytes: int
     tier_bytes: int
+    tier_place: str
+    recalled_bytes: int
+    recall_hit_rate: float | None
     full_kv_bytes: int
     peak_bytes: int
     time_to_first_token_s: float
@@ -73,12 +85,12 @@ class Ledger:
             if self.kv_bytes < self.full_kv_bytes:
                 held += f" with {self._method_shown}"
                 size += f" of {readable(self.full_kv_bytes)}"
-        recalled = [f"all {readable(self.tier_bytes)} in RAM"] if self.tier_bytes else []
+        again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
         parts = [
-            f"read {self.prompt_tokens:,} tokens",
+            f"read {self.prompt_tokens:,} tokens{again}",
             held,
             size,
-            *recalled,
+            *self._recalled,
             f"peak {readable(self.peak_bytes)}",
             f"first token {self.time_to_first_token_s:.1f} s",
         ]
@@ -89,6 +101,15 @@ class Ledger:
         if self.finish_reason == "interrupted":
             parts.append("interrupted")
         return " · ".join(parts)
+
+    @property
+    def _recalled(self) -> list[str]:
+        if not self.tier_bytes:
+            return []
+        everything = f"{readable(self.tier_bytes)} {_PLACES[self.tier_place]}"
+        if not self.recalled_bytes:
+            return [f"all {everything}"]
+        return [f"recalled {readable(self.recalled_bytes)} from {everything}"]
 
     @property
     def _quantized(self) -> str:

@@ -1,6 +1,6 @@
 """What the model is told: documents and a question as one message, a message as a turn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvlite.documents import Document
@@ -13,10 +13,32 @@ def question_about(documents: Sequence[Document], question: str) -> str:
 
     The question comes last, so that what the cache keeps is chosen with it in view.
     """
+    return f"{all_of(documents)}\n\n{asked_of(documents, question)}"
+
+
+def all_of(documents: Sequence[Document]) -> str:
+    """What such a message begins with: every document under its name."""
     parts = [f"Document: {document.name}\n\n{document.text.strip()}" for document in documents]
-    it = "the document" if len(documents) == 1 else "the documents"
-    parts.append(f"Based on {it} above, answer this question: {question.strip()}")
     return "\n\n".join(parts)
+
+
+def asked_of(documents: Sequence[Document], question: str) -> str:
+    """How it ends: a question about documents that were read before."""
+    it = "the document" if len(documents) == 1 else "the documents"
+    return f"Based on {it} above, answer this question: {question.strip()}"
+
+
+def certain(encoded: Callable[[str], list[int]], text: str) -> list[int]:
+    """The tokens that a text begins with however it goes on.
+
+    Args:
+        encoded: tokens of a whole text.
+    """
+    ids = encoded(text)
+    for ending in (" a", "\n\na", ".", "a"):
+        pairs = zip(ids, encoded(text + ending), strict=False)
+        ids = ids[: next((at for at, (one, other) in enumerate(pairs) if one != other), len(ids))]
+    return ids
 
 
 def user_turn(tokenizer: Any, text: str, *, opening: bool) -> list[int]:

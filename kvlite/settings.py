@@ -63,10 +63,11 @@ class Settings:
         "are (with 32 bits on a CPU)",
     )
     recall: str = _option(
-        "off",
-        "ram keeps everything that is read in host memory, so that each turn reads on as if "
-        "nothing had been dropped and chooses anew what stays; off forgets what it drops",
-        choices=("ram", "off"),
+        "auto",
+        "where everything that is read is kept once some of it is dropped, so that each turn reads "
+        "on as if nothing had been and chooses anew what stays: ram (host memory), disk (a "
+        "temporary file), auto (ram if there is enough, else disk), or off, to forget",
+        choices=("auto", "ram", "disk", "off"),
     )
     recall_bits: str = _option(
         "16",

@@ -1,8 +1,9 @@
 """One turn: tokens read, an answer drawn, and the account of both."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from threading import Event
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import Progress, prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
-from kvlite.errors import ContextError, SettingError
+from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
 from kvlite.memory.meter import PeakMeter
 from kvlite.methods.amount import method_and_amount
@@ -21,9 +22,10 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier
-from kvlite.offload.room import ram_limit, tier_bytes
+from kvlite.offload.room import place, tier_bytes
 from kvlite.settings import Settings
-from kvlite.sizes import readable
+
+Notify = Callable[[str], None]
 
 
 class Turn:
@@ -73,19 +75,30 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        self.tier, said = self._recalled_from(tier, seen, exact=bits is None)
-        # An answer was drawn from what the cache held; read with all there is, it is exact.
-        self.again = context[self.tier.seen :] if self.tier and self.tier.begun else []
-        # With a tier a layer has all it ever read to choose from, whatever it dropped.
-        held, new = (None if self.tier else cache.layers), len(self.again) + len(ids)
-        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
-        self.notes = (*notes(model, self.rules, seen), *said)
+        self._recall_from(*self._recalled_from(tier, seen, exact=bits is None))
         self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0
         self.first_s = 0.0
         self.last_s = 0.0
+
+    def _recall_from(self, tier: Tier | None, said: list[str]) -> None:
+        """Decide what is read, and by which rules.
+
+        Args:
+            said: what the user is told of recall.
+        """
+        model, cache = self.model, self.cache
+        seen, bits = cache.seen + len(self.ids), parse_kv_bits(self.settings.kv_bits)
+        self.tier = tier
+        self.recall = None if tier is None else Recall(tier, self.settings.recall_entries)
+        # An answer was drawn from what the cache held; read with all there is, it is exact.
+        self.again = self.context[tier.seen :] if tier and tier.begun else []
+        # With a tier a layer has all it ever read to choose from, whatever it dropped.
+        held, new = (None if tier else cache.layers), len(self.again) + len(self.ids)
+        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
+        self.notes = (*notes(model, self.rules, seen), *said)
 
     def _recalled_from(
         self, tier: Tier | None, seen: int, *, exact: bool
@@ -95,27 +108,25 @@ class Turn:
         Args:
             exact: whether the cache is not quantized.
         """
-        settings, wanted = self.settings, self.settings.recall != "off"
+        settings = self.settings
         grows = self.method.only_grows and self.method.settles is None
         most = seen if grows else seen + self.longest
         if exact and self.budget >= most and not (tier and tier.begun):
             return None, []
         if tier is None:
-            if not wanted or not self.method.frees_memory:
+            if settings.recall in ("auto", "off") or not self.method.frees_memory:
                 return None, []
             return None, [
                 f"--recall {settings.recall} cannot begin now, since some of what was read before "
                 "is gone: only a new conversation can recall"
             ]
-        tokens, limit = seen + self.longest, ram_limit(settings.recall_limit, tier.nbytes)
-        needed = tier_bytes(self.model.shape, tokens, self.model.dtype.itemsize, tier.bits)
-        if needed <= limit:
-            return tier, []
-        return None, [
-            f"recall would take {readable(needed)} of host memory for {tokens:,} tokens, and may "
-            f"take {readable(limit)}: what is dropped is forgotten; --recall-bits 4 takes a "
-            "quarter, --recall-limit sets another limit"
-        ]
+        shape, itemsize = self.model.shape, self.model.dtype.itemsize
+        needed = tier_bytes(shape, seen, self.longest, itemsize, tier.bits)
+        try:
+            tier.disk, said = place(settings, tier, needed)
+        except RecallError as error:
+            return None, [str(error)]
+        return tier, said
 
     def _require_known(self, ids: list[int]) -> None:
         vocab = self.model.shape.vocab
@@ -137,36 +148,49 @@ class Turn:
             )
         return min(longest, limit - total)
 
-    def read(self, progress: Progress | None, cancel: Event | None) -> None:
+    def read(self, progress: Progress | None, notify: Notify | None, cancel: Event | None) -> None:
         """Read all tokens, or none.
+
+        Args:
+            notify: told the notes, before anything is read.
 
         Raises:
             Stopped: `cancel` was set.
         """
-        device, known = self.model.device, len(self.context) - len(self.again)
+        say = notify or _nothing
+        for note in self.notes:
+            say(note)
         with self.meter.watch():
-            self.logits = prefill(
-                self.model,
-                self.cache,
-                torch.tensor([self.again + self.ids], device=device),
-                self.rules,
-                context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
-                tier=self.tier,
-                reserve=self.longest,
-                chunk=self.settings.chunk,
-                progress=progress,
-                cancel=cancel,
-            )
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            try:
+                self.logits = self._prefilled(progress, cancel)
+            except RecallError as error:  # the disk filled up in the meantime
+                self._recall_from(None, [str(error)])
+                say(str(error))
+                self.logits = self._prefilled(progress, cancel)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
         self.context += self.ids
         self.read_s = perf_counter() - self.started
+
+    def _prefilled(self, progress: Progress | None, cancel: Event | None) -> torch.Tensor:
+        device, known = self.model.device, len(self.context) - len(self.again)
+        return prefill(
+            self.model,
+            self.cache,
+            torch.tensor([self.again + self.ids], device=device),
+            self.rules,
+            context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
+            tier=self.tier,
+            reserve=self.longest,
+            chunk=self.settings.chunk,
+            progress=progress,
+            cancel=cancel,
+        )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
         """Draw tokens until the model ends, a stop string, the length limit, or `cancel`."""
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
-        recall = None if self.tier is None else Recall(self.tier, self.settings.recall_entries)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         while True:
             token = sampler(self.logits, self.context)
@@ -182,7 +206,7 @@ class Turn:
             yield Piece(token, shown, self.ledger(None))
             step = torch.tensor([token], device=self.model.device)
             with self.meter.watch():
-                self.logits = decode_step(self.model, self.cache, step, self.rules, recall)
+                self.logits = decode_step(self.model, self.cache, step, self.rules, self.recall)
             self.context.append(token)
             self.pending = []
 
@@ -192,6 +216,26 @@ class Turn:
         if cancel is not None and cancel.is_set():
             return "interrupted"
         return "length" if self.generated >= self.longest else None
+
+    def _recalled(self) -> dict[str, Any]:
+        """The ledger's account of recall."""
+        tier, recall = self.tier, self.recall
+        if tier is None or recall is None:
+            return {
+                "index_bytes": 0,
+                "tier_bytes": 0,
+                "tier_place": "",
+                "recalled_bytes": 0,
+                "recall_hit_rate": None,
+            }
+        entry = self.model.shape.entry_bytes(self.model.dtype.itemsize)
+        return {
+            "index_bytes": tier.index_bytes,
+            "tier_bytes": tier.nbytes,
+            "tier_place": tier.place,
+            "recalled_bytes": recall.brought * entry,
+            "recall_hit_rate": 1 - recall.brought / recall.wanted if recall.wanted else None,
+        }
 
     def ledger(self, reason: FinishReason | None) -> Ledger:
         """The account as it stands."""
@@ -208,15 +252,19 @@ class Turn:
             kv_bits=written(self.rules[0].bits),
             budget=self.budget,
             prompt_tokens=len(self.ids),
+            again_tokens=len(self.again),
             seen_tokens=cache.seen,
             generated_tokens=self.generated,
             kept_entries_mean=cache.entries_mean,
             kv_bytes=cache.nbytes,
-            index_bytes=0 if self.tier is None else self.tier.index_bytes,
-            tier_bytes=0 if self.tier is None else self.tier.nbytes,
+            **self._recalled(),
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
             peak_bytes=self.meter.peak_bytes,
             time_to_first_token_s=self.first_s,
-            prefill_tokens_per_s=len(self.ids) / self.read_s,
+            prefill_tokens_per_s=(len(self.again) + len(self.ids)) / self.read_s,
             decode_tokens_per_s=(self.generated - 1) / decoding if decoding > 0 else 0.0,
         )
+
+
+def _nothing(note: str) -> None:
+    """Said to nobody."""

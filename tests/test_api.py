@@ -454,7 +454,7 @@ def assert_remembered(
 def test_an_interrupted_step_is_not_answered_from(
     runner: kvlite.Runner, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = runner.conversation()
+    talk = runner.conversation(recall="off")
     talk.generate(prompt, max_new_tokens=2)
     layer, calls = runner.model.layers[2], 0
     forward = layer.forward

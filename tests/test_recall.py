@@ -233,7 +233,7 @@ def test_a_tier_holds_what_was_read_and_no_more(llama: Tiny) -> None:
     shape = llama.model.shape
     entry = shape.kv_heads * (2 * 4 * shape.head_dim + 4)
     assert talk.tier is not None and talk.tier.nbytes == shape.layers * 500 * entry
-    assert talk.tier.nbytes == tier_bytes(shape, 500, 4, None)
+    assert talk.tier.nbytes == tier_bytes(shape, 500, 0, 4, None)
     answer = talk.generate([5, 6], ignore_eos=True)
     assert answer.ledger.tier_bytes == talk.tier.nbytes <= shape.layers * 574 * entry
     assert " in RAM" in answer.ledger.line()
@@ -282,7 +282,7 @@ def test_what_a_tier_takes_already_does_not_count_against_it(
 def test_a_quantized_tier_takes_what_was_predicted(llama: Tiny, bits: str) -> None:
     talk = chat(llama.model, recall_bits=bits)
     talk.read(random_ids(500)[0].tolist())
-    predicted = tier_bytes(llama.model.shape, 500, 4, KVBits(int(bits), int(bits)))
+    predicted = tier_bytes(llama.model.shape, 500, 0, 4, KVBits(int(bits), int(bits)))
     assert talk.tier is not None and talk.tier.nbytes == predicted
 
 

@@ -32,7 +32,9 @@ def prompt(count: int = 200) -> list[int]:
 
 
 def runner(tiny: Tiny, **settings: object) -> kvlite.Runner:
-    return kvlite.Runner(tiny.model, Settings().replace({"max_new_tokens": 5, **settings}))
+    return kvlite.Runner(
+        tiny.model, Settings().replace({"max_new_tokens": 5, "recall": "off", **settings})
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -60,7 +60,9 @@ def memory(
             method, budget = choice.method.spec, choice.budget
             if (length, method, budget, choice.kv_bits) in done:
                 continue
-            talk = runner.conversation(method=method, budget=str(budget), kv_bits=choice.kv_bits)
+            talk = runner.conversation(
+                method=method, budget=str(budget), kv_bits=choice.kv_bits, recall="off"
+            )
             part = list(ids[:length])
             peak = peak_over_weights(runner.model.module, partial(talk.read, part))
             yield MemoryRow(

@@ -24,6 +24,7 @@ class SpeedRow:
     Attributes:
         tokens: prompt length.
         method, budget, kv_bits: kvlite's.
+        recall: entries that each token of an answer may bring back; "off" for none, and no tier.
         prefill_s, reference_prefill_s: reading the prompt, to the first token.
         decode_s, reference_decode_s: one further token.
         prefill_ratio, decode_ratio: median over repetitions of kvlite's time over transformers',
@@ -38,6 +39,7 @@ class SpeedRow:
     method: str
     budget: str
     kv_bits: str
+    recall: str
     prefill_s: float
     reference_prefill_s: float
     prefill_ratio: float
@@ -59,6 +61,7 @@ class SpeedRow:
             "tokens": f"{self.tokens:,}",
             "method": label(self.method, self.kv_bits),
             "budget": self.budget,
+            "recall": self.recall,
             "reading": f"{self.prefill_s:.2f} s (x{self.prefill_ratio:.2f})",
             "a token": f"{1e3 * self.decode_s:.1f} ms (x{self.decode_ratio:.2f})",
             "peak": f"{readable(self.peak_bytes)} "
@@ -110,6 +113,7 @@ def compare(
         method=answer.ledger.method,
         kv_bits=answer.ledger.kv_bits,
         budget=str(runner.settings.budget),
+        recall="off" if runner.settings.recall == "off" else str(runner.settings.recall_entries),
         prefill_s=median(t for t, _ in ours),
         reference_prefill_s=median(t for t, _ in theirs),
         prefill_ratio=median(a / b for (a, _), (b, _) in zip(ours, theirs, strict=True)),

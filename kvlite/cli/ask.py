@@ -1,17 +1,26 @@
-"""`kvlite ask`: a question about documents."""
+"""`kvlite ask`: questions about documents."""
 
 import json
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvlite.cli import INTERRUPTED
+from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.options import with_settings
-from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
-from kvlite.errors import SettingError, Stopped
+from kvlite.cli.screen import ReadingBar, console, reading_bar, stop_on_interrupt
+from kvlite.errors import KvliteError, SettingError, Stopped
 from kvlite.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.conversation import Conversation
+    from kvlite.ledger import FinishReason
 
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -23,18 +32,23 @@ def ask(
         list[str] | None,
         typer.Argument(help="txt, md, html, pdf or docx files; - for standard input"),
     ] = None,
-    question: Annotated[str, typer.Argument(help="what to ask")] = "",
+    question: Annotated[
+        str, typer.Argument(help="what to ask; without it, questions are asked one after another")
+    ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of text")
+        bool, typer.Option("--json", help="print one JSON object an answer instead of text")
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="print nothing but the answer")
     ] = False,
 ) -> None:
-    """Ask a question about one document or several.
+    """Ask a question about one document or several, or many questions.
 
     Reads all of it layer by layer, keeps what the question needs, answers, and says what the
     answer was made from. Ctrl-C ends an answer where it stands.
+
+    Without a question, the documents are read once and questions are taken from the terminal, or
+    line by line from standard input, until that ends (Ctrl-D).
 
     Examples:
 
@@ -42,38 +56,100 @@ def ask(
 
       kvlite ask a.docx b.md "Where do these disagree?" --budget 25%
 
+      kvlite ask report.pdf
+
       cat log.txt | kvlite ask - "What failed first?" --json
     """
-    if not files or not question.strip():
+    files, question = list(files or ()), question.strip()
+    if question and (not files or question == "-" or os.path.isfile(question)):
+        files, question = [*files, question], ""
+    if not files:
         raise SettingError(_USAGE)
-    if os.path.isfile(question):
-        raise SettingError(f"{question!r} is a file, so there is no question: {_USAGE}")
+    if "-" in files and not question:
+        raise SettingError(
+            f"standard input is the document, so no question can come from it: {_USAGE}"
+        )
     from kvlite.documents import read_document
-    from kvlite.ledger import Piece
-    from kvlite.prompts import question_about
+    from kvlite.prompts import all_of, asked_of, question_about
     from kvlite.runner import open_runner
 
     screen = console(quiet)
-    text = question_about([read_document(file) for file in files], question)
+    documents = [read_document(file) for file in files]
     with screen.status("Loading the model") as status:
         runner = open_runner(settings, status.update)
-    pieces: list[Piece] = []
-    with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
-        stream = runner.conversation().stream(text, progress=bar.update, cancel=cancel)
+    talk = runner.conversation()
+    try:
+        if question:
+            reason = _answer(talk, question_about(documents, question), screen, as_json)
+            if reason == "interrupted":
+                raise typer.Exit(INTERRUPTED)
+            return
+        if settings.recall != "off":
+            # Nothing is lost by it: the cache is chosen anew when the first question is there.
+            with _reading(screen) as (bar, cancel):
+                text = all_of(documents)
+                talk.read_ahead(text, progress=bar.update, notify=bar.note, cancel=cancel)
+    except Stopped:
+        screen.print("Stopped while reading; nothing was answered.")
+        raise typer.Exit(INTERRUPTED) from None
+    asked, failed = "", False
+    for asked in _questions(screen):
+        said = asked_of if talk.messages else question_about
         try:
-            for piece in stream:
-                bar.close()
-                if not pieces:
-                    for note in piece.ledger.notes:
-                        screen.print(f"Note: {note}", style="yellow")
-                pieces.append(piece)
-                if not as_json:
-                    sys.stdout.write(piece.text)
-                    sys.stdout.flush()
+            _answer(talk, said(documents, asked), screen, as_json)
         except Stopped:
-            bar.close()
             screen.print("Stopped while reading; nothing was answered.")
-            raise typer.Exit(INTERRUPTED) from None
+        except KvliteError as error:
+            screen.print(f"kvlite: {error}", markup=False)
+            failed = True
+    if not asked and not _at_terminal():
+        raise SettingError(f"standard input has no question: {_USAGE}")
+    if failed:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _at_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _questions(screen: "Console") -> Iterator[str]:
+    """What is asked, until the input ends; empty lines are passed over."""
+    if not _at_terminal():
+        yield from (line for line in sys.stdin or () if line.strip())
+        return
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.output import create_output
+
+    screen.print("Ask, one question a line. Ctrl-D ends.", style="dim")
+    session: PromptSession[str] = PromptSession("? ", output=create_output(sys.stderr))
+    while True:
+        try:
+            asked = session.prompt()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if asked.strip():
+            yield asked
+
+
+@contextmanager
+def _reading(screen: "Console") -> Iterator[tuple[ReadingBar, Event]]:
+    """A bar while something is read, and what a Ctrl-C sets."""
+    with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
+        yield bar, cancel
+
+
+def _answer(
+    talk: "Conversation", text: str, screen: "Console", as_json: bool
+) -> "FinishReason | None":
+    """Say a message, print what is answered and the account of it; why it ended."""
+    pieces = []
+    with _reading(screen) as (bar, cancel):
+        for piece in talk.stream(text, progress=bar.update, notify=bar.note, cancel=cancel):
+            bar.close()
+            pieces.append(piece)
+            if not as_json:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
     ledger = pieces[-1].ledger
     if as_json:
         answer = "".join(piece.text for piece in pieces)
@@ -83,5 +159,4 @@ def ask(
         sys.stdout.write("\n")
         sys.stdout.flush()
         screen.print(ledger.line(), style="dim")
-    if ledger.finish_reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+    return ledger.finish_reason

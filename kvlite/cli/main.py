@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from kvlite import __version__
+from kvlite.cli import BAD_INPUT
 from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
 from kvlite.cli.methods import methods
 from kvlite.errors import KvliteError
-
-BAD_INPUT = 2
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,8 +45,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; what users can mend is one sentence and exit code 2."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # in an encoding that lacks a character
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # in an encoding that lacks a character
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     message = ""

@@ -35,6 +35,10 @@ class ReadingBar:
         """So much of the work is done."""
         self._bar.update(self._task, completed=done, total=total)
 
+    def note(self, note: str) -> None:
+        """Something the user should know, above the bar."""
+        self._bar.console.print(f"Note: {note}", style="yellow", markup=False)
+
     def close(self) -> None:
         """Take the bar off the screen; harmless to repeat."""
         self._bar.stop()

@@ -60,14 +60,14 @@ class Reading:
             whole: take every token, not the last alone, through the rest of the final layer, so
                 that `hidden` has what follows each of them.
         """
-        cache.require_whole()
+        if tier is None or not tier.begun:
+            cache.require_whole()
         require_served(model, rules, cache.layers, cache.seen)
         self.model = model
         self.cache = cache
         self.tier = tier
         if tier is not None:
-            tier.forget_answer()
-        self.tier_mark = None if tier is None else tier.mark()
+            tier.mark()
         self.rules = rules
         self.reserve = reserve
         self.room = min(reserve, ROOM)
@@ -188,8 +188,8 @@ class Reading:
 
     def rewind(self) -> None:
         """Make the cache, and the tier, what they were before."""
-        if self.tier is not None and self.tier_mark is not None:
-            self.tier.rewind(self.tier_mark)
+        if self.tier is not None:
+            self.tier.rewind()
         for index, marks in self.marks.items():
             layer, rows = self.cache.layers[index], self.rules[index].method.decode_rows
             layer.rewind(marks)
@@ -343,7 +343,8 @@ def prefill(
         raise
     cache.layers = layers
     cache.seen = reading.end
+    cache.writing = False
     if tier is not None:
-        tier.seen = reading.end
+        tier.read(reading.end)
     cache.rehearsed = reading.rehearsed
     return logits

@@ -11,6 +11,9 @@ from numba.extending import intrinsic
 from kvlite.cache.compiled import jitted
 
 PLANES = 4
+# Scores fall into bins by their exponent and five bits of what follows it.
+SHIFT = 18
+BINS = (127 << 23 >> SHIFT) + 1
 
 
 @intrinsic
@@ -55,7 +58,13 @@ def search(queries, words, sizes, used, entries):
     scores = np.zeros((heads, entries), np.float32)
     line = np.empty(used, np.float32)
     planes = np.empty((count, PLANES), np.uint64)
+    ones = np.empty(used, np.int32)
+    levels = np.empty(used, np.int32)
     for head in range(heads):
+        ones[:] = 0
+        for w in range(count):
+            for i in range(used):
+                ones[i] += np.int32(_ones(words[head, i, w]))
         for row in range(rows):
             query = queries[head, row]
             low = query.min()
@@ -70,18 +79,20 @@ def search(queries, words, sizes, used, entries):
                 for plane in range(PLANES):
                     bit = (level >> np.uint64(plane)) & np.uint64(1)
                     planes[spot // 64, plane] |= bit << np.uint64(spot % 64)
+            levels[:] = 0
+            for w in range(count):
+                one, two, four, eight = planes[w, 0], planes[w, 1], planes[w, 2], planes[w, 3]
+                for i in range(used):
+                    word = words[head, i, w]
+                    found = _ones(word & one) + (_ones(word & two) << np.uint64(1))
+                    found += _ones(word & four) << np.uint64(2)
+                    found += _ones(word & eight) << np.uint64(3)
+                    levels[i] += np.int32(found)
+            slope, shift = np.float32(2) * step, np.float32(2) * low
             top = np.float32(-np.inf)
             for i in range(used):
-                ones, levels = np.uint64(0), np.uint64(0)
-                for w in range(count):
-                    word = words[head, i, w]
-                    ones += _ones(word)
-                    levels += _ones(word & planes[w, 0])
-                    levels += _ones(word & planes[w, 1]) << np.uint64(1)
-                    levels += _ones(word & planes[w, 2]) << np.uint64(2)
-                    levels += _ones(word & planes[w, 3]) << np.uint64(3)
-                signed = low * np.float32(np.int32(ones)) + step * np.float32(np.int32(levels))
-                line[i] = (np.float32(2) * signed - total) * sizes[head, i]
+                signed = slope * np.float32(levels[i]) + shift * np.float32(ones[i]) - total
+                line[i] = signed * sizes[head, i]
                 top = max(top, line[i])
             whole = np.float32(0)
             for i in range(used):
@@ -110,6 +121,47 @@ def _largest(numbers, count):
             places[found] = i
             found += 1
     return places[:found]
+
+
+@jitted
+def _likeliest(scores, first, last, count, tally):
+    """Where the `count` largest of scores from 0 to 1 are, between two places, in their order.
+
+    Args:
+        tally: room for `BINS` numbers.
+    """
+    if count >= last - first:
+        return np.arange(first, max(first, last))
+    tally[:] = 0
+    for i in range(first, last):
+        tally[_bin(scores[i])] += 1
+    least, above = BINS, 0
+    while above < count:
+        least -= 1
+        above += tally[least]
+    places = np.empty(count, np.int64)
+    edge = np.empty(tally[least], np.int64)
+    worth = np.zeros(tally[least], np.float32)
+    found, at_edge = 0, 0
+    for i in range(first, last):
+        bin = _bin(scores[i])
+        if bin > least:
+            places[found] = i
+            found += 1
+        elif bin == least:
+            edge[at_edge] = i
+            if scores[i] > 0:
+                worth[at_edge] = scores[i]
+            at_edge += 1
+    best = _largest(worth, count - found)
+    places[found:] = edge[best]
+    return places
+
+
+@jitted
+def _bin(score):
+    """Ascending with a score from 0 to 1; what is no number is in the first."""
+    return min(np.float32(score).view(np.int32) >> SHIFT, BINS - 1) if score > 0 else 0
 
 
 @jitted
@@ -148,23 +200,29 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
             slots)` int32, as many slots as are filled; written.
         candidates: how many entries' keys are looked at.
         first, recent: entries at both ends that are always wanted.
+
+    Returns:
+        How many came, of all heads.
     """
     keys, values = source
+    came = 0
     own_keys, own_values, own_positions = bank
     entries, slots = scores.shape[1], own_positions.shape[1]
     mark = np.zeros(entries, np.uint8)
+    tally = np.empty(BINS, np.int32)
     for head in range(heads.size):
         layer_head = heads[head]
-        own = np.where(scores[layer_head] >= 0, scores[layer_head], np.float32(0))  # no NaN
-        rough = own.copy()
-        own[:first] = np.inf
-        own[entries - recent :] = np.inf
-        named = _largest(own, candidates)
+        rough = scores[layer_head]
+        ends = first + recent
+        chosen = _likeliest(rough, first, entries - recent, candidates - ends, tally)
+        named = np.empty(ends + chosen.size, np.int64)
+        for i in range(ends):
+            named[i] = i if i < first else entries - ends + i
+        named[ends:] = chosen
         weights = _attention(queries[head], keys[layer_head], named)
-        for i in range(named.size):
-            if own[named[i]] == np.inf:
-                weights[i] = np.inf
-            elif not weights[i] >= 0:
+        weights[:ends] = np.inf
+        for i in range(ends, named.size):
+            if not weights[i] >= 0:
                 weights[i] = 0
         best = _largest(weights, count)
         for i in best:
@@ -172,13 +230,14 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
         worth = np.empty(slots, np.float32)
         for slot in range(slots):
             at = own_positions[head, slot]
-            worth[slot] = -rough[at]
+            worth[slot] = -rough[at] if rough[at] > 0 else 0
             if mark[at] == 1:
                 mark[at] = 2
                 worth[slot] = -np.inf
         missing = 0
         for i in best:
             missing += mark[named[i]] == 1
+        came += missing
         leaving = _largest(worth, missing)
         out = 0
         for i in best:
@@ -190,3 +249,4 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
                 own_positions[head, slot] = at
                 out += 1
             mark[at] = 0
+    return came

@@ -119,6 +119,15 @@ class Index:
         return F.pad(known, (0, entries - self.used))
 
 
+def index_entry_bytes(dim: int) -> int:
+    """Bytes a key of `dim` channels takes."""
+    return _sign_bytes(dim) + torch.float32.itemsize
+
+
+def _sign_bytes(dim: int) -> int:
+    return -(-dim // WORD) * WORD // 8
+
+
 def _floored(energy: Tensor) -> Tensor:
     """No channel of `(..., dim)` below a millionth of the mean: some are always 0."""
     return torch.maximum(energy, 1e-6 * energy.mean(-1, keepdim=True) + 1e-12)
@@ -127,7 +136,7 @@ def _floored(energy: Tensor) -> Tensor:
 def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """Storage for signs and sizes."""
     (batch, heads, _, dim), device = keys.shape, keys.device
-    shape = (batch, heads, capacity, -(-dim // WORD) * WORD // 8)
+    shape = (batch, heads, capacity, _sign_bytes(dim))
     signs = torch.empty(shape, dtype=torch.uint8, device=device)
     return signs, torch.empty(shape[:3], device=device)
 

@@ -20,17 +20,21 @@ CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recall:
-    """What an answer recalls from.
+    """What an answer recalls from, and what it did.
 
     Attributes:
         entries: how many a KV head that each token may bring back, those that are there already
             included, beside the first few and the recent ones; 0 for none.
+        wanted: entries that tokens wanted so far, over all layers and KV heads.
+        brought: how many of these had to be brought back.
     """
 
     tier: Tier
     entries: int
+    wanted: int = 0
+    brought: int = 0
 
     def reaches(self, layer: int, bank: Bank) -> bool:
         """Whether entries of a bank may give way to others that it has not."""
@@ -56,9 +60,11 @@ class Recall:
         heads."""
         source, count = self.tier.layers[layer].bank, self._count(bank)
         if _plain(bank, source):
-            _swap_in_compiled(bank, queries[0], scores[0], source, count)
+            came = _swap_in_compiled(bank, queries[0], scores[0], source, count)
         else:
-            swap_in(bank, queries, scores[:, list(bank.heads)], source, count)
+            came = swap_in(bank, queries, scores[:, list(bank.heads)], source, count)
+        self.wanted += count * len(bank.heads) * queries.shape[0]
+        self.brought += came
 
 
 def _plain(bank: Bank, source: Bank) -> bool:
@@ -75,15 +81,13 @@ def _plain(bank: Bank, source: Bank) -> bool:
     )
 
 
-def _swap_in_compiled(
-    bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int
-) -> None:
+def _swap_in_compiled(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> int:
     """`swap_in` for one sequence, compiled."""
     from kvlite.offload import compiled
 
     everything = source.own_keys[0].numpy(), source.own_values[0].numpy()
     held = bank.own_keys[0], bank.own_values[0], bank.own_positions[0]
-    compiled.fill(
+    came: int = compiled.fill(
         queries.contiguous().numpy(),
         scores.numpy(),
         np.array(bank.heads),
@@ -94,9 +98,10 @@ def _swap_in_compiled(
         SINKS,
         RECENT,
     )
+    return came
 
 
-def swap_in(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> None:
+def swap_in(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> int:
     """Let a bank hold what one token wants most, of everything that was read.
 
     Args:
@@ -106,6 +111,9 @@ def swap_in(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: in
             bank, n)` float32.
         source: everything, n entries of all KV heads in the order they were read.
         count: how many it wants at most, the first few and the recent ones included.
+
+    Returns:
+        How many came, of all heads and sequences.
     """
     device, scores = scores.device, scores.nan_to_num()
     slots = _slots(bank, source)
@@ -114,7 +122,7 @@ def swap_in(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: in
     missing = ~held.gather(2, wanted)
     most = int(missing.sum(-1).max())
     if not most:
-        return
+        return 0
     stays = torch.zeros_like(held).scatter_(2, wanted, True).gather(2, slots)
     worth = scores.gather(2, slots).masked_fill_(stays, torch.inf)
     leaving = worth.topk(most, largest=False).indices
@@ -126,6 +134,7 @@ def swap_in(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: in
         each(slice(0, most)).to(device)[own] for each in (new.keys, new.values, new.positions)
     )
     bank.replace((own[0], own[1], leaving[own]), keys, values, positions)
+    return len(own[0])
 
 
 def _slots(bank: Bank, source: Bank) -> Tensor:

@@ -1,30 +1,77 @@
-"""How much host memory the tier takes, and how much it may."""
+"""How much the tier takes, how much it may, and where there is room for it."""
 
 import psutil
 
 from kvlite.cache import KVBits
-from kvlite.errors import SettingError
+from kvlite.errors import RecallError, SettingError
+from kvlite.folders import cache_folder
 from kvlite.model.shape import ModelShape
-from kvlite.sizes import parse_bytes
+from kvlite.offload.disk import Disk
+from kvlite.offload.index import index_entry_bytes
+from kvlite.offload.tier import Tier
+from kvlite.settings import Settings
+from kvlite.sizes import parse_bytes, readable
 
 SHARE = 0.5
 
 
-def tier_bytes(shape: ModelShape, tokens: int, itemsize: int, bits: KVBits | None) -> int:
-    """Bytes of a tier that has read `tokens` at once, the room for an answer included.
+def tier_bytes(
+    shape: ModelShape, tokens: int, reserve: int, itemsize: int, bits: KVBits | None
+) -> int:
+    """Bytes of a tier that has read `tokens` at once.
 
     Args:
+        reserve: tokens that the answer may have; they are exact.
         itemsize: bytes of a number of the model's keys and values.
     """
     total = 0
     for window in shape.windows:
-        entries = tokens if window is None else min(window, tokens)
-        packed = 0 if bits is None or window is not None else bits.packed(entries)
+        entries = tokens + reserve if window is None else min(window, tokens)
+        packed = 0 if bits is None or window is not None else bits.packed(tokens)
         line = (entries - packed) * shape.entry_bytes(itemsize)
         if bits is not None and packed:
             line += packed * bits.entry_bytes(shape.head_dim) + 4 * shape.head_dim
         total += shape.kv_heads * line
     return total
+
+
+def index_bytes(shape: ModelShape, tokens: int) -> int:
+    """Bytes of the device that a tier's indexes take, after `tokens` read at once, the room for an
+    answer included."""
+    line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
+    return len(shape.full_layers) * shape.kv_heads * line
+
+
+def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, list[str]]:
+    """Where a tier that is to take `needed` bytes goes, and what the user is told of that.
+
+    Returns:
+        The disk, or None for memory.
+
+    Raises:
+        RecallError: there is no room for it where it may go.
+        SettingError: `recall_limit` is no size.
+    """
+    on_disk = tier.disk is not None
+    limit = ram_limit(settings.recall_limit, 0 if on_disk else tier.nbytes)
+    stays = on_disk and settings.recall == "auto"
+    if settings.recall != "disk" and not stays and needed <= limit:
+        return None, []
+    if settings.recall == "ram":
+        raise RecallError(
+            f"recall would take {readable(needed)} of host memory, and may take {readable(limit)}: "
+            "what is dropped is forgotten; --recall-bits 4 takes a quarter, --recall-limit sets "
+            "another limit, --recall disk takes none"
+        )
+    disk = Disk(cache_folder() / "recall")
+    disk.require(needed - (tier.nbytes if on_disk else 0))
+    if settings.recall == "disk" or on_disk:
+        return disk, []
+    return disk, [
+        f"recall takes {readable(needed)}, more than the {readable(limit)} of host memory it may "
+        f"take: it goes to a temporary file in {disk.folder}; --recall-bits 4 takes a quarter, "
+        "--recall-limit sets another limit"
+    ]
 
 
 def ram_limit(text: str, held: int) -> int:

@@ -1,6 +1,6 @@
-"""The recall tier: everything a conversation has read, in host memory, for the next turn."""
+"""The recall tier: everything a conversation has read, kept aside for the next turn."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from kvlite.cache import Bank, KVBits, LayerCache, Selection
 from kvlite.cache.front import bytes_held
 from kvlite.model.shape import ModelShape
+from kvlite.offload.disk import Disk
 from kvlite.offload.index import Index
 
 # What is not in the index yet cannot be found by it, so that many recent entries always stay.
@@ -26,6 +27,7 @@ class TierLayer:
         index: of a layer that sees everything, on its device.
         judged: `(batch, heads, read)` float32, what a method that judges entries once found.
         judge: that method, as a user writes it.
+        disk: where `cache` is, if not in memory.
     """
 
     cache: LayerCache
@@ -34,6 +36,7 @@ class TierLayer:
     index: Index | None = None
     judged: Tensor | None = None
     judge: str = ""
+    disk: Disk | None = None
 
     @property
     def bank(self) -> Bank:
@@ -44,7 +47,9 @@ class TierLayer:
         self, keys: Tensor, values: Tensor, positions: Tensor, reserve: int, bits: KVBits | None
     ) -> None:
         """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`."""
-        new, own = keys.shape[2], None if self.window is not None else bits
+        new, before, own = keys.shape[2], self.cache, bits
+        if self.window is not None:
+            reserve, own = 0, None  # answers do not enter it
         if self.bank.room < new + reserve:
             slack = self.read // 8 if own is None else 0
             self.cache = self.cache.resized([self.read + new + reserve + slack], bits=own)
@@ -55,6 +60,8 @@ class TierLayer:
             last = torch.arange(self.bank.used - self.window, self.bank.used)
             slots = last.expand(keys.shape[0], len(self.bank.heads), -1)
             self.cache = LayerCache.gathered([Selection(self.bank, slots)], [self.window])
+        if self.cache is not before:
+            self.disk = None
         self.read = self.bank.used
 
 
@@ -70,11 +77,15 @@ class Tier:
         layers: one a layer of the model.
         bits: how what is neither among the first entries nor recent is quantized, if it is.
         seen: tokens read.
+        disk: where what is read goes, if not to memory.
+        marked: the layers as `rewind` will have them, while something is read.
     """
 
     layers: list[TierLayer]
     bits: KVBits | None
     seen: int = 0
+    disk: Disk | None = None
+    marked: list[TierLayer] = field(default_factory=list)
 
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "Tier":
@@ -99,11 +110,16 @@ class Tier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory held, filled or not."""
+        """Bytes held, filled or not, in memory or on disk."""
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
         return bytes_held(
             [*held, *(layer.judged for layer in self.layers if layer.judged is not None)]
         )
+
+    @property
+    def place(self) -> str:
+        """Where it is: "ram" or "disk"."""
+        return "ram" if self.disk is None else "disk"
 
     @property
     def index_bytes(self) -> int:
@@ -117,11 +133,20 @@ class Tier:
         Args:
             energy: squares of its queries, summed, `(batch, kv heads, dim)` float32.
             reserve: entries that the answer may add.
+
+        Raises:
+            RecallError: the disk that it goes to is full or fails.
         """
         layer = self.layers[index]
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.banks[0].used)
         layer.append(keys, values, positions, reserve, self.bits)
+        if self.disk is not None and layer.disk is None:
+            self.disk.take(layer.cache)
+            layer.disk = self.disk
+        if self.marked and self.bits is None and layer.window is None:
+            # It begins with all that there was: what that was in is let go.
+            self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
         if layer.window is not None:
             return
         if layer.index is None:
@@ -186,11 +211,17 @@ class Tier:
             made.rows[:, :, 0, : source.judged.shape[2]] = source.judged.to(device)
         return layer
 
-    def mark(self) -> list[TierLayer]:
-        """How it stands, for `rewind`: what is added later is written behind it, or elsewhere."""
-        return [replace(layer) for layer in self.layers]
-
-    def rewind(self, mark: list[TierLayer]) -> None:
-        """Forget what was read since."""
-        self.layers = mark
+    def mark(self) -> None:
+        """Remember how it stands, without the last answer: what is read now is written behind that,
+        or elsewhere."""
         self.forget_answer()
+        self.marked = [replace(layer) for layer in self.layers]
+
+    def rewind(self) -> None:
+        """Forget what was read since it was marked."""
+        self.layers, self.marked = self.marked, []
+        self.forget_answer()
+
+    def read(self, seen: int) -> None:
+        """All layers have taken what was read, `seen` tokens in all: there is no way back."""
+        self.seen, self.marked = seen, []

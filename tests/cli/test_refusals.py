@@ -40,9 +40,13 @@ def test_bad_document(
     refused(["ask", text, path, "What?", "--json", "--quiet"], path, remedy)
 
 
-@pytest.mark.parametrize("args", [[], ["What?"], [__file__], [__file__, ""], [__file__, " \n"]])
+@pytest.mark.parametrize("args", [[], ["-"], ["-", " \n"], [__file__, "-", ""]])
 def test_no_file_or_no_question(refused: Refused, args: list[str]) -> None:
     refused(["ask", *args], "give a file and a question", "kvlite ask report.pdf")
+
+
+def test_a_question_without_a_file(refused: Refused) -> None:
+    refused(["ask", "What?"], "no file 'What?'", "check the path")
 
 
 @pytest.mark.parametrize(
@@ -88,10 +92,6 @@ def test_bad_setting(refused: Refused, text: Path, flags: str, value: str, remed
 def test_unknown_command(refused: Refused) -> None:
     refused(["answer", "text.txt", "What?"], "'answer'", "see `kvlite --help`")
     refused(["methods", "snapkw"], "'snapkw'", "choose from full")
-
-
-def test_a_file_in_the_place_of_the_question(refused: Refused, text: Path) -> None:
-    refused(["ask", text, text], text, "there is no question")
 
 
 def test_no_such_user(refused: Refused, text: Path) -> None:

@@ -13,6 +13,7 @@ from kvlite.cli.bench.options import (
     Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
+from kvlite.errors import SettingError
 from kvlite.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def speed(
     method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.method,
     budget: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "512",
     kv_bits: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.kv_bits,
+    recall: Annotated[
+        str, typer.Option(help="entries that each token of an answer may bring back, or off")
+    ] = "off",
     repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; medians are given")] = 5,
     new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,
     model: Model = EMBEDDED_MODEL,
@@ -42,9 +46,20 @@ def speed(
       kvlite bench speed --tokens 7000 --method snapkv
 
       kvlite bench speed --method full --repeats 3 --json
+
+      kvlite bench speed --tokens 7000 --budget 256 --recall 128
     """
+    if recall != "off" and not recall.isdigit():
+        raise SettingError(f"--recall {recall!r} is no number of entries: give 128, or off")
     settings = Settings(
-        model=model, method=method, budget=budget, kv_bits=kv_bits, device=device, weights=weights
+        model=model,
+        method=method,
+        budget=budget,
+        kv_bits=kv_bits,
+        recall="off" if recall == "off" else "ram",
+        recall_entries=0 if recall == "off" else int(recall),
+        device=device,
+        weights=weights,
     )
     from kvlite.bench.grid import require_room
     from kvlite.bench.prose import bundled_prose
@@ -73,6 +88,7 @@ def speed(
         "method": method,
         "budget": budget,
         "kv bits": kv_bits,
+        "recall": recall,
         "repeats": repeats,
         "new tokens": new_tokens,
     }

@@ -1,0 +1,129 @@
+"""`kvlite ask` without a question: documents are read once, questions come one by one."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvlite.conversation import Conversation
+from tests.cli.conftest import Run, tokens
+
+QUESTIONS = "Who sat?\n\n  \nWho lay?\nWhere?"
+
+
+def test_questions_from_standard_input(
+    kvlite: Run, model: Path, text: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(QUESTIONS))
+    flags = ("--model", model, "--max-tokens", "6", "--method", "snapkv:window=8", "--budget", "64")
+    done = kvlite("ask", text, *flags, "--json")
+    first, second, third = (json.loads(line) for line in done.out.splitlines())
+    assert done.code == 0
+    assert [message.rpartition(": ")[2] for message in said] == ["Who sat?", "Who lay?", "Where?"]
+    assert [message.count("mat") for message in said] == [20, 0, 0]
+    whole = tokens(model, said[0])
+    # The document was read before the first question was there, and never again.
+    assert 0 < first["prompt_tokens"] < 40 and first["seen_tokens"] == whole + 5
+    assert second["seen_tokens"] - first["seen_tokens"] == second["prompt_tokens"] + 5
+    assert third["prompt_tokens"] < 40 and third["tier_bytes"] > 0
+
+
+def test_the_first_answer_is_that_of_one_question(
+    kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--model", model, "--max-tokens", "12", "--budget", "64")
+    alone = kvlite("ask", text, "Who sat?", *flags, "-q").out
+    monkeypatch.setattr(sys, "stdin", io.StringIO(QUESTIONS))
+    assert kvlite("ask", text, *flags, "-q").out.splitlines()[0] + "\n" == alone
+
+
+def test_without_recall_the_first_question_decides_what_is_kept(
+    kvlite: Run, model: Path, text: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
+    flags = ("--model", model, "--max-tokens", "2", "--budget", "64", "--recall", "off")
+    first, second = map(json.loads, kvlite("ask", text, *flags, "--json").out.splitlines())
+    assert first["prompt_tokens"] == tokens(model, said[0]) > 200 > second["prompt_tokens"]
+
+
+def test_a_question_that_does_not_fit_is_said_and_others_go_on(
+    kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who?\n" + "why " * 400 + "\nWhere?\n"))
+    done = kvlite("ask", text, "--model", model, "--max-tokens", "2", "--json")
+    assert done.code == 2 and len(done.out.splitlines()) == 2
+    assert len(re.findall("^kvlite: .* tokens do not fit this model", done.err, re.MULTILINE)) == 1
+
+
+def test_no_question_at_all(
+    kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    done = kvlite("ask", text, "--model", model)
+    assert (done.code, done.out) == (2, "")
+    assert "standard input has no question" in done.err
+
+
+def test_several_files_and_no_question(
+    kvlite: Run, model: Path, text: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Which?\n"))
+    other = text.with_name("other.md")
+    other.write_text("Nothing of it")
+    assert kvlite("ask", other, text, "--model", model, "--max-tokens", "1").code == 0
+    assert said[0].startswith("Document: other.md\n\nNothing of it\n\nDocument: text.txt")
+
+
+def test_at_a_terminal(model: Path, text: Path) -> None:
+    """Typed into a real one; Ctrl-D ends."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kvlite", "ask", text, "--model", model, "--max-tokens", "3"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    running = subprocess.Popen(
+        list(map(str, command)), stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    _until(ours, "Ctrl-D ends")
+    for question in ("Who sat", "Where"):
+        _until(ours, "?")
+        os.write(ours, f"{question}\r".encode())
+        assert question in _until(ours, "length limit")
+    _until(ours, "?")
+    os.write(ours, b"\x04")
+    assert running.wait(60) == 0
+    os.close(ours)
+
+
+def _until(terminal: int, wanted: str) -> str:
+    """What a terminal shows, to the end of `wanted` at least."""
+    shown, end = "", time.monotonic() + 120
+    while wanted not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0, end - time.monotonic()))
+        assert ready, shown
+        shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(terminal, 4096).decode())
+    return shown
+
+
+@pytest.mark.parametrize("opening", [True, False])
+def test_reading_ahead_is_reading(smollm: "object", opening: bool) -> None:
+    """What is read ahead and what follows are the tokens of the whole message."""
+    model = smollm.model  # type: ignore[attr-defined]
+    talks = []
+    for ahead in (True, False):
+        talk = Conversation(model, smollm.settings.replace({"max_new_tokens": 4}))  # type: ignore[attr-defined]
+        if not opening:
+            list(talk.stream("Hello!"))
+        document = "The moon is\n\n  made of cheese. <|im_end|> So it is."
+        if ahead:
+            talk.read_ahead(document)
+        pieces = list(talk.stream(f"{document}\n\nWhat is it made of?"))
+        talks.append((talk.token_ids, [piece.token_id for piece in pieces]))
+    assert talks[0] == talks[1]

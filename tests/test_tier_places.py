@@ -1,0 +1,279 @@
+"""Where the recall tier is, how large, and what happens when there is no room for it."""
+
+import errno
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from kvlite.errors import Stopped
+from kvlite.offload import Tier
+from kvlite.offload.disk import Disk
+from kvlite.offload.room import index_bytes, tier_bytes
+from tests.conftest import Tiny, make_tiny
+
+from .test_packed import random_ids
+from .test_recall import chat, last_logits, logits_of_the_whole
+
+SMALL = {"method": "snapkv:window=8", "budget": 40}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("recall", ["auto", "ram", "disk"])
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_turns_are_exact_wherever_it_is(llama: Tiny, cache: Path, recall: str, bits: str) -> None:
+    talk = chat(llama.model, recall=recall, kv_bits=bits, **SMALL)
+    for turn in range(3):
+        logits = last_logits(talk, random_ids(120 if turn == 0 else 30, turn)[0].tolist())
+        upto = talk.token_ids[: len(talk.token_ids) - 8]
+        torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
+    assert talk.tier is not None and talk.tier.place == ("disk" if recall == "disk" else "ram")
+    assert all((layer.disk is None) == (recall != "disk") for layer in talk.tier.layers)
+
+
+@pytest.mark.parametrize("bits", ["16", "8", "4"])
+def test_answers_are_the_same_from_disk(llama: Tiny, cache: Path, bits: str) -> None:
+    answers = []
+    for recall in ("ram", "disk"):
+        talk = chat(llama.model, recall=recall, recall_bits=bits, recall_entries=24, **SMALL)
+        answers.append(
+            [
+                talk.generate(random_ids(n, n)[0].tolist(), ignore_eos=True).token_ids
+                for n in (150, 20, 20)
+            ]
+        )
+    assert answers[0] == answers[1]
+
+
+def test_storage_on_disk_takes_no_memory_and_leaves_no_file(llama: Tiny, cache: Path) -> None:
+    talk = chat(llama.model, recall="disk", **SMALL)
+    answer = talk.generate(random_ids(300)[0].tolist(), ignore_eos=True)
+    assert talk.tier is not None and answer.ledger.tier_place == "disk"
+    layer = talk.tier.layers[0].cache
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    for tensor in layer.tensors:
+        (line,) = (each for each in maps if _holds(each, tensor.untyped_storage().data_ptr()))
+        assert str(cache / "recall") in line and "(deleted)" in line
+    assert list((cache / "recall").iterdir()) == []
+    assert f"from {answer.ledger.tier_bytes / 1024:.1f} KiB on disk" in answer.ledger.line()
+
+
+def _holds(line: str, address: int) -> bool:
+    low, high = (int(each, 16) for each in line.split()[0].split("-"))
+    return low <= address < high
+
+
+def test_auto_goes_to_disk_where_memory_is_short_and_says_so(
+    llama: Tiny, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(llama.model, recall="auto", recall_limit="200KiB", **SMALL)
+    said: list[str] = []
+    first = talk.generate(random_ids(120)[0].tolist(), notify=said.append)
+    assert first.ledger.tier_place == "ram" and not said
+    second = talk.generate(random_ids(300, 2)[0].tolist(), notify=said.append)
+    assert second.ledger.tier_place == "disk" and list(second.ledger.notes) == said
+    assert str(cache / "recall") in said[0] and "200.0 KiB" in said[0]
+    third = talk.generate([5, 6], recall_limit="auto")
+    assert third.ledger.tier_place == "disk" and not third.ledger.notes
+    logits = last_logits(talk, random_ids(30, 3)[0].tolist())
+    upto = talk.token_ids[: len(talk.token_ids) - 8]
+    torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
+
+
+def test_ram_is_never_exceeded_for_a_disk_nobody_asked_for(llama: Tiny, cache: Path) -> None:
+    talk = chat(llama.model, recall="ram", recall_limit="100KiB", **SMALL)
+    (note,) = talk.generate(random_ids(300)[0].tolist()).ledger.notes
+    assert "may take 100.0 KiB" in note and "--recall disk" in note
+    assert talk.tier is None and not cache.exists()
+
+
+@pytest.mark.parametrize("recall", ["disk", "auto"])
+def test_a_disk_without_room_is_said_before_anything_is_read(
+    llama: Tiny, cache: Path, recall: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    usage = os.statvfs_result((4096, 4096, 9, 3, 3, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: usage)
+    talk = chat(llama.model, recall=recall, **SMALL)
+    told: list[str] = []
+    ids = random_ids(300)[0].tolist()
+    progress = (lambda *_: told.append("read")) if recall == "disk" else None
+    answer = talk.generate(ids, notify=told.append, progress=progress)
+    assert "which has 12.0 KiB free" in told[0] and answer.ledger.notes == (told[0],)
+    assert talk.tier is None and answer.ledger.tier_bytes == 0 and answer.ledger.tier_place == ""
+    assert answer.ledger.kept_entries_mean < 60
+
+
+def test_a_folder_that_cannot_be_written_is_said(llama: Tiny, cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    talk = chat(llama.model, recall="disk", **SMALL)
+    (note,) = talk.generate(random_ids(300)[0].tolist()).ledger.notes
+    assert str(cache / "recall") in note and "KVLITE_CACHE" in note
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+@pytest.mark.parametrize("method", ["snapkv:window=8", "h2o", "kvzip"])
+def test_a_disk_that_fills_up_costs_the_tier_and_nothing_else(
+    llama: Tiny, cache: Path, turn: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(llama.model, recall="disk", method=method, budget=40)
+    plain = chat(llama.model, recall="off", method=method, budget=40)
+    for seed in range(turn):
+        talk.generate(random_ids(60, seed)[0].tolist(), ignore_eos=True)
+        plain.generate(random_ids(60, seed)[0].tolist(), ignore_eos=True)
+    calls, reserve = 0, os.posix_fallocate
+
+    def full(file: int, start: int, size: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(Disk, "require", lambda self, needed: None)
+    (cache / "recall").mkdir(parents=True, exist_ok=True)
+    told: list[str] = []
+    ids = random_ids(200, 7)[0].tolist()
+    answer = talk.generate(ids, ignore_eos=True, notify=told.append)
+    assert calls == 3 and "No space left" in told[0] and answer.ledger.notes == (told[0],)
+    assert talk.tier is None and len(answer.token_ids) == 9
+    assert talk.cache.seen == len(talk.token_ids) == 208 + 69 * turn
+    if not turn:
+        assert answer.token_ids == plain.generate(ids, ignore_eos=True).token_ids
+    assert len(talk.generate([5, 6], ignore_eos=True).token_ids) == 9
+
+
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_bytes_are_as_predicted(llama: Tiny, bits: str) -> None:
+    talk = chat(llama.model, recall_bits=bits, max_new_tokens=9, **SMALL)
+    talk.generate(random_ids(700)[0].tolist(), ignore_eos=True)
+    assert talk.tier is not None
+    shape, own = llama.model.shape, talk.tier.bits
+    assert talk.tier.index_bytes == index_bytes(shape, 709)
+    assert talk.tier.nbytes == tier_bytes(shape, 700, 9, 4, own)
+
+
+def test_bits_may_change_from_turn_to_turn(llama: Tiny) -> None:
+    talk = chat(llama.model, max_new_tokens=9, **SMALL)
+    sizes = []
+    for turn, bits in enumerate(("16", "4", "8", "16")):
+        ids = random_ids(400 if turn == 0 else 30, turn)[0].tolist()
+        talk.generate(ids, recall_bits=bits, ignore_eos=True)
+        assert isinstance(talk.tier, Tier)
+        sizes.append(talk.tier.nbytes / talk.tier.seen)
+    assert sizes[1] < 0.5 * sizes[0] and sizes[1] < sizes[2] < 0.6 * sizes[0] < sizes[3]
+
+
+def test_what_was_recalled_is_counted(llama: Tiny) -> None:
+    talk = chat(llama.model, recall_entries=20, **SMALL)
+    ledger = talk.generate(random_ids(300)[0].tolist(), ignore_eos=True).ledger
+    entry = 2 * llama.model.shape.head_dim * 4 + 4
+    assert ledger.recalled_bytes % entry == 0
+    heads, layers = llama.model.shape.kv_heads, llama.model.shape.layers
+    wanted, brought = 8 * layers * heads * 40, ledger.recalled_bytes // entry
+    assert 0 < brought < wanted
+    assert ledger.recall_hit_rate == pytest.approx(1 - brought / wanted)
+    assert "recalled " in ledger.line() and "in RAM" in ledger.line()
+    between = talk.generate([5, 6], recall_entries=0, ignore_eos=True).ledger
+    assert (between.recalled_bytes, between.recall_hit_rate) == (0, None)
+    assert between.again_tokens == 8 and between.line().startswith("read 3 tokens and 8 again")
+
+
+def test_the_count_is_what_moved(llama: Tiny) -> None:
+    """Positions that a layer's heads did not hold a step before, the token itself left out."""
+    talk = chat(llama.model, recall_entries=20, **SMALL)
+    entry = 2 * llama.model.shape.head_dim * 4 + 4
+    pieces = talk.stream_tokens(random_ids(300)[0].tolist(), ignore_eos=True)
+    next(pieces)
+    before, came = _held(talk), 0
+    for piece in pieces:
+        now = _held(talk)
+        came += sum(len(new - old) - 1 for new, old in zip(now, before, strict=True))
+        before = now
+        assert piece.ledger.recalled_bytes == came * entry
+
+
+def _held(talk: Any) -> list[set[int]]:
+    return [
+        set(line[: bank.used].tolist())
+        for layer in talk.cache.layers
+        for bank in layer.banks
+        for line in bank.positions[0]
+    ]
+
+
+class Interrupted(BaseException):
+    """As if Ctrl-C had come twice."""
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = make_tiny(name)
+    talk = chat(tiny.model, **SMALL)
+    pieces = talk.stream_tokens(random_ids(200)[0].tolist(), ignore_eos=True)
+    next(pieces), next(pieces)
+    layer = tiny.model.layers[2]
+    forward = layer.forward
+    with monkeypatch.context() as broken:
+
+        def fail(*args: Any, **given: Any) -> Any:
+            forward(*args, **given)
+            raise Interrupted
+
+        broken.setattr(layer, "forward", fail)
+        with pytest.raises(Interrupted):
+            next(pieces)
+    assert talk.cache.writing
+    logits = last_logits(talk, random_ids(30, 3)[0].tolist())
+    upto = talk.token_ids[: len(talk.token_ids) - 8]
+    assert len(upto) == 200 + 2 + 30
+    torch.testing.assert_close(logits, logits_of_the_whole(tiny, upto), atol=1e-4, rtol=1e-4)
+    assert not talk.cache.writing
+
+
+@pytest.mark.parametrize("recall", ["ram", "disk"])
+def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall: str) -> None:
+    talk = chat(llama.model, recall=recall, **SMALL)
+    talk.generate(random_ids(300)[0].tolist(), ignore_eos=True)
+    assert talk.tier is not None
+    old = [weakref.ref(layer.cache) for layer in talk.tier.layers]
+    alive = []
+
+    def look(done: int, of: int) -> None:
+        gc.collect()
+        alive.append(sum(each() is not None for each in old))
+
+    talk.generate(random_ids(300, 2)[0].tolist(), progress=look, ignore_eos=True)
+    assert alive[0] == 4 and alive[-1] == 1  # the last layer's is let go once it was read
+    gc.collect()
+    assert not any(each() for each in old) and not talk.tier.marked
+
+
+def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
+    talk, straight = (chat(llama.model, **SMALL) for _ in range(2))
+    for each in (talk, straight):
+        each.generate(random_ids(200)[0].tolist(), ignore_eos=True)
+    cancel = threading.Event()
+
+    def stop(done: int, of: int) -> None:
+        if done > 0.7 * of:
+            cancel.set()
+
+    with pytest.raises(Stopped):
+        talk.read(random_ids(300, 5)[0].tolist(), progress=stop, cancel=cancel)
+    more = random_ids(40, 1)[0].tolist()
+    answers = [each.generate(more, ignore_eos=True).token_ids for each in (talk, straight)]
+    assert answers[0] == answers[1]
