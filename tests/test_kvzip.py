@@ -25,7 +25,7 @@ from tests.test_registry import prompt
 
 
 def conversation(tiny: Tiny, **settings: Any) -> kvlite.Conversation:
-    return kvlite.Runner(tiny.model, Settings().replace(settings)).conversation()
+    return kvlite.Runner(tiny.model, Settings(recall="off").replace(settings)).conversation()
 
 
 def remembered(talk: kvlite.Conversation) -> list[dict[int, float]]:

@@ -346,9 +346,9 @@ def test_another_method_may_take_over_and_give_back(llama: Tiny, other: str, bud
     """Its choice is the same as if the restored entries had been there as they are."""
     torch.manual_seed(7)
     first, second = (torch.randint(3, 199, (n,)).tolist() for n in (90, 40))
-    talk = Conversation(llama.model, Settings(method="minicache", budget="24"))
+    talk = Conversation(llama.model, Settings(method="minicache", budget="24", recall="off"))
     talk.generate(first, max_new_tokens=6, ignore_eos=True)
-    plain = Conversation(llama.model, Settings(method="full"))
+    plain = Conversation(llama.model, Settings(method="full", recall="off"))
     plain.read(first)
     plain.cache.seen, plain.token_ids = talk.cache.seen, [*talk.token_ids]
     plain.cache.layers = [

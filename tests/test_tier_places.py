@@ -16,7 +16,7 @@ from kvlite.errors import Stopped
 from kvlite.offload import Tier
 from kvlite.offload.disk import Disk
 from kvlite.offload.room import index_bytes, tier_bytes
-from tests.conftest import Tiny, make_tiny
+from tests.conftest import SIZES, Tiny, make_tiny
 
 from .test_packed import random_ids
 from .test_recall import chat, last_logits, logits_of_the_whole
@@ -277,3 +277,20 @@ def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
     more = random_ids(40, 1)[0].tolist()
     answers = [each.generate(more, ignore_eos=True).token_ids for each in (talk, straight)]
     assert answers[0] == answers[1]
+
+
+def test_fifty_turns_leave_the_device_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "max_position_embeddings", 8192)
+    model = make_tiny("llama").model
+    talk = chat(model, method="snapkv:window=8", budget=64)
+    held, indexed, kept = [], [], []
+    for turn in range(50):
+        ledger = talk.generate(random_ids(90, turn)[0].tolist(), ignore_eos=True).ledger
+        assert ledger.seen_tokens == 99 * turn + 98
+        read = ledger.seen_tokens - 8
+        held.append(ledger.kv_bytes)
+        indexed.append(ledger.index_bytes / index_bytes(model.shape, read + 9))
+        kept.append(ledger.tier_bytes / tier_bytes(model.shape, read, 9, 4, None))
+    assert max(held) <= 1.01 * min(held)
+    # What grows has room for an eighth more than it was found to need.
+    assert indexed[0] == kept[0] == 1 and all(1 <= each <= 1.126 for each in indexed + kept)
