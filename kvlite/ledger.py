@@ -38,6 +38,9 @@ class Ledger:
             where tokens did not look for any.
         full_kv_bytes: bytes of keys and values if nothing were dropped.
         peak_bytes: peak memory, weights included.
+        score_bytes_to_host, score_bytes_back: what was copied to choose on the host, scores or
+            logits there and indices back; None where the device chose.
+        score_s: seconds spent in choosing, the device's part included; likewise.
         time_to_first_token_s, prefill_tokens_per_s, decode_tokens_per_s: speed.
     """
 
@@ -63,6 +66,9 @@ class Ledger:
     recall_hit_rate: float | None
     full_kv_bytes: int
     peak_bytes: int
+    score_bytes_to_host: int | None
+    score_bytes_back: int | None
+    score_s: float | None
     time_to_first_token_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
@@ -93,6 +99,7 @@ class Ledger:
             *self._recalled,
             f"peak {readable(self.peak_bytes)}",
             f"first token {self.time_to_first_token_s:.1f} s",
+            *self._chosen_on_host,
         ]
         if self.generated_tokens > 1:
             parts.append(f"{self.decode_tokens_per_s:.1f} tokens/s")
@@ -110,6 +117,13 @@ class Ledger:
         if not self.recalled_bytes:
             return [f"all {everything}"]
         return [f"recalled {readable(self.recalled_bytes)} from {everything}"]
+
+    @property
+    def _chosen_on_host(self) -> list[str]:
+        there, back, seconds = self.score_bytes_to_host, self.score_bytes_back, self.score_s
+        if not there or back is None or seconds is None:
+            return []
+        return [f"chosen on the host, {readable(there + back)} moved, {seconds:.1f} s"]
 
     @property
     def _quantized(self) -> str:

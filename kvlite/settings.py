@@ -83,6 +83,13 @@ class Settings:
         "bring back, beside the first few and the recent ones; 0 recalls between turns only",
         low=0,
     )
+    scores: str = _option(
+        "device",
+        "where attention becomes a choice of what is kept: host pools and sorts it in host memory, "
+        "host-softmax forms it there too, from logits; the same entries are kept, and choosing "
+        "takes less of the device's memory and more time",
+        choices=("device", "host", "host-softmax"),
+    )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",

@@ -17,11 +17,12 @@ from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
 from kvlite.memory.meter import PeakMeter
 from kvlite.methods.amount import method_and_amount
+from kvlite.methods.desk import ON_DEVICE
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.notes import notes
-from kvlite.offload import Recall, Tier
+from kvlite.offload import Recall, Tier, host_desk
 from kvlite.offload.room import place, tier_bytes
 from kvlite.settings import Settings
 
@@ -76,6 +77,7 @@ class Turn:
         if self.budget < seen:
             self.method.check(self.budget)
         self._recall_from(*self._recalled_from(tier, seen, exact=bits is None))
+        self.desk = host_desk(settings.scores, model.device)
         self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
         self.generated = 0
         self.started = perf_counter()
@@ -181,6 +183,7 @@ class Turn:
             self.rules,
             context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
             tier=self.tier,
+            desk=self.desk or ON_DEVICE,
             reserve=self.longest,
             chunk=self.settings.chunk,
             progress=progress,
@@ -240,7 +243,7 @@ class Turn:
     def ledger(self, reason: FinishReason | None) -> Ledger:
         """The account as it stands."""
         model, cache = self.model, self.cache
-        decoding = self.last_s - self.first_s
+        decoding, desk = self.last_s - self.first_s, self.desk
         return Ledger(
             finish_reason=reason,
             notes=self.notes,
@@ -260,6 +263,9 @@ class Turn:
             **self._recalled(),
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
             peak_bytes=self.meter.peak_bytes,
+            score_bytes_to_host=None if desk is None else desk.wire.to_host,
+            score_bytes_back=None if desk is None else desk.wire.back,
+            score_s=None if desk is None else desk.seconds,
             time_to_first_token_s=self.first_s,
             prefill_tokens_per_s=(len(self.again) + len(self.ids)) / self.read_s,
             decode_tokens_per_s=(self.generated - 1) / decoding if decoding > 0 else 0.0,

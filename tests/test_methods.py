@@ -431,13 +431,11 @@ def test_kvx_per_layer_keeps_the_same_slots_in_all_heads(layout: Layout, middle:
 def test_heads_with_other_lines_share_their_votes_by_position() -> None:
     """Positions 0 to 4 and 2 to 4, as earlier turns by other methods leave them."""
     lines, votes = [[0, 1, 2, 3, 4], [2, 3, 4]], [[1.0, 2, 3, 4, 5], [10.0, 20, 30]]
-    banks = []
-    for head, line in enumerate(lines):
-        entries = torch.zeros(1, 1, len(line), DIM)
-        positions = torch.tensor(line, dtype=torch.int32)[None, None]
-        banks.append(make_layer(entries, entries, positions, [(0,)], spare=2).banks[0])
-        assert head == 0 or banks[0].used > banks[1].used
-    shared = over_heads(banks, [torch.tensor(each)[None, None] for each in votes], 5)
+    shared = over_heads(
+        [torch.tensor(each)[None, None] for each in votes],
+        [torch.tensor(each, dtype=torch.int32)[None, None] for each in lines],
+        5,
+    )
     assert [each[0, 0].tolist() for each in shared] == [[0.5, 1, 6.5, 12, 17.5], [6.5, 12, 17.5]]
 
 

@@ -21,8 +21,6 @@ from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
 from kvlite.sizes import readable
 
-ROWS_AT_ONCE = 64
-
 
 @dataclass(frozen=True)
 class FidelityRow:
@@ -224,13 +222,8 @@ def recall(view: LayerView, kept: Sequence[Bank], seen: int) -> float:
 def _attention(view: LayerView, bank: Bank, row: int, seen: int) -> Tensor:
     """What all queries together pay to each of the first entries, `(heads of the group, seen)`
     float64."""
-    keys = bank.keys[:, row, : bank.used].float()
-    count = view.window.queries.shape[2]
-    total = torch.zeros((), dtype=torch.float64, device=keys.device)
-    for start in range(0, count, ROWS_AT_ONCE):
-        rows = slice(start, min(start + ROWS_AT_ONCE, count))
-        visible = bank.used - (count - rows.stop)
-        weights = view.window.attention(bank, row, keys[:, :visible], rows)
+    total = torch.zeros((), dtype=torch.float64, device=view.window.place)
+    for _, weights in view.window.blocks(bank, row):
         total = total + weights[0, :, :, :seen].double().sum(1)
     return total
 

@@ -53,7 +53,8 @@ class Bank:
             the first token, or the most attention in a rehearsal; None for methods that need
             none.
         votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
-            are read and share the budget by them; None for methods whose layers do not.
+            are read and share the budget by them, on the device or on the host; None for methods
+            whose layers do not.
         front: what lies among its own slots, if anything.
         former: where its entries were packed before they were written out, for as long as a cut
             is to come that packs them again.

@@ -21,7 +21,8 @@ class Selection:
 
     Attributes:
         source: the bank that holds the entries now.
-        slots: `(batch, heads, kept)` int64, ascending in position along the last dimension.
+        slots: `(batch, heads, kept)` int32 or int64, ascending in position along the last
+            dimension.
         heads: which heads of `source`, as indices into `source.heads`; None for all of them.
         votes: `(batch, heads, kept)` float32, what they were chosen by, if that is still needed.
     """
@@ -87,7 +88,7 @@ class Selection:
     @property
     def _in_order(self) -> bool:
         """Whether they are all that the source holds, slot by slot."""
-        every = torch.arange(self.source.used, device=self.slots.device)
+        every = torch.arange(self.source.used, dtype=self.slots.dtype, device=self.slots.device)
         return self.heads is None and self.slots.equal(every.expand(*self.slots.shape[:2], -1))
 
     def _copy_part(self, bank: Bank, part: slice, ahead: int) -> None:
@@ -106,7 +107,7 @@ class Selection:
         rows, held = bank.rows, self.source.rows
         if rows is None or held is None or rows.shape[2] != held.shape[2]:
             return
-        index = self.slots[:, :, None].expand(-1, -1, held.shape[2], -1)
+        index = self.slots.long()[:, :, None].expand(-1, -1, held.shape[2], -1)
         rows[..., : bank.used] = held[:, self.rows].gather(3, index)
         bank.newest_row = self.source.newest_row
 
@@ -141,7 +142,7 @@ class Selection:
             whole: gives all that the source holds.
             write: restores that side of quantized entries.
         """
-        source, slots, front = self.source, self.slots[:, :, part], self.source.front
+        source, slots, front = self.source, self._slots(part), self.source.front
         if front is None:
             return self._gathered(exact, slots)
         own = source.own_slots(slots).clamp(0, max(0, exact.shape[2] - 1))
@@ -170,9 +171,13 @@ class Selection:
         each = [tensor[:, row].gather(1, index[:, i]) for i, row in enumerate(self.heads)]
         return torch.stack(each, 1)
 
+    def _slots(self, part: slice) -> Tensor:
+        """Slots of a part of them, wide enough to gather by."""
+        return self.slots[:, :, part].long()
+
     def positions(self, part: slice) -> Tensor:
         """Theirs, `(batch, heads, n)` int32."""
-        return self.source.positions[:, self.rows].gather(2, self.slots[:, :, part])
+        return self.source.positions[:, self.rows].gather(2, self._slots(part))
 
     def blocks(self, part: slice) -> list[slice]:
         """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
@@ -213,7 +218,7 @@ class Selection:
     def _places(self, origin: Origin, part: slice) -> Tensor:
         """Where a part of them is packed, -1 where it is not."""
         places = origin.places_of(self.source.used)[:, self.rows]
-        return places.gather(2, self.slots[:, :, part])
+        return places.gather(2, self._slots(part))
 
     def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
         """A part of them, quantized now."""

@@ -19,6 +19,7 @@ from kvlite.engine.rehearsal import Repetition
 from kvlite.engine.sight import require_served, sights
 from kvlite.errors import Stopped
 from kvlite.methods.base import LayerView, Outlook
+from kvlite.methods.desk import ON_DEVICE, Desk
 from kvlite.methods.rules import ROOM, Rule, merge_below, share_out
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
@@ -52,6 +53,7 @@ class Reading:
         cancel: Event | None = None,
         context: Tensor | None = None,
         tier: Tier | None = None,
+        desk: Desk = ON_DEVICE,
         whole: bool = False,
     ) -> None:
         """As in `prefill`.
@@ -66,6 +68,7 @@ class Reading:
         self.model = model
         self.cache = cache
         self.tier = tier
+        self.desk = desk
         if tier is not None:
             tier.mark()
         self.rules = rules
@@ -152,7 +155,7 @@ class Reading:
     def compressed(self, index: int) -> LayerCache:
         """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
         reader = self.read_layer(index)
-        view = reader.view(index)
+        view = reader.view(index, self.desk)
         if self.tier is not None:
             self._remember(self.tier, index, reader)
         self._narrow(view)
@@ -178,7 +181,9 @@ class Reading:
         narrowing = after[0].narrowing if after else None
         if narrowing is None or narrowing.width >= through:
             return
-        going = narrowing.method.narrow(view, through, narrowing.width)
+        with self.desk.timed():
+            going = narrowing.method.narrow(view, through, narrowing.width)
+            going = self.desk.slots(going).long()
         self.hidden = self.hidden[:, going]
         self.rows = going if self.rows is None else self.rows[going]
 
@@ -291,6 +296,7 @@ def prefill(
     *,
     context: Tensor | None = None,
     tier: Tier | None = None,
+    desk: Desk = ON_DEVICE,
     reserve: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
@@ -306,6 +312,7 @@ def prefill(
             repeat what it read need it.
         tier: takes everything that is read. Once it has, layers read on from there, not from the
             cache: reading is exact, and what is kept is chosen anew from all.
+        desk: where attention becomes a choice of what is kept.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
@@ -326,6 +333,7 @@ def prefill(
         rules,
         context=context,
         tier=tier,
+        desk=desk,
         reserve=reserve,
         chunk=chunk,
         progress=progress,
@@ -336,7 +344,7 @@ def prefill(
         for index in range(len(rules)):
             layers.append(reading.compressed(index))
             merge_below(layers, rules, index, reading.room)
-        share_out(layers, rules, reading.room)
+        share_out(layers, rules, reading.room, desk)
         logits = reading.logits()
     except BaseException:
         reading.rewind()

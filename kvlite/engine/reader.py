@@ -12,6 +12,7 @@ from kvlite.engine.heads import over_banks
 from kvlite.engine.queries import QueryStatistics
 from kvlite.engine.sight import Sight, make_room
 from kvlite.methods.base import LayerView
+from kvlite.methods.desk import ON_DEVICE, Desk
 from kvlite.methods.rules import Rule
 from kvlite.methods.scores import Window
 from kvlite.model.hook import Attender
@@ -167,10 +168,14 @@ class LayerReader:
             )
         return torch.cat(outs, 2)
 
-    def view(self, index: int) -> LayerView:
-        """What a method is shown of the layer, the `index`-th, once all chunks went through."""
+    def view(self, index: int, desk: Desk = ON_DEVICE) -> LayerView:
+        """What a method is shown of the layer, the `index`-th, once all chunks went through.
+
+        Args:
+            desk: where attention becomes a choice.
+        """
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
         expected = None if self.coming is None else self.statistics.expected(self.coming)
-        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected)
+        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected, desk)
         return LayerView(index, self.layer.banks, window, self.rule.budget, like=self.layer.like)

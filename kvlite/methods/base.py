@@ -231,6 +231,12 @@ class Method(ABC):
         return True
 
     @property
+    def by_attention(self) -> bool:
+        """Whether it chooses by attention, of queries in `view.window` or remembered by a bank, so
+        that `view.window.desk` may lie elsewhere; else it is given one on the device."""
+        return False
+
+    @property
     def looks_at(self) -> Columns | None:
         """What is looked at while reading, if not all that is held; reading is then not `exact`.
         Nothing is dropped for it."""

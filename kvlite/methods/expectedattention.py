@@ -60,7 +60,7 @@ class ExpectedAttention(Scored):
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """Expected attention among the entries after the sinks, times the length of the value."""
         assert window.expected is not None
-        return [self._bank_votes(bank, window, window.expected) for bank in banks]
+        return [window.beside(self._bank_votes(bank, window, window.expected)) for bank in banks]
 
     def _bank_votes(self, bank: Bank, window: Window, expected: Expected) -> Tensor:
         mean = grouped(expected.mean[:, :, None], window.kv_heads).squeeze(3)

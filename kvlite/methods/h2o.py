@@ -63,7 +63,7 @@ class H2O(Scored):
 
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """The attention each entry got so far."""
-        return [self._weight(bank, window.end) for bank in banks]
+        return [window.beside(self._weight(bank, window.end)) for bank in banks]
 
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""

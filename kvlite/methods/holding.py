@@ -94,6 +94,11 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.exact
 
+    @property
+    def by_attention(self) -> bool:
+        """See `Method`."""
+        return self.inner.by_attention
+
     def mask(self, budget: int) -> LambdaMask | None:
         """See `Method`."""
         return self.inner.mask(budget)

@@ -28,6 +28,11 @@ class KeyDiff(Scored):
         "Resource-Constrained Environments, section 3"
     )
 
+    @property
+    def by_attention(self) -> bool:
+        """Keys alone are looked at."""
+        return False
+
     def ends(self, budget: int) -> tuple[int, int]:
         """The last token, which the next ones follow."""
         return 0, 1

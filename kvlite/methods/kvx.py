@@ -120,16 +120,18 @@ class KVX(Observed):
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """Eq. 3 and 4."""
         votes = super().votes(banks, window)
-        return over_heads(banks, votes, window.end) if self.per_layer else votes
+        if not self.per_layer:
+            return votes
+        positions = [window.beside(bank.positions[:, :, : bank.used]) for bank in banks]
+        return over_heads(votes, positions, window.end)
 
     def select(self, view: LayerView) -> list[Selection]:
         """Eq. 3 to 7."""
         if self.middle == "budget":
             return super().select(view)
-        votes = self.votes(view.banks, view.window.last(self.observation(view.budget)))
         return [
             Selection(bank, self._cut(each, view.budget))
-            for bank, each in zip(view.banks, votes, strict=True)
+            for bank, each in zip(view.banks, self.heard(view), strict=True)
         ]
 
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
@@ -154,7 +156,9 @@ class KVX(Observed):
 
     def _recent_votes(self, bank: Bank, end: int) -> Tensor:
         votes = bank.scores()
-        return over_heads([bank], [votes], end)[0] if self.per_layer else votes
+        if not self.per_layer:
+            return votes
+        return over_heads([votes], [bank.positions[:, :, : bank.used]], end)[0]
 
     def _cut(self, votes: Tensor, budget: int) -> Tensor:
         """The "example" reading's slots to keep of a line in order, by votes `(batch, heads,

@@ -65,4 +65,4 @@ class KVzip(Scored):
 
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """The most attention each entry got."""
-        return [bank.scores() for bank in banks]
+        return [window.beside(bank.scores()) for bank in banks]

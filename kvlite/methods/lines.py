@@ -11,9 +11,10 @@ from kvlite.methods.scores import top
 from kvlite.methods.share import alike
 
 
-def ends(bank: Bank, first: int, last: int) -> Tensor:
-    """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`."""
-    used, device = bank.used, bank.own_keys.device
+def ends(bank: Bank, first: int, last: int, device: torch.device | None = None) -> Tensor:
+    """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`, on the bank's
+    device or another."""
+    used, device = bank.used, device or bank.own_keys.device
     slots = torch.cat(
         [torch.arange(first, device=device), torch.arange(used - last, used, device=device)]
     )
@@ -25,12 +26,12 @@ def with_ends(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> 
 
     Args:
         scores: `(batch, heads, used - first - last)`, of the entries in between; of all the
-            bank's heads, or of some.
+            bank's heads, or of some; on any device.
 
     Returns:
-        `(batch, heads, first + count + last)` int64, ascending.
+        `(batch, heads, first + count + last)` int64, ascending, on the scores' device.
     """
-    outer = ends(bank, first, last)[:, : scores.shape[1]]
+    outer = ends(bank, first, last, scores.device)[:, : scores.shape[1]]
     middle = top(scores, count) + first
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
 
@@ -57,9 +58,9 @@ def provided(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> S
         scores: as in `with_ends`.
     """
     if bank.used <= first + last:
-        everything = Selection.everything(bank)
-        certain = torch.full(everything.slots.shape, torch.inf, device=scores.device)
-        return Selection(bank, everything.slots, votes=certain)
+        everything = ends(bank, bank.used, 0, scores.device)
+        certain = torch.full(everything.shape, torch.inf, device=scores.device)
+        return Selection(bank, everything, votes=certain)
     slots = with_ends(scores, bank, count - first - last, first, last)
     votes = F.pad(scores, (first, last), value=torch.inf)
     return Selection(bank, slots, votes=votes.gather(-1, slots))
@@ -82,7 +83,7 @@ def won(
     selections = []
     for bank, each, own in zip(banks, scores, counts, strict=True):
         if bank.used <= first + last:
-            selections.append(Selection.everything(bank))
+            selections.append(Selection(bank, ends(bank, bank.used, 0, each.device)))
             continue
         for count, heads in alike(own):
             slots = with_ends(each[:, list(heads)], bank, count, first, last)

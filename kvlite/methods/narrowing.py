@@ -16,7 +16,7 @@ def votes_for_new(view: LayerView, through: int, weights: Tensor | None = None) 
         weights: `(rows,)` float32, how much each observed row counts.
 
     Returns:
-        `(through,)` float32.
+        `(through,)` float32, at the window's place.
     """
     scores = [window_scores(bank, view.window, "sum", "sum", weights) for bank in view.banks]
     return torch.cat([each[..., -through:] for each in scores], 1).sum((0, 1))

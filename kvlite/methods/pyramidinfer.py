@@ -58,6 +58,11 @@ class PyramidInfer(Method):
         return False
 
     @property
+    def by_attention(self) -> bool:
+        """What goes on is."""
+        return True
+
+    @property
     def keeps_to_budget(self) -> bool:
         """The ratio decides."""
         return False
@@ -89,11 +94,13 @@ class PyramidInfer(Method):
     def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
         """The recent tokens, and those they look at most: attention averaged over heads, later
         rows weighing more."""
-        recent = view.window.queries.shape[2]
-        weights = torch.linspace(1, self.weight, recent, device=view.window.queries.device)
+        window, bank = view.window, view.banks[0]
+        recent = window.queries.shape[2]
+        weights = torch.linspace(1, self.weight, recent, device=window.place)
         votes = votes_for_new(view, through, weights)
-        first = view.banks[0].positions[0, 0, : view.banks[0].used][-through:] < self.sinks
-        return going(votes.masked_fill(first, torch.inf), width, recent)
+        first = window.beside(bank.positions[0, 0, : bank.used][-through:]) < self.sinks
+        votes = votes.masked_fill(first, torch.inf)
+        return going(window.desk.scores(votes), width, recent)
 
     def select(self, view: LayerView) -> list[Selection]:
         """Everything that went through the layer."""

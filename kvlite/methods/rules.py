@@ -7,6 +7,7 @@ from math import ceil
 from kvlite.cache import KVBits, LayerCache, Line, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.base import LambdaMask, LayerView, Method
+from kvlite.methods.desk import ON_DEVICE, Desk
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
@@ -92,7 +93,8 @@ class Rule:
 
     def settled(self, view: LayerView) -> "Rule":
         """The rule a layer goes on with, once its method has looked at it."""
-        method, budget = self.method.settle(view)
+        with view.window.desk.timed():
+            method, budget = self.method.settle(view)
         provision = self.provision if method.shares_layers else None
         return replace(self, method=method, budget=budget, provision=provision)
 
@@ -108,10 +110,13 @@ class Rule:
             over = [bank for bank, each in held if each > self.budget]
         selections, like = [Selection.everything(bank) for bank in within], dict(view.like)
         if over:
+            desk = _desk(self.method, view.window.desk)
+            view = replace(view, window=replace(view.window, desk=desk))
             shown = replace(view, banks=over, budget=self.budget, provision=self.provision)
-            like |= self.method.stand_ins(view)
-            chosen = [*selections, *self.method.select(shown)]
-            selections = [each for every in chosen if (each := every.without(like)) is not None]
+            with desk.timed():
+                like |= self.method.stand_ins(view)
+                selections += _brought(self.method.select(shown), desk)
+            selections = [each for every in selections if (each := every.without(like)) is not None]
         lines = [each.line for each in selections]
         sizes = [entries for _, entries in lines]
         if self.provision is None:
@@ -132,8 +137,9 @@ class Rule:
         be the first rows, over what was kept."""
         if not self.method.decode_rows or self.method.judges_once:
             return
+        last = replace(window.last(self.method.decode_rows), desk=ON_DEVICE)
         for bank in layer.banks:
-            for row in window_rows(bank, window.last(self.method.decode_rows)).unbind(2):
+            for row in window_rows(bank, last).unbind(2):
                 bank.record(row)
 
 
@@ -243,18 +249,24 @@ def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, roo
         layers[index] = layers[index].behind(upper, room)
 
 
-def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:
+def share_out(
+    layers: list[LayerCache], rules: list[Rule], room: int, desk: Desk = ON_DEVICE
+) -> None:
     """Cut layers that were provided with more than their budget, once all are read; what each
     keeps, and its own budget from there on, is put in its place.
 
     Args:
         room: entries that lines may grow by at once.
+        desk: where votes are compared.
     """
     waiting = [index for index, rule in enumerate(rules) if rule.provision is not None]
     if not waiting:
         return
     rule = rules[waiting[0]]
-    shared = rule.method.share([layers[index] for index in waiting], rule.budget)
+    desk = _desk(rule.method, desk)
+    with desk.timed():
+        shares = rule.method.share([layers[index] for index in waiting], rule.budget)
+        shared = [_brought(each, desk) for each in shares]
     for index, selections in zip(waiting, shared, strict=True):
         lines = [each.line for each in selections]
         entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
@@ -264,6 +276,16 @@ def share_out(layers: list[LayerCache], rules: list[Rule], room: int) -> None:
         layers[index] = LayerCache.gathered(
             selections, sizes, rule.method.decode_rows, like=like, bits=bits
         )
+
+
+def _desk(method: Method, desk: Desk) -> Desk:
+    """Where a method's scores become a choice, if it has any."""
+    return desk if method.by_attention else ON_DEVICE
+
+
+def _brought(selections: Sequence[Selection], desk: Desk) -> list[Selection]:
+    """The same, as they are needed on the device."""
+    return [replace(each, slots=desk.slots(each.slots)) for each in selections]
 
 
 def _entries(layer: LayerCache) -> int:

@@ -79,6 +79,11 @@ class Scored(Method):
         seeing = tuple(known.layer_ranks[layer] for layer in shape.full_layers)
         return replace(self, calibration=replace(known, layer_ranks=seeing))
 
+    @property
+    def by_attention(self) -> bool:
+        """Votes are, unless a method says otherwise."""
+        return True
+
     @abstractmethod
     def ends(self, budget: int) -> tuple[int, int]:
         """How many first and last entries of a line stay, whatever their score."""
@@ -126,18 +131,25 @@ class Scored(Method):
 
     @abstractmethod
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
-        """How much each entry matters, `(batch, heads, used)` float32 a bank.
+        """How much each entry matters, `(batch, heads, used)` float32 a bank, at the window's
+        place: `window_scores` are there, what a bank remembers is brought by `window.beside`.
 
         Args:
             banks: a layer's, ascending in position.
             window: as many of the last queries as `observation` asked for.
         """
 
+    def heard(self, view: LayerView) -> list[Tensor]:
+        """The votes, where entries are chosen."""
+        window = view.window.last(self.observation(view.budget))
+        return [window.desk.scores(each) for each in self.votes(view.banks, window)]
+
     def select(self, view: LayerView) -> list[Selection]:
         """The first, the best in between by pooled score, and the last."""
         first, last = self.ends(view.budget)
-        votes = self.votes(view.banks, view.window.last(self.observation(view.budget)))
-        scores = [pool(between(each, first, last), self.pool, self.pooling) for each in votes]
+        scores = [
+            pool(between(each, first, last), self.pool, self.pooling) for each in self.heard(view)
+        ]
         if view.provision is not None:
             return [
                 provided(each, bank, min(view.provision, bank.used), first, last)
@@ -225,14 +237,15 @@ class Observed(Scored):
         return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
 
 
-def over_heads(banks: Sequence[Bank], votes: Sequence[Tensor], end: int) -> list[Tensor]:
+def over_heads(votes: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> list[Tensor]:
     """One vote for all heads of a layer: the mean over them, by position, since lines of earlier
     turns may differ; in the shape of each bank's.
 
     Args:
+        votes, positions: of each bank's entries, `(batch, heads, used)`.
         end: the position after the last.
     """
-    places = [bank.positions[:, :, : bank.used].flatten(1).long() for bank in banks]
+    places = [each.flatten(1).long() for each in positions]
     total = votes[0].new_zeros(votes[0].shape[0], end)
     for place, each in zip(places, votes, strict=True):
         total.scatter_add_(1, place, each.flatten(1))

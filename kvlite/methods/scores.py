@@ -4,6 +4,7 @@ Source: "SnapKV: LLM Knows What You are Looking for Before Generation", section 
 grouped queries are ours (docs/architecture.md).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from kvlite.attention import capped, grouped
 from kvlite.cache import Bank
+from kvlite.methods.desk import ON_DEVICE, Desk, Logits
 
 Reduce = Literal["sum", "mean", "max"]
 Pooling = Literal["max", "avg"]
 
 ELEMENTS_AT_ONCE, ROWS_AT_ONCE = 1 << 22, 128
+KEY_ELEMENTS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Window:
         kv_heads: KV heads of the layer.
         scale, softcap: how the model turns products into logits.
         expected: the queries to come, for methods with an `outlook`.
+        desk: where their attention becomes a choice.
     """
 
     queries: Tensor
@@ -51,6 +55,7 @@ class Window:
     scale: float
     softcap: float | None = None
     expected: Expected | None = None
+    desk: Desk = ON_DEVICE
 
     @property
     def end(self) -> int:
@@ -62,34 +67,71 @@ class Window:
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
-    def distances(self, bank: Bank, head: int) -> Tensor:
-        """How many tokens each row comes after each of one head's entries, `(batch, rows, used)`;
-        below 0 for entries ahead of it."""
-        asked = torch.arange(self.start, self.end, device=bank.positions.device)
-        return asked[:, None] - bank.positions[:, head, None, : bank.used]
+    @property
+    def place(self) -> torch.device:
+        """Where `blocks` are."""
+        return self.desk.place(self.queries.device)
 
-    def attention(self, bank: Bank, head: int, keys: Tensor, rows: slice) -> Tensor:
-        """Probabilities of some rows over one head's first entries.
+    def beside(self, tensor: Tensor) -> Tensor:
+        """Something of a bank's, where `blocks` are; so are scores that stem from elsewhere."""
+        return self.desk.beside(tensor)
+
+    def distances(self, positions: Tensor) -> Tensor:
+        """How many tokens each row comes after entries at `positions` (batch, n), `(batch, rows,
+        n)`; below 0 for entries ahead of it."""
+        asked = torch.arange(self.start, self.end, dtype=positions.dtype, device=positions.device)
+        return asked[:, None] - positions[:, None]
+
+    def blocks(
+        self, bank: Bank, head: int, *, complete: bool = True
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Attention to one head's entries, a block of rows at a time, so that the workspace stays
+        at tens of megabytes.
 
         Args:
+            bank: entries ascending in position.
             head: index into `bank.heads`.
-            keys: `(batch, visible, dim)` float32, that head's; those after them lie ahead of all
-                the rows.
-            rows: which of the window's queries.
+            complete: whether all the window's own entries are there, the last ones of the bank.
 
         Returns:
-            `(batch, heads per KV head, rows, visible)` float32; entries ahead of a row have 0.
+            Which rows, and their probabilities `(batch, heads per KV head, rows, visible)`
+            float32: of the first entries, up to the last that a row of the block sees; entries
+            ahead of a row have 0.
         """
+        keys, count = bank.keys[:, head, : bank.used], self.queries.shape[2]
+        if not self.desk.frugal:
+            keys = keys.float()
+        batch, group = self.queries.shape[0], self.queries.shape[1] // self.kv_heads
+        size = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (bank.used * group * batch)))
+        spans = [slice(at, min(at + size, count)) for at in range(0, count, size)]
+        logits = (
+            self._logits(bank, head, keys[:, : bank.used - (count - rows.stop) * complete], rows)
+            for rows in spans
+        )
+        return zip(spans, self.desk.attention(logits), strict=True)
+
+    def _logits(self, bank: Bank, head: int, keys: Tensor, rows: slice) -> Logits:
+        """Of some rows over `keys` (batch, visible, dim), the first of a bank's head."""
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
         queries = queries.float() * self.scale
-        logits = torch.matmul(queries.flatten(1, 2), keys.transpose(-1, -2))
-        logits = capped(logits, self.softcap).view(*queries.shape[:3], -1)
         asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
         # Entries ascend in position, so only the last few can lie ahead of a row.
-        tail = slice(max(0, bank.used - (self.end - self.start - rows.start)), keys.shape[1])
-        ahead = bank.positions[:, None, head, None, tail] > asked[:, None]
-        logits[..., tail].masked_fill_(ahead, -torch.inf)
-        return logits.softmax(-1)
+        early = max(0, bank.used - (self.end - self.start - rows.start))
+        size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
+
+        def parts() -> Iterator[tuple[slice, Tensor]]:
+            for at in range(0, keys.shape[1], size):
+                some = keys[:, at : at + size].float().transpose(-1, -2)
+                logits = capped(torch.matmul(queries.flatten(1, 2), some), self.softcap)
+                logits = logits.view(*queries.shape[:3], -1)
+                part, late = slice(at, at + some.shape[2]), max(at, early)
+                if late < part.stop:
+                    positions = bank.positions[:, None, head, None, late : part.stop]
+                    ahead = positions > asked[:, None]
+                    logits[..., late - at :].masked_fill_(ahead, -torch.inf)
+                yield part, logits
+
+        return Logits((*queries.shape[:3], keys.shape[1]), parts())
 
 
 def window_scores(
@@ -102,37 +144,31 @@ def window_scores(
     """How much attention each entry got from the window: first over rows, then over a KV
     head's query heads.
 
-    Computed a head and a block of rows at a time, so the workspace stays at tens of megabytes.
-
     Args:
         bank: entries ascending in position, the window's own the last of them.
-        weights: `(rows,)` float32, what a row's attention is multiplied by.
+        weights: `(rows,)` float32, what a row's attention is multiplied by, at the window's place.
 
     Returns:
-        `(batch, heads of the bank, used)` float32.
+        `(batch, heads of the bank, used)` float32, at the window's place.
     """
-    count = window.queries.shape[2]
-    batch, group = window.queries.shape[0], window.queries.shape[1] // window.kv_heads
-    block = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (bank.used * group * batch)))
-    scores = []
+    batch, queried, count = window.queries.shape[:3]
+    group, place = queried // window.kv_heads, window.place
+    scores = torch.empty(batch, len(bank.heads), bank.used, device=place)
     for head in range(len(bank.heads)):
-        keys = bank.keys[:, head, : bank.used].float()
-        total = keys.new_zeros(batch, group, bank.used)
-        for start in range(0, count, block):
-            rows = slice(start, min(start + block, count))
-            visible = bank.used - (count - rows.stop)
-            part = window.attention(bank, head, keys[:, :visible], rows)
+        total = torch.zeros(batch, group, bank.used, device=place)
+        for rows, part in window.blocks(bank, head):
             if weights is not None:
                 part *= weights[rows, None]
-            so_far = total[..., :visible]
+            so_far = total[..., : part.shape[3]]
             if over_queries == "max":
                 torch.maximum(so_far, part.amax(2), out=so_far)
             else:
                 so_far += part.sum(2)
+            del part  # before the next block is formed
         if over_queries == "mean":
             total /= count
-        scores.append(_reduce(total, over_heads))
-    return torch.stack(scores, 1)
+        scores[:, head] = _reduce(total, over_heads)
+    return scores
 
 
 def window_rows(bank: Bank, window: Window) -> Tensor:
@@ -143,14 +179,14 @@ def window_rows(bank: Bank, window: Window) -> Tensor:
         bank: entries ascending in position.
 
     Returns:
-        `(batch, heads of the bank, rows, used)` float32.
+        `(batch, heads of the bank, rows, used)` float32, at the window's place.
     """
-    rows = slice(0, window.queries.shape[2])
-    each = [
-        window.attention(bank, head, bank.keys[:, head, : bank.used].float(), rows)
-        for head in range(len(bank.heads))
-    ]
-    return torch.stack(each, 1).mean(2)
+    shape = window.queries.shape[0], len(bank.heads), window.queries.shape[2], bank.used
+    each = torch.empty(shape, device=window.place)
+    for head in range(len(bank.heads)):
+        for rows, part in window.blocks(bank, head, complete=False):
+            each[:, head, rows] = part.mean(1)
+    return each
 
 
 def _reduce(scores: Tensor, how: Reduce) -> Tensor:

@@ -108,6 +108,11 @@ class SimLayerKV(Holding):
         return max(self.sinks + 1, self.inner.least_budget)
 
     @property
+    def by_attention(self) -> bool:
+        """Its test is."""
+        return True
+
+    @property
     def bounded(self) -> bool:
         """If all its layers are."""
         return self.bound_decode and self.inner.bounded
@@ -145,15 +150,15 @@ class SimLayerKV(Holding):
         """Share of its attention that a layer pays to `line` entries of sink and window: the mean
         over query heads and rows; of the sequences of a batch, the least."""
         shares = []
-        rows = slice(0, window.queries.shape[2])
         for bank in banks:
             for head in range(len(bank.heads)):
-                weights = window.attention(
-                    bank, head, bank.keys[:, head, : bank.used].float(), rows
-                )
-                near = window.distances(bank, head)
-                near = near if self.own else near - 1
+                positions = window.beside(bank.positions[:, head, : bank.used])
+                near = window.distances(positions) - (0 if self.own else 1)
                 inside = (near >= 0) & (near < line - self.sinks)
-                inside |= bank.positions[:, head, None, : bank.used] < self.sinks
-                shares.append((weights * inside[:, None]).sum(-1).mean((1, 2)))
+                inside |= positions[:, None] < self.sinks
+                each = [
+                    (part * inside[:, None, rows, : part.shape[3]]).sum(-1)
+                    for rows, part in window.blocks(bank, head)
+                ]
+                shares.append(torch.cat(each, 2).mean((1, 2)))
         return torch.stack(shares).mean(0).amin().item()

@@ -52,11 +52,14 @@ class TOVA(Scored):
     def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
         """The last token's attention."""
         votes = [window_scores(bank, window, "sum", "mean") for bank in banks]
-        return over_heads(banks, votes, window.end) if self._alike else votes
+        if not self._alike:
+            return votes
+        positions = [window.beside(bank.positions[:, :, : bank.used]) for bank in banks]
+        return over_heads(votes, positions, window.end)
 
     def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
         """What the token before attended to least, that token itself apart."""
         votes = bank.scores()
         if self._alike:
-            (votes,) = over_heads([bank], [votes], position)
+            (votes,) = over_heads([votes], [bank.positions[:, :, : bank.used]], position)
         return votes.masked_fill(bank.positions == position - 1, torch.inf).argmin(-1)

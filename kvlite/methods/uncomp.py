@@ -109,7 +109,8 @@ class UNComp(Observed):
         rows: dict[int, Tensor] = {}
         for bank in view.banks:
             weights = window_rows(bank, window)
-            place = bank.positions[:, :, None, : bank.used].long().expand_as(weights)
+            positions = window.beside(bank.positions[:, :, : bank.used])
+            place = positions[:, :, None].long().expand_as(weights)
             # By position, since lines of earlier turns may differ.
             looks = weights.new_zeros(*weights.shape[:3], window.end).scatter_(3, place, weights)
             rows.update(zip(bank.heads, (each.flatten() for each in looks.unbind(1)), strict=True))
@@ -140,4 +141,5 @@ class UNComp(Observed):
     def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
         """The window, and the tokens it looks at most, all heads together."""
         shown = replace(view, window=view.window.last(self.window))
-        return going(votes_for_new(shown, through), width, view.window.queries.shape[2])
+        votes = view.window.desk.scores(votes_for_new(shown, through))
+        return going(votes, width, view.window.queries.shape[2])

@@ -1,6 +1,7 @@
 """What does not stay on the device."""
 
 from kvlite.offload.recall import Recall
+from kvlite.offload.scores import HostScores, host_desk
 from kvlite.offload.tier import Tier
 
-__all__ = ["Recall", "Tier"]
+__all__ = ["HostScores", "Recall", "Tier", "host_desk"]
