@@ -93,7 +93,7 @@ class Window:
             head: index into `bank.heads`.
             complete: whether all the window's own entries are there, the last ones of the bank.
 
-        Returns:
+        Yields:
             Which rows, and their probabilities `(batch, heads per KV head, rows, visible)`
             float32: of the first entries, up to the last that a row of the block sees; entries
             ahead of a row have 0.
@@ -104,34 +104,36 @@ class Window:
         batch, group = self.queries.shape[0], self.queries.shape[1] // self.kv_heads
         size = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (bank.used * group * batch)))
         spans = [slice(at, min(at + size, count)) for at in range(0, count, size)]
-        logits = (
-            self._logits(bank, head, keys[:, : bank.used - (count - rows.stop) * complete], rows)
-            for rows in spans
+        ahead = [count - rows.stop if complete else 0 for rows in spans]
+        attention = self.desk.attention(
+            self._logits(bank, head, keys[:, : bank.used - later], rows)
+            for rows, later in zip(spans, ahead, strict=True)
         )
-        return zip(spans, self.desk.attention(logits), strict=True)
+        for rows in spans:  # zip would hold a block until the next is there
+            yield rows, next(attention)
 
     def _logits(self, bank: Bank, head: int, keys: Tensor, rows: slice) -> Logits:
         """Of some rows over `keys` (batch, visible, dim), the first of a bank's head."""
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
-        queries = queries.float() * self.scale
+        shape = *queries.shape[:3], keys.shape[1]
+        queries = (queries.float() * self.scale).flatten(1, 2)
         asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
         # Entries ascend in position, so only the last few can lie ahead of a row.
         early = max(0, bank.used - (self.end - self.start - rows.start))
         size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
 
         def parts() -> Iterator[tuple[slice, Tensor]]:
-            for at in range(0, keys.shape[1], size):
-                some = keys[:, at : at + size].float().transpose(-1, -2)
-                logits = capped(torch.matmul(queries.flatten(1, 2), some), self.softcap)
-                logits = logits.view(*queries.shape[:3], -1)
-                part, late = slice(at, at + some.shape[2]), max(at, early)
-                if late < part.stop:
-                    positions = bank.positions[:, None, head, None, late : part.stop]
-                    ahead = positions > asked[:, None]
-                    logits[..., late - at :].masked_fill_(ahead, -torch.inf)
+            for at in range(0, shape[3], size):
+                part = slice(at, min(at + size, shape[3]))
+                logits = torch.matmul(queries, keys[:, part].float().transpose(-1, -2))
+                logits = capped(logits, self.softcap).view(*shape[:3], -1)
+                late = slice(max(at, early), part.stop)
+                if late.start < late.stop:
+                    ahead = bank.positions[:, None, head, None, late] > asked[:, None]
+                    logits[..., late.start - at :].masked_fill_(ahead, -torch.inf)
                 yield part, logits
 
-        return Logits((*queries.shape[:3], keys.shape[1]), parts())
+        return Logits(shape, parts())
 
 
 def window_scores(

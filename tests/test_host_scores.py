@@ -1,0 +1,357 @@
+"""Choosing on the host keeps what the device would keep, and moves what arithmetic says."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kvlite
+from kvlite.cache import LayerCache
+from kvlite.engine.prefill import Reading
+from kvlite.errors import SettingError
+from kvlite.memory.meter import TensorMeter
+from kvlite.methods import METHODS, LayerView, Method, parse_method
+from kvlite.methods.desk import ON_DEVICE, Desk
+from kvlite.methods.rules import layer_rules, share_out
+from kvlite.methods.scores import Window
+from kvlite.offload import HostScores, host_desk
+from kvlite.offload import scores as offload
+from kvlite.offload.scores import HostSoftmax, Wire
+from kvlite.settings import Settings
+from tests.conftest import Tiny, make_tiny
+from tests.test_api import held
+from tests.test_engine import empty
+from tests.test_methods import make_case
+from tests.test_registry import prompt
+
+CUDA = ["cuda"] if torch.cuda.is_available() else []
+HOSTS = ["host", "host-softmax"]
+N = 200
+
+# Beside each method as it is: other ways through what all of them share.
+OTHERS = [
+    "simlayerkv:threshold=0.3,last=9,recent=20+kvx",
+    "simlayerkv:threshold=1+snapkv:window=8",
+    "simlayerkv:threshold=1+keydiff",
+    "minference:columns=40,near=20,observed=8+snapkv:window=8",
+    "snapkv:window=8,per_head=true,queries=max",
+    "snapkv:window=8,layers=global,pooling=avg",
+    "snapkv:window=8,groups=2",
+    "kvx:layers=entropy,queries=mean",
+    "kvx:layers=gini,heads=sum",
+    "kvx:per_layer=true",
+    "kvx:middle=example,until_limit=true",
+    "tova:per_head=true",
+    "keydiff:layers=global",
+    "h2o:norm=mean,per_head=true",
+    "uncomp:delete=1",
+    "uncomp:stage=true,least=60",
+    "pyramidinfer:recent=0.1,least=8",
+]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks of rows, parts of entries and pieces of a copy, even of a short text."""
+    monkeypatch.setattr("kvlite.methods.scores.ELEMENTS_AT_ONCE", 2 * N * 3)
+    monkeypatch.setattr("kvlite.methods.scores.KEY_ELEMENTS_AT_ONCE", 16 * 70)
+    monkeypatch.setattr(offload, "ELEMENTS_AT_ONCE", 90)
+
+
+def told(tiny: Tiny, method: str, budget: int, scores: str, **settings: Any) -> list[Any]:
+    """What is held after two turns, and what was answered."""
+    chosen = {"method": method, "budget": budget, "scores": scores, "max_new_tokens": 4}
+    talk = kvlite.Runner(tiny.model, Settings().replace({**chosen, **settings})).conversation()
+    first = talk.generate(prompt(N), ignore_eos=True).token_ids
+    between = held(talk)
+    second = talk.generate(prompt(30), ignore_eos=True).token_ids
+    return [first, between, second, held(talk)]
+
+
+def require_same(tiny: Tiny, spec: str, budget: int, **settings: Any) -> None:
+    device = told(tiny, spec, budget, "device", **settings)
+    for scores in HOSTS:
+        assert told(tiny, spec, budget, scores, **settings) == device, scores
+
+
+@pytest.mark.parametrize("device", ["cpu", *CUDA])
+@pytest.mark.parametrize("more", [0, 7, 60])
+@pytest.mark.parametrize("spec", [*METHODS, *OTHERS])
+def test_the_host_keeps_what_the_device_keeps(spec: str, more: int, device: str) -> None:
+    tiny = make_tiny("llama", device)
+    require_same(tiny, spec, parse_method(spec).least_budget + more)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", [*METHODS, *OTHERS])
+def test_in_16_bits_too(spec: str, dtype: torch.dtype) -> None:
+    tiny = make_tiny("llama", dtype=dtype)
+    require_same(tiny, spec, parse_method(spec).least_budget + 20)
+
+
+@pytest.mark.parametrize("name", ["llama-mha", "gemma2", "qwen3"])
+@pytest.mark.parametrize("spec", ["snapkv:window=8", "kvx", "tova", "simlayerkv+kvx"])
+def test_other_heads_caps_and_windows(name: str, spec: str) -> None:
+    spec = spec.replace("simlayerkv", "simlayerkv:threshold=0.5,recent=20")
+    require_same(make_tiny(name), spec, 40)
+
+
+@pytest.mark.parametrize("settings", [{"recall": "ram"}, {"kv_bits": "8"}, {"chunk": 64}])
+@pytest.mark.parametrize("spec", ["snapkv:window=8", "h2o", "snapkv:window=8,layers=global"])
+def test_with_other_settings(llama: Tiny, spec: str, settings: dict[str, Any]) -> None:
+    require_same(llama, spec, 48, **settings)
+
+
+@pytest.mark.parametrize("kind", [HostScores, HostSoftmax])
+@pytest.mark.parametrize("spec", ["snapkv:window=6", "kvx:per_layer=true", "h2o", "tova"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_batches_and_ragged_lines(spec: str, kind: type[HostScores], compressed: bool) -> None:
+    method = parse_method(spec)
+    split = [(0,), (1, 2)]
+    case = make_case(batch=2, kv_heads=3, split=split, compressed=compressed, softcap=3.0, rows=16)
+
+    def slots(desk: Desk) -> list[Tensor]:
+        window = replace(case.window, desk=desk)
+        chosen = method.select(LayerView(0, case.layer.banks, window, 16))
+        return [desk.slots(each.slots) for each in chosen]
+
+    there = slots(kind(torch.device("cpu")))
+    assert [each.dtype for each in there] == [torch.int32] * 2
+    assert [each.tolist() for each in there] == [each.tolist() for each in slots(ON_DEVICE)]
+
+
+# --- what is moved -------------------------------------------------------------------------------
+
+LAYERS, HEADS, KV_HEADS, FLOAT, INT = 4, 4, 2, 4, 4
+SCORES = FLOAT * KV_HEADS * N
+POSITIONS = INT * KV_HEADS * N
+ONE_ROW = FLOAT * HEADS * N
+TESTED = ONE_ROW + POSITIONS
+# Eight rows in blocks of 3, 3 and 2; a block sees as far as its last row does.
+EIGHT_ROWS = FLOAT * HEADS * (3 * (N - 5) + 3 * (N - 2) + 2 * N)
+
+
+def indices(budget: int) -> int:
+    return INT * KV_HEADS * budget
+
+
+# Method, budget; bytes a layer to the host with `host` and with `host-softmax`, and back.
+MOVED: list[tuple[str, int, int, int, int]] = [
+    ("snapkv:window=8", 40, SCORES, EIGHT_ROWS, indices(40)),
+    ("kvx:layers=uniform,alpha=8", 40, SCORES, EIGHT_ROWS, indices(40)),
+    ("kvx:layers=uniform,alpha=8,per_layer=true", 40, SCORES, EIGHT_ROWS + POSITIONS, indices(40)),
+    ("tova", 40, SCORES, TESTED, indices(40)),
+    ("h2o", 40, SCORES, SCORES, indices(40)),
+    ("expectedattention", 40, SCORES, SCORES, indices(40)),
+    ("simlayerkv:threshold=1,last=8,recent=9", 40, 0, EIGHT_ROWS + POSITIONS, 0),
+    ("simlayerkv:threshold=1,last=1,recent=9+h2o", 40, SCORES, TESTED + SCORES, indices(40)),
+    ("keydiff", 40, 0, 0, 0),
+    ("random:window=8", 40, 0, 0, 0),
+    ("streaming", 40, 0, 0, 0),
+    ("lminfinite", 40, 0, 0, 0),
+    ("full", 40, 0, 0, 0),
+    # While layers wait for each other they keep four budgets, as far as there are entries.
+    ("snapkv:window=8,layers=global", 30, SCORES, EIGHT_ROWS, indices(120)),
+]  # fmt: skip
+
+
+def read_by(tiny: Tiny, spec: str, budget: int, desk: HostScores) -> list[tuple[int, int]]:
+    """Bytes to the host and back, layer by layer, and for what layers share in the end."""
+    method: Method = parse_method(spec)
+    cache, ids = empty(tiny.model), torch.tensor([prompt(N)])
+    rules = layer_rules(method, tiny.model.shape, budget, N)
+    moved, layers = [(0, 0)], []
+    with torch.inference_mode():
+        reading = Reading(tiny.model, cache, ids, rules, desk=desk)
+        for index in range(LAYERS):
+            layers.append(reading.compressed(index))
+            moved.append((desk.wire.to_host, desk.wire.back))
+        share_out(layers, rules, 0, desk)
+        moved.append((desk.wire.to_host, desk.wire.back))
+    return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(moved)]
+
+
+@pytest.mark.parametrize(("spec", "budget", "host", "softmax", "back"), MOVED)
+def test_bytes_of_a_layer_are_the_arithmetic(
+    llama: Tiny, spec: str, budget: int, host: int, softmax: int, back: int
+) -> None:
+    last = indices(budget) * LAYERS if "global" in spec else 0
+    for kind, up in ((HostScores, host), (HostSoftmax, softmax)):
+        desk = kind(llama.model.device)
+        assert read_by(llama, spec, budget, desk) == [(up, back)] * LAYERS + [(0, last)]
+        assert (desk.seconds > 0) == (up > 0 or back > 0 or "simlayer" in spec)
+
+
+def test_bytes_where_tokens_are_left_behind(llama: Tiny) -> None:
+    """One vote a token goes there, and what goes on comes back, before each thinner layer."""
+    spec = "pyramidinfer:recent=0.1,least=8"
+    widths = parse_method(spec).widths(LAYERS, N, N)
+    assert widths is not None and widths[-1] < widths[-2] < N
+    moved = read_by(llama, spec, 40, HostScores(llama.model.device))
+    expected = [
+        (FLOAT * through, INT * goes_on) if goes_on < through else (0, 0)
+        for through, goes_on in pairwise([*widths, widths[-1]])
+    ]
+    assert moved == [*expected, (0, 0)]
+
+
+def test_the_answer_says_what_was_moved(llama: Tiny) -> None:
+    settings = {"method": "snapkv:window=8", "budget": 40, "max_new_tokens": 2}
+    runner = kvlite.Runner(llama.model, Settings().replace(settings))
+    usual = runner.generate(prompt(N)).ledger
+    names = ("score_bytes_to_host", "score_bytes_back", "score_s")
+    assert [usual.to_json()[name] for name in names] == [None] * 3
+    assert "host" not in usual.line()
+    ledger = runner.generate(prompt(N), scores="host").ledger
+    said = json.loads(json.dumps(ledger.to_json()))
+    assert said["score_bytes_to_host"] == LAYERS * SCORES
+    assert said["score_bytes_back"] == LAYERS * indices(40)
+    assert 0 < said["score_s"] < ledger.time_to_first_token_s
+    assert "chosen on the host, 7.5 KiB moved, 0.0 s" in ledger.line()
+    within = runner.generate(prompt(30), scores="host").ledger
+    assert [within.to_json()[name] for name in names] == [0, 0, 0.0]
+    with pytest.raises(SettingError, match="--scores 'cpu' is not one of device, host"):
+        Settings(scores="cpu")
+
+
+def test_a_desk_is_what_the_setting_says() -> None:
+    device = torch.device("cpu")
+    kinds = [type(host_desk(each, device)) for each in ("device", *HOSTS)]
+    assert kinds == [type(None), HostScores, HostSoftmax]
+
+
+# --- the wire ------------------------------------------------------------------------------------
+
+
+class LateWire(Wire):
+    """Copies only when somebody waits for them, as late as a device may."""
+
+    most = 0
+
+    def _copy(self, source: Tensor, staged: Tensor) -> Any:
+        self.most = max(self.most, len(self._flights) + 1)
+        if staged.is_floating_point():
+            staged.fill_(torch.nan)
+        return SimpleNamespace(synchronize=lambda: staged.copy_(source))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
+@pytest.mark.parametrize("count", [1, 89, 90, 91, 500])
+def test_what_is_fetched_is_a_copy_whatever_its_strides(count: int, dtype: torch.dtype) -> None:
+    source = (torch.rand(2, 3, count + 7) * 9).to(dtype)[:, 1:, :count]
+    wire = LateWire(torch.device("cpu"))
+    there = wire.fetch(source)
+    assert there.dtype == dtype and there.equal(source)
+    assert there.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+    size = source.element_size()
+    assert wire.to_host == 4 * count * size and wire.back == 0
+    # Two buffers of the largest piece, whatever the length of what is copied.
+    assert sum(each.numel() for each in wire.buffers) <= 2 * min(count, 90) * size
+    assert wire.most == min(2, 4 * -(-count // 90))
+
+
+def test_indices_come_back_narrow() -> None:
+    wire = Wire(torch.device("cpu"))
+    there = wire.give(torch.tensor([[3, 70_000]]))
+    assert there.dtype == torch.int32 and there.tolist() == [[3, 70_000]]
+    assert (wire.to_host, wire.back) == (0, 8)
+
+
+@pytest.mark.parametrize("kind", [HostScores, HostSoftmax])
+@pytest.mark.parametrize("spec", ["snapkv:window=8", "kvx", "tova", "h2o"])
+def test_nothing_is_looked_at_before_it_has_arrived(
+    llama: Tiny, spec: str, kind: type[HostScores]
+) -> None:
+    kept = []
+    for wire in (Wire, LateWire):
+        desk = kind(llama.model.device)
+        desk.wire = wire(llama.model.device)
+        rules = layer_rules(parse_method(spec), llama.model.shape, 40, N)
+        with torch.inference_mode():
+            ids = torch.tensor([prompt(N)])
+            reading = Reading(llama.model, empty(llama.model), ids, rules, desk=desk)
+            layers = [reading.compressed(index) for index in range(LAYERS)]
+        kept.append([layer.positions.tolist() for layer in layers])
+    assert kept[0] == kept[1]
+
+
+# --- workspace -----------------------------------------------------------------------------------
+
+MIB = 1 << 20
+ENTRIES, DIM_8B, HEADS_8B, KV_8B = 131_072, 128, 32, 8
+BLOCK = 16 * MIB  # 8 rows of 4 heads, float32
+ONE_FLOAT = 4 * ENTRIES
+
+
+class DeviceMeter(TensorMeter):
+    """Live bytes of one kind of device, and the largest 64-bit tensor there."""
+
+    def __init__(self, kind: str, held: list[Tensor]) -> None:
+        self.kind = kind
+        self.widest = 0
+        super().__init__(held)
+        self.before = self.live
+
+    def _count(self, tensor: Tensor) -> None:
+        if tensor.device.type == self.kind:
+            super()._count(tensor)
+            if tensor.dtype == torch.int64:
+                self.widest = max(self.widest, tensor.numel())
+
+
+class MetaWire(Wire):
+    """From a device without memory."""
+
+    def _copy(self, source: Tensor, staged: Tensor) -> None:
+        staged.zero_()
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_the_devices_workspace_at_131072_tokens(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """An 8B model's layer on torch's `meta` device, which knows sizes alone."""
+    monkeypatch.undo()
+    torch.set_num_threads(2)
+    method, device = parse_method(f"snapkv:window={rows}"), torch.device("meta")
+    heads = tuple(range(KV_8B))
+    layer = LayerCache([(heads, ENTRIES)], batch=1, dim=DIM_8B, dtype=torch.bfloat16, device=device)
+    layer.banks[0].used = ENTRIES
+    queries = torch.empty(1, HEADS_8B, rows, DIM_8B, dtype=torch.bfloat16, device=device)
+    window = Window(queries, ENTRIES - rows, KV_8B, DIM_8B**-0.5)
+    peaks, widest = {}, {}
+    desks: dict[str, Desk] = {"device": ON_DEVICE, "host": HostScores(device)}
+    if rows == 32:
+        desks["host-softmax"] = HostSoftmax(device)
+    for name, desk in desks.items():
+        if isinstance(desk, HostScores):
+            desk.wire = MetaWire(device)
+        view = LayerView(0, layer.banks, replace(window, desk=desk), 1024)
+        with torch.inference_mode(), DeviceMeter("meta", [*layer.tensors, queries]) as meter:
+            (chosen,) = method.select(view)
+            desk.slots(chosen.slots)
+        peaks[name], widest[name] = meter.peak - meter.before, meter.widest
+    votes, totals = KV_8B * ONE_FLOAT, 2 * HEADS_8B // KV_8B * ONE_FLOAT
+    keys, some_keys = 4 * DIM_8B * ENTRIES, 8 * MIB
+    expected = {
+        "device": keys + 2 * BLOCK + totals + votes,
+        "host": 2 * BLOCK + totals + votes,
+        "host-softmax": some_keys + 3 * BLOCK // 8,
+    }
+    assert {name: round(size / MIB) for name, size in expected.items()} == {
+        "device": 104,
+        "host": 40,
+        "host-softmax": 14,
+    }
+    for name, peak in peaks.items():
+        assert peak == pytest.approx(expected[name], abs=MIB / 8), name
+    # 64-bit: what is sorted, on the device; on the host's, the numbers of a block's rows alone.
+    assert widest["device"] >= KV_8B * (ENTRIES - rows)
+    assert all(widest[name] <= rows for name in widest if name != "device")
+    for name, desk in desks.items():
+        if isinstance(desk, HostScores):
+            largest = 3 * BLOCK // 24 if name == "host-softmax" else 4 * ENTRIES
+            assert [each.numel() for each in desk.wire.buffers] == [largest] * 2
