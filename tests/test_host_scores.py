@@ -213,6 +213,8 @@ def test_the_answer_says_what_was_moved(llama: Tiny) -> None:
     assert said["score_bytes_back"] == LAYERS * indices(40)
     assert 0 < said["score_s"] < ledger.time_to_first_token_s
     assert "chosen on the host, 7.5 KiB moved, 0.0 s" in ledger.line()
+    shared = runner.generate(prompt(N), scores="host", method="snapkv:window=8,layers=global")
+    assert shared.ledger.score_bytes_back == LAYERS * (indices(4 * 40) + indices(40))
     within = runner.generate(prompt(30), scores="host").ledger
     assert [within.to_json()[name] for name in names] == [0, 0, 0.0]
     with pytest.raises(SettingError, match="--scores 'cpu' is not one of device, host"):

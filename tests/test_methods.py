@@ -296,13 +296,18 @@ def test_snapkv_with_other_than_window_rows(rows: int) -> None:
 
 @pytest.mark.parametrize("queries", ["sum", "mean", "max"])
 @pytest.mark.parametrize("elements", [1, 500])
-def test_scores_in_blocks_of_rows_are_the_same(
-    queries: str, elements: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("entries", [1, 7, 35, 41])
+def test_scores_in_blocks_of_rows_and_parts_of_entries_are_the_oracles(
+    queries: Reduce, elements: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """35 of the 41 entries end within the window's own, which some rows must not see."""
     monkeypatch.setattr(scores, "ELEMENTS_AT_ONCE", elements)
-    case = make_case(rows=11, batch=2, compressed=True, seed=6)
-    method = SnapKV(window=11, queries=queries)  # type: ignore[arg-type]
-    assert selected(method, case, 20) == snapkv_oracle(method, case, 20)
+    monkeypatch.setattr(scores, "KEY_ELEMENTS_AT_ONCE", entries * 2 * DIM)
+    case = make_case(rows=11, batch=2, compressed=True, softcap=3.0, seed=6)
+    ours = window_scores(case.layer.banks[0], case.window, queries, "mean")
+    for b in range(2):
+        expected = selection.window_scores(*case.sequence(b), queries, "mean", softcap=3.0)
+        assert np.allclose(ours[b].numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)
