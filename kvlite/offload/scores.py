@@ -5,11 +5,11 @@ Source: "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference"
 names 64-bit indices as what this costs there, which do not exist on the device here.
 
 What goes over the wire: scores up in float32, since what is kept must be what the device would
-keep, and half precision rounds so many scores to the same value that it is not
-(docs/benchmarks.md); indices down in int32. Masks are made where logits are and go nowhere. A
-layer's choice cannot wait for the next layer's computation: until it is made, all of the layer
-stays on the device, which is more than all of this saves. So copies overlap with what is computed
-within the layer.
+keep, and with half precision now and then it is not (docs/benchmarks.md); indices down in int32,
+widened a block at a time where they are gathered by. Masks are made where logits are and go
+nowhere. A layer's choice cannot wait for the next layer's computation: until it is made, all of the
+layer stays on the device, which is more than all of this saves. So copies overlap with what is
+computed within the layer.
 """
 
 from collections import deque
@@ -162,7 +162,7 @@ class HostScores(Desk):
 class HostSoftmax(HostScores):
     """Logits leave the device a part at a time, as they are formed; all else is done on the host.
 
-    A block's softmax is taken while the device forms the parts of the next.
+    A block's softmax is taken while the last parts of the next are under way.
     """
 
     def place(self, device: torch.device) -> torch.device:
