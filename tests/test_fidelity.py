@@ -5,10 +5,13 @@ import torch
 
 from kvlite.bench.fidelity import FidelityRow, fidelity, parts, tallies
 from kvlite.bench.memory import MemoryRow, lines, memory
+from kvlite.cache import KVBits
+from kvlite.conversation import Conversation
 from kvlite.engine.decode import decode_step
-from kvlite.engine.fork import Choice, read_once
+from kvlite.engine.fork import Choice, Recalled, read_once
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
+from kvlite.offload import Recall
 from kvlite.runner import Runner
 from kvlite.settings import Settings
 
@@ -40,7 +43,7 @@ def rows_of(tiny: Tiny, **given: object) -> list[FidelityRow]:
 def test_the_full_cache_is_its_own_measure(tiny: Tiny) -> None:
     full = rows_of(tiny)[0]
     assert (full.kl, full.agreement, full.nll_change, full.scored) == (0, 1, 0, AFTER - 1)
-    assert full.recall == pytest.approx(1)
+    assert full.attention_kept == pytest.approx(1)
 
 
 def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
@@ -62,7 +65,63 @@ def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
         assert row.nll_change == pytest.approx(rise, abs=1e-4)
 
 
-def test_recall_is_what_transformers_attention_says(tiny: Tiny) -> None:
+RECALLING = [
+    ("snapkv:window=8", Recalled(0)),
+    ("snapkv:window=8", Recalled(20)),
+    ("kvx:queries=max,heads=max,alpha=16", Recalled(20)),
+    ("h2o", Recalled(20)),
+    ("snapkv:window=8", Recalled(20, KVBits(8, 8))),
+    ("kvzip:window=4", Recalled(20)),
+]
+
+
+def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -> None:
+    """In a grid with all others, beside a conversation that is told what the text says."""
+    ways = [Choice(parse_method(spec), 30, None, way) for spec, way in RECALLING]
+    grid = [*CHOICES, *ways]
+    part = text()[START : START + LENGTH + AFTER]
+    with torch.no_grad():
+        full = llama.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
+    rows = list(
+        fidelity(llama.model, text(), grid, lengths=[LENGTH], starts={LENGTH: [START]}, after=AFTER)
+    )
+    assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(grid)
+    assert {row.recall for row in rows if not row.tier_bytes} == {"off"}
+    for choice in ways:
+        (row,) = [each for each in rows if (each.method, each.recall) == (
+            choice.method.spec, choice.recalls
+        )]  # fmt: skip
+        assert choice.recall is not None
+        talk = Conversation(
+            llama.model,
+            Settings(
+                method=row.method,
+                budget="30",
+                recall="ram",
+                recall_bits="8" if choice.recall.bits else "16",
+                max_new_tokens=AFTER,
+            ),
+        )
+        first = next(talk.stream_tokens(part[:LENGTH])).ledger
+        assert (row.kv_bytes, row.index_bytes) == (first.kv_bytes, first.index_bytes)
+        assert row.tier_bytes == first.tier_bytes
+        assert talk.tier is not None and talk._turn is not None
+        recall, rules = Recall(talk.tier, choice.recall.entries), talk._turn.rules
+        other = [
+            decode_step(llama.model, talk.cache, torch.tensor([token]), rules, recall)[0].tolist()
+            for token in part[LENGTH:-1]
+        ]
+        kl, same, _ = oracle.distances(full, other, part[LENGTH + 1 :])
+        assert row.kl == pytest.approx(kl, abs=1e-4), (row.method, row.recall)
+        assert row.agreement == same
+    off = {row.method: row for row in rows if row.recall == "off"}
+    for row in rows:
+        if row.recall != "off" and row.method in off:
+            assert row.attention_kept == pytest.approx(off[row.method].attention_kept)
+            assert (row.kl != pytest.approx(off[row.method].kl)) == (row.recall != "0")
+
+
+def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
     if not tiny.model.shape.full_layers:
         pytest.skip("every layer has a sliding window, whatever the method")
     part = text()[START : START + LENGTH + AFTER - 1]
@@ -81,8 +140,8 @@ def test_recall_is_what_transformers_attention_says(tiny: Tiny) -> None:
             }
             by_head = [kept[head] for head in sorted(kept)]
             shares.append(oracle.recall(attentions[index][0].tolist(), by_head, LENGTH))
-        assert row.recall == pytest.approx(sum(shares) / len(shares), abs=1e-4), row.method
-    assert all(row.recall < 1 for row in rows[1:])
+        assert row.attention_kept == pytest.approx(sum(shares) / len(shares), abs=1e-4), row.method
+    assert all(row.attention_kept < 1 for row in rows[1:])
 
 
 def test_what_is_done_is_left_out(llama: Tiny) -> None:
@@ -108,11 +167,14 @@ def test_parts_spread_over_the_text() -> None:
 
 def test_tallies_are_means_over_parts() -> None:
     def row(start: int, kl: float) -> FidelityRow:
-        return FidelityRow(100, start, "snapkv", 64, "16", 9, 64.0, 1000, kl, 0.5, -0.1, 0.9)
+        return FidelityRow(
+            100, start, "snapkv", 64, "16", "off", 9, 64.0, 1000, 24, 0, kl, 0.5, -0.1, 0.9
+        )
 
     (tally,) = tallies([row(0, 0.1), row(5, 0.3)])
     assert (tally.parts, tally.kl.value, tally.kl.low) == (2, pytest.approx(0.2), 0)
-    assert tally.cells()["attention recall"] == "0.900 (0.900 to 0.900)"
+    assert tally.cells()["attention kept"] == "0.900 (0.900 to 0.900)"
+    assert tally.kv_bytes == 1024
 
 
 def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:

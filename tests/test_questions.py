@@ -19,16 +19,18 @@ from kvlite.bench.questions import (
     surprise,
     tallies,
 )
-from kvlite.cache import KVCache
+from kvlite.cache import KVBits, KVCache
 from kvlite.conversation import Conversation
 from kvlite.engine import together
 from kvlite.engine.decode import decode_step
-from kvlite.engine.fork import Choice
+from kvlite.engine.fork import Choice, Recalled
+from kvlite.engine.recalling import parties
 from kvlite.engine.together import answers
 from kvlite.methods import parse_method
+from kvlite.model.load import LoadedModel
 from kvlite.settings import Settings
 
-from .conftest import Tiny
+from .conftest import Tiny, make_tiny
 
 SPECS = [
     ("full", 120),
@@ -101,6 +103,144 @@ def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -
         assert branch.cache.seen == talk.cache.seen
 
 
+RECALLING = [
+    ("snapkv:window=8", 40),
+    ("kvx:queries=max,heads=max,alpha=16", 40),
+    ("snapkv:window=8,per_head=true", 40),
+    ("snapkv:layers=global,window=8", 50),
+    ("h2o", 40),
+    ("tova", 40),
+    ("simlayerkv:threshold=0.5,recent=30,detect=decode", 60),
+    ("expectedattention", 40),
+    ("kvzip:window=4", 40),
+    ("minicache:start=0", 40),
+    ("minference:columns=16,near=16,sinks=4+kvx", 40),
+]
+WAYS = [Recalled(0), Recalled(20), Recalled(20, KVBits(8, 8))]
+
+
+def settings_of(choice: Choice) -> Settings:
+    assert choice.recall is not None
+    return Settings(
+        method=choice.method.spec,
+        budget=str(choice.budget),
+        kv_bits=choice.kv_bits,
+        recall="ram",
+        recall_entries=choice.recall.entries,
+        recall_bits="16" if choice.recall.bits is None else str(choice.recall.bits),
+        max_new_tokens=8,
+    )
+
+
+def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choice]) -> None:
+    """Each choice that recalls does what a conversation with its settings does."""
+    read = read_known if question == "known" else read_unknown
+    for party in parties(grid):
+        branches = read(model, case, [grid[index] for index in party])
+        assert len({id(each.tier) for each in branches if each.choice.recall}) <= 1
+        before = [(each.cache.nbytes, each.cache.entries_mean) for each in branches]
+        surprise(model, case, branches)
+        said = answers(model, branches, case.new_tokens)
+        for branch, held, ids in zip(branches, before, said, strict=True):
+            if branch.choice.recall is None:
+                continue
+            talk = Conversation(model, settings_of(branch.choice))
+            given = case.prompt
+            if question == "unknown":
+                talk.read(case.context)
+                given = list(case.question)
+            pieces = list(talk.stream_tokens(given))
+            about = f"{branch.choice.method.spec} {branch.choice.kv_bits} {branch.choice.recalls}"
+            ledger = pieces[0].ledger
+            assert (ledger.kv_bytes, ledger.kept_entries_mean) == held, about
+            assert (ledger.tier_bytes, ledger.index_bytes) == (
+                branch.tier_bytes,
+                branch.index_bytes,
+            ), about
+            assert ledger.tier_bytes > 0
+            assert ids == [each.token_id for each in pieces if each.token_id not in model.stop_ids]
+            assert talk._turn is not None
+            torch.testing.assert_close(
+                branch.logits, talk._turn.logits[0], atol=1e-4, rtol=1e-4, msg=about
+            )
+
+
+@pytest.mark.parametrize("question", ["known", "unknown"])
+def test_branches_that_recall_answer_as_conversations_do(llama: Tiny, question: str) -> None:
+    """Every method with every way, among branches that forget what they drop."""
+    methods = [*RECALLING, ("pyramidinfer:least=8", 40)]
+    plain = [Choice(parse_method(spec), budget) for spec, budget in methods]
+    grid = [*plain, *(replace(each, recall=way) for each in plain for way in WAYS)]
+    grid.append(Choice(parse_method("snapkv:window=8"), 40, KVBits(8, 8), WAYS[1]))
+    require_alike(llama.model, make_case(4), question, grid)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2-sliding", "phi3-longrope", "llama-rope-dynamic"])
+def test_branches_recall_alike_on_other_models(name: str) -> None:
+    grid = [Choice(parse_method(spec), 40, None, way)
+            for spec in ("snapkv:window=8", "h2o", "kvzip:window=4")
+            for way in (None, WAYS[1])]  # fmt: skip
+    require_alike(make_tiny(name).model, make_case(4), "unknown", grid)
+
+
+@pytest.mark.parametrize("question", ["known", "unknown"])
+def test_a_party_answers_as_each_of_its_choices_by_itself(llama: Tiny, question: str) -> None:
+    """Nothing that one branch brings back or says is seen by another."""
+    case, read = make_case(5), read_known if question == "known" else read_unknown
+    grid = [Choice(parse_method(spec), budget, None, way) for spec, budget in RECALLING[:5]
+            for way in (None, *WAYS[:2], Recalled(60))]  # fmt: skip
+    assert parties(grid) == [list(range(len(grid)))]
+    branches = read(llama.model, case, grid)
+    together = surprise(llama.model, case, branches), answers(llama.model, branches, 8)
+    again = surprise(llama.model, case, read(llama.model, case, grid))
+    assert again == together[0]
+    for index, choice in enumerate(grid):
+        apart = read(llama.model, case, [choice])
+        (nats,) = surprise(llama.model, case, apart)
+        assert nats == pytest.approx(together[0][index], abs=1e-4)
+        assert answers(llama.model, apart, 8)[0] == together[1][index]
+
+
+def test_with_recall_the_question_may_as_well_be_known(llama: Tiny) -> None:
+    """Reading twice keeps what reading once does: turns are exact. (A method that hears more
+    queries than the question has tokens hears fewer of them.)"""
+    case, specs = make_case(6), [RECALLING[0], *RECALLING[2:6]]
+    grid = [Choice(parse_method(spec), size, None, WAYS[1]) for spec, size in specs]
+    known, unknown = read_known(llama.model, case, grid), read_unknown(llama.model, case, grid)
+    for one, other in zip(known, unknown, strict=True):
+        assert positions(one.cache) == positions(other.cache), one.choice.method.spec
+        torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
+    off = [replace(each, recall=None) for each in grid]
+    apart = [positions(each.cache) for each in read_unknown(llama.model, case, off)]
+    assert sum(a != positions(b.cache) for a, b in zip(apart, unknown, strict=True)) > 3
+
+
+def test_what_drops_nothing_recalls_nothing(llama: Tiny) -> None:
+    case = make_case()
+    grid = [Choice(parse_method("snapkv"), 102, None, way) for way in (None, Recalled(20))]
+    off, on = read_unknown(llama.model, case, grid)
+    assert on.tier is None and on.recall is None and on.choice.recalls == "20"
+    assert positions(off.cache) == positions(on.cache)
+
+
+def test_parties_share_a_tier_and_only_one_is_filled_at_a_time() -> None:
+    """Choices without recall go with those that read like them."""
+    eight = Recalled(20, KVBits(8, 8))
+    grid = [
+        Choice(parse_method("kvzip"), 40),
+        Choice(parse_method("kvzip"), 40, None, WAYS[0]),
+        Choice(parse_method("snapkv"), 40, None, WAYS[0]),
+        Choice(parse_method("pyramidinfer"), 40, None, WAYS[0]),
+        Choice(parse_method("pyramidinfer"), 40, None, WAYS[1]),
+        Choice(parse_method("pyramidinfer"), 60, None, WAYS[1]),
+        Choice(parse_method("h2o"), 40, None, WAYS[1]),
+        Choice(parse_method("h2o"), 40, None, eight),
+        Choice(parse_method("tova"), 40),
+    ]
+    assert parties(grid) == [[0, 2, 6, 8], [1], [3, 4], [5], [7]]
+    assert parties(grid[:1]) == [[0]]
+
+
 def alone(tiny: Tiny, case: Case, choice: Any) -> float:
     """Surprise by decode steps of one method by itself."""
     (branch,) = read_known(tiny.model, case, [choice])
@@ -162,6 +302,7 @@ def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
     assert keys == {
         "task": "made", "kind": "up", "length": 102, "depth": 0.5, "seed": 2,
         "question": "unknown", "method": "snapkv:window=8", "budget": 40, "kv_bits": "16",
+        "recall": "off",
     }  # fmt: skip
 
 
@@ -176,11 +317,29 @@ def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(llama: Tiny, stopp
     assert [*first, *grid(done)] == whole
 
 
+def test_rows_of_recall_have_keys_of_their_own(llama: Tiny) -> None:
+    kept = Choice(parse_method("snapkv:window=8"), 40)
+    grid = [CHOICES[0], *(replace(kept, recall=way) for way in (None, *WAYS))]
+    rows = list(ask(llama.model, recipes([0]), grid, ["unknown"]))
+    assert [row.recall for row in rows] == ["off", "off", "0", "20", "20 of 8 bits"]
+    keys = [tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in rows]
+    assert len(set(keys)) == 5
+    assert [bool(row.tier_bytes and row.index_bytes) for row in rows] == [False, False] + 3 * [True]
+    assert rows[4].tier_bytes < 0.7 * rows[3].tier_bytes
+    for stopped in range(6):
+        rest = ask(llama.model, recipes([0]), grid, ["unknown"], frozenset(keys[:stopped]))
+        assert [*rows[:stopped], *rest] == rows
+    tally = tallies(rows)[3]
+    assert tally.kv_bytes == rows[3].kv_bytes + rows[3].index_bytes
+    assert tally.cells()["recall"] == "20" and len(tallies(rows)) == 5
+
+
 def test_what_is_done_is_not_read_again(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = partial(ask, llama.model, recipes([0, 1]), CHOICES[:2], ["known"])
     done = frozenset(tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in grid())
     monkeypatch.setattr(together, "step_together", None)
     monkeypatch.setattr("kvlite.bench.questions.read_known", None)
+    assert done
     assert not list(grid(done))
 
 

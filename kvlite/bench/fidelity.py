@@ -11,8 +11,9 @@ from torch import Tensor
 from kvlite.bench.grid import fitted, label
 from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.cache import Bank, KVCache
-from kvlite.engine.fork import Branch, Choice, read_once
+from kvlite.engine.fork import Branch, Choice
 from kvlite.engine.prefill import Reading
+from kvlite.engine.recalling import parties, read_turns
 from kvlite.engine.together import told
 from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError
@@ -30,31 +31,36 @@ class FidelityRow:
         length: tokens read before the cut.
         start: index in the text of the first of them.
         method, budget, kv_bits: as asked for.
+        recall: "off", or how what was dropped came back, as in "128 of 4 bits".
         scored: distributions compared, each after one more token of the text; the first, right
             after the cut, is left out, since most methods read exactly.
         entries_mean, kv_bytes: what the cache held after the cut.
+        index_bytes, tier_bytes: what recall took beside it then, on the device and in host memory.
         kl: mean KL divergence in nats of the method's distribution from the full cache's.
         agreement: share of distributions whose likeliest token is the full cache's.
         nll_change: mean rise of the text's own negative log-likelihood, nats a token.
-        recall: of the attention that the tokens after the cut pay, in the full cache, to those
-            before it, the share that falls on what was kept; mean over query heads and over the
-            layers that see everything; 1 if there are none.
+        attention_kept: of the attention that the tokens after the cut pay, in the full cache, to
+            those before it, the share that falls on what the cut kept; mean over query heads and
+            over the layers that see everything; 1 if there are none.
     """
 
-    KEY: ClassVar = ("length", "start", "method", "budget", "kv_bits")
+    KEY: ClassVar = ("length", "start", "method", "budget", "kv_bits", "recall")
 
     length: int
     start: int
     method: str
     budget: int
     kv_bits: str
+    recall: str
     scored: int
     entries_mean: float
     kv_bytes: int
+    index_bytes: int
+    tier_bytes: int
     kl: float
     agreement: float
     nll_change: float
-    recall: float
+    attention_kept: float
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by name."""
@@ -71,7 +77,8 @@ def fidelity(
     after: int,
     done: frozenset[tuple[Any, ...]] = frozenset(),
 ) -> Iterator[FidelityRow]:
-    """Every row of the grid that is not done yet; each part is read once for all choices.
+    """Every row of the grid that is not done yet; each part is read once for all choices that one
+    tier serves.
 
     Args:
         ids: the text.
@@ -82,14 +89,16 @@ def fidelity(
     choices = fitted(choices, model)
     for length in lengths:
         for start in starts[length]:
-            keys = [
-                (length, start, each.method.spec, each.budget, each.kv_bits) for each in choices
-            ]
+            keys = [(length, start, *_key(each)) for each in choices]
             if done.issuperset(keys):
                 continue
             part = list(ids[start : start + length + after])
             rows = _rows(model, part, choices, length, start)
-            yield from (row for row, key in zip(rows, keys, strict=True) if key not in done)
+            yield from (row for index, row in rows if keys[index] not in done)
+
+
+def _key(choice: Choice) -> tuple[Any, ...]:
+    return choice.method.spec, choice.budget, choice.kv_bits, choice.recalls
 
 
 def parts(
@@ -126,15 +135,38 @@ def _rows(
     choices: Sequence[Choice],
     length: int,
     start: int,
-) -> list[FidelityRow]:
-    after = part[length:]
-    branches = read_once(model, part[:length], choices, reserve=len(after))
-    whole = next(
-        branch
-        for branch in branches
-        if branch.choice.method.name == "full" and branch.choice.bits is None
+) -> Iterator[tuple[int, FidelityRow]]:
+    """A row for each choice, by its index."""
+    after, whole = part[length:], _whole(choices)
+    truth: Branch | None = None
+    for party in parties(choices):
+        own = [choices[index] for index in party]
+        branches = read_turns(model, [part[:length]], own, reserve=len(after))
+        truth = truth or branches[party.index(whole)]
+        rows = _beside(model, truth, branches, after, length, start)
+        del branches  # a tier is let go before the next is filled
+        yield from zip(party, rows, strict=True)
+
+
+def _whole(choices: Sequence[Choice]) -> int:
+    """Which of them is the yardstick; nothing it holds is recalled, so the first party has it."""
+    return next(
+        index
+        for index, choice in enumerate(choices)
+        if choice.method.name == "full" and choice.bits is None
     )
-    truth, recalls = _truth(model, whole, branches, after[:-1])
+
+
+def _beside(
+    model: LoadedModel,
+    whole: Branch,
+    branches: Sequence[Branch],
+    after: list[int],
+    length: int,
+    start: int,
+) -> list[FidelityRow]:
+    """Rows of branches that have read the same as the full cache."""
+    truth, kept = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)
 
     def judge(index: int, at: int, logits: Tensor) -> None:
@@ -151,17 +183,18 @@ def _rows(
             method=branch.choice.method.spec,
             budget=branch.choice.budget,
             kv_bits=branch.choice.kv_bits,
+            recall=branch.choice.recalls,
             scored=scored,
             entries_mean=branch.cache.entries_mean,
             kv_bytes=branch.cache.nbytes,
+            index_bytes=branch.index_bytes,
+            tier_bytes=branch.tier_bytes,
             kl=kl / scored,
             agreement=agreed / scored,
             nll_change=change / scored,
-            recall=recall,
+            attention_kept=share,
         )
-        for branch, (kl, agreed, change), recall in zip(
-            branches, sums.tolist(), recalls, strict=True
-        )
+        for branch, (kl, agreed, change), share in zip(branches, sums.tolist(), kept, strict=True)
     ]
 
 
@@ -179,25 +212,27 @@ def _distance(truth: Tensor, logits: Tensor, wanted: Tensor) -> Tensor:
 def _truth(
     model: LoadedModel, whole: Branch, branches: Sequence[Branch], ids: Sequence[int]
 ) -> tuple[Tensor, list[float]]:
-    """The full cache's logits `(n, vocab)` after each of n tokens, and each branch's attention
-    recall, from one pass."""
+    """The full cache's logits `(n, vocab)` after each of n tokens, and the share of its attention
+    that falls on what each branch kept, from one pass."""
     watch = Watch(len(ids))
     most = whole.cache.seen + len(ids)
     rules = [Rule(watch, most, rule.window) for rule in whole.rules]
     cache = KVCache(list(whole.cache.layers), whole.cache.seen)
     reading = Reading(model, cache, torch.tensor([ids], device=model.device), rules, whole=True)
-    recalls: list[list[float]] = [[] for _ in branches]
+    shares: list[list[float]] = [[] for _ in branches]
     for index, window in enumerate(model.shape.windows):
         reader = reading.read_layer(index)
         if window is None:
             view = reader.view(index)
-            for each, branch in zip(recalls, branches, strict=True):
-                each.append(recall(view, branch.cache.layers[index].banks, whole.cache.seen))
+            for each, branch in zip(shares, branches, strict=True):
+                each.append(
+                    attention_kept(view, branch.cache.layers[index].banks, whole.cache.seen)
+                )
     # Where all layers have windows, nothing is dropped that they would look at.
-    return model.logits(reading.hidden[0]), [fmean(each) if each else 1.0 for each in recalls]
+    return model.logits(reading.hidden[0]), [fmean(each) if each else 1.0 for each in shares]
 
 
-def recall(view: LayerView, kept: Sequence[Bank], seen: int) -> float:
+def attention_kept(view: LayerView, kept: Sequence[Bank], seen: int) -> float:
     """Share of the attention to the first `seen` entries that falls on those in `kept`, mean over
     the query heads of one layer.
 
@@ -230,17 +265,19 @@ def _attention(view: LayerView, bank: Bank, row: int, seen: int) -> Tensor:
 
 @dataclass(frozen=True)
 class FidelityTally:
-    """All parts of one length, method and budget: means of the rows'."""
+    """All parts of one length, method, budget and recall: means of the rows'; recall's index on
+    the device is part of `kv_bytes`."""
 
     length: int
     method: str
     budget: int
     kv_bits: str
+    recall: str
     parts: int
     kl: Estimate
     agreement: Estimate
     nll_change: Estimate
-    recall: Estimate
+    attention_kept: Estimate
     entries_mean: float
     kv_bytes: float
 
@@ -250,21 +287,22 @@ class FidelityTally:
             "tokens": f"{self.length:,}",
             "method": label(self.method, self.kv_bits),
             "budget": "all" if self.method == "full" else f"{self.budget:,}",
+            "recall": self.recall,
             "entries": f"{self.entries_mean:,.0f}",
             "KV": readable(self.kv_bytes),
             "parts": str(self.parts),
             "KL, nats": self.kl.shown(3),
             "same top token": self.agreement.shown(3),
             "change of NLL": self.nll_change.shown(3),
-            "attention recall": self.recall.shown(3),
+            "attention kept": self.attention_kept.shown(3),
         }
 
 
 def tallies(rows: Sequence[FidelityRow]) -> list[FidelityTally]:
     """Rows added up over the parts of a text, in their order."""
-    groups: dict[tuple[int, str, int, str], list[FidelityRow]] = {}
+    groups: dict[tuple[int, str, int, str, str], list[FidelityRow]] = {}
     for row in rows:
-        group = (row.length, row.method, row.budget, row.kv_bits)
+        group = (row.length, row.method, row.budget, row.kv_bits, row.recall)
         groups.setdefault(group, []).append(row)
     return [
         FidelityTally(
@@ -273,9 +311,9 @@ def tallies(rows: Sequence[FidelityRow]) -> list[FidelityTally]:
             kl=mean_of([row.kl for row in cells], 0),
             agreement=mean_of([row.agreement for row in cells], 0, 1),
             nll_change=mean_of([row.nll_change for row in cells]),
-            recall=mean_of([row.recall for row in cells], 0, 1),
+            attention_kept=mean_of([row.attention_kept for row in cells], 0, 1),
             entries_mean=fmean(row.entries_mean for row in cells),
-            kv_bytes=fmean(row.kv_bytes for row in cells),
+            kv_bytes=fmean(row.kv_bytes + row.index_bytes for row in cells),
         )
         for group, cells in groups.items()
     ]

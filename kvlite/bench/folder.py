@@ -18,12 +18,19 @@ class RunFolder:
         rows: plain values by name, oldest first.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], key: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        key: Sequence[str],
+        absent: Mapping[str, Any] | None = None,
+    ) -> None:
         """Look at a folder, without writing to it.
 
         Args:
             config: all that decides what the rows will be.
             key: names of the values that tell a row from every other.
+            absent: values of rows that were written before there were any of that name.
 
         Raises:
             SettingError: it holds the run of another configuration, or something else.
@@ -37,7 +44,8 @@ class RunFolder:
             self._require_same(_read(path / CONFIG))
         elif path.exists() and any(path.iterdir()):
             raise SettingError(f"--out {path} holds something else than a run: name a new folder")
-        self._whole, self.rows = _rows(path / ROWS)
+        self._whole, rows = _rows(path / ROWS)
+        self.rows = [{**(absent or {}), **row} for row in rows]
 
     @property
     def done(self) -> frozenset[tuple[Any, ...]]:

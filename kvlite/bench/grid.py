@@ -4,26 +4,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
-from kvlite.cache import parse_kv_bits
+from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.cache.bits import UNCHANGED
-from kvlite.engine.fork import Choice
+from kvlite.engine.fork import NO_RECALL, Choice, Recalled
 from kvlite.errors import SettingError
-from kvlite.methods import parse_method
+from kvlite.methods import Method, parse_method
 from kvlite.methods.full import Full
 from kvlite.methods.random import Random
 from kvlite.model.load import LoadedModel
+from kvlite.offload.room import ram_limit, tier_bytes
+from kvlite.sizes import readable
+
+RECALL_BITS = ("16", "8", "4")
 
 
 def choices(
-    specs: Sequence[str], budgets: Sequence[int], longest: int, kv_bits: Sequence[str] = ("16",)
+    specs: Sequence[str],
+    budgets: Sequence[int],
+    longest: int,
+    kv_bits: Sequence[str] = ("16",),
+    recalls: Sequence[Recalled | None] = (None,),
 ) -> list[Choice]:
-    """Every method with every budget and width; `full` first and `random` last, if not named, and
-    `full` unquantized in any case.
+    """Every method with every budget, width and recall; `full` first and `random` last, if not
+    named, and `full` unquantized in any case. What cannot recall is measured once without.
 
     Args:
         budgets: mean entries a KV head and layer.
         longest: tokens of the longest prompt, the budget of methods that free nothing.
         kv_bits: as for `kvlite ask`.
+        recalls: as `recalled` makes them.
 
     Raises:
         SettingError: a method or a width is none, or a budget is too small for it.
@@ -39,12 +48,60 @@ def choices(
     for method in methods:
         # A method that frees nothing is the same at every budget.
         sizes = budgets if method.frees_memory else [longest]
-        # The control is one of methods, not of widths.
-        own = widths if method.name != Random.name or method.name in named else [None]
-        grid += [Choice(method, size, width) for size, width in product(sizes, own)]
+        # The control is one of methods, not of widths or of recall.
+        compared = method.name != Random.name or method.name in named
+        own: Sequence[KVBits | None] = widths if compared else [None]
+        back = recalls if compared and _can_recall(method) else [None]
+        grid += [Choice(method, *each) for each in product(sizes, own, back)]
     for choice in grid:
         choice.method.check(choice.budget)
     return list(dict.fromkeys(grid))
+
+
+def _can_recall(method: Method) -> bool:
+    """Whether it drops anything that it would ever look at again."""
+    return method.frees_memory and method.mask(1) is None
+
+
+def recalled(given: Sequence[str], bits: Sequence[str]) -> list[Recalled | None]:
+    """What a user wrote: `off`, or entries that each token of an answer may look for, with each
+    of the tier's bits.
+
+    Raises:
+        SettingError: it is neither, or a tier has no such bits.
+    """
+    require_known("--recall-bits", bits, RECALL_BITS)
+    widths = [parse_kv_bits(each) for each in bits]
+    ways: list[Recalled | None] = []
+    for text in given:
+        if text == NO_RECALL:
+            ways.append(None)
+        elif text.isdecimal():
+            ways += [Recalled(int(text), each) for each in widths]
+        else:
+            raise SettingError(
+                f"--recall {text!r} is neither off nor a number of entries: give 128, or 0 to "
+                "recall between turns only"
+            )
+    return list(dict.fromkeys(ways))
+
+
+def require_memory(choices: Iterable[Choice], model: LoadedModel, tokens: int) -> None:
+    """Raises SettingError if host memory is too small for what recall keeps there.
+
+    Args:
+        tokens: of the longest prompt and its answer.
+    """
+    tiers = {each.recall.bits for each in choices if each.recall}
+    needed = max(
+        (tier_bytes(model.shape, tokens, 0, model.dtype.itemsize, bits) for bits in tiers),
+        default=0,
+    )
+    if needed > (limit := ram_limit("auto", 0)):
+        raise SettingError(
+            f"recall would take {readable(needed)} of host memory for {tokens:,} tokens, and "
+            f"half of what is free is {readable(limit)}: give fewer --tokens, or --recall-bits 4"
+        )
 
 
 def fitted(choices: Sequence[Choice], model: LoadedModel) -> list[Choice]:
@@ -58,9 +115,10 @@ def fitted(choices: Sequence[Choice], model: LoadedModel) -> list[Choice]:
     ]
 
 
-def label(method: str, kv_bits: str) -> str:
-    """A method and its width, as tables and plots name them."""
-    return method if kv_bits == UNCHANGED else f"{method}, {kv_bits} bits"
+def label(method: str, kv_bits: str, recall: str = NO_RECALL) -> str:
+    """A method, its width and what it recalls, as tables and plots name them."""
+    width = "" if kv_bits == UNCHANGED else f", {kv_bits} bits"
+    return method + width + ("" if recall == NO_RECALL else f", recall {recall}")
 
 
 def evenly(count: int) -> list[float]:

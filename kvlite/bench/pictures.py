@@ -40,7 +40,7 @@ def draw_questions(rows: Sequence[QuestionRow], folder: Path) -> list[Path]:
 
 
 def draw_fidelity(rows: Sequence[FidelityRow], folder: Path) -> list[Path]:
-    """KL, agreement and recall against bytes."""
+    """KL, agreement and attention kept against bytes."""
     tallies = fidelity_tallies(rows)
     lengths = list(dict.fromkeys(row.length for row in rows))
     kept = [each for each in tallies if each.kl.value > 0]  # 0 is off a log scale
@@ -48,7 +48,7 @@ def draw_fidelity(rows: Sequence[FidelityRow], folder: Path) -> list[Path]:
         [_panel(kept, n, "KL from the full cache (nats)", lambda t: t.kl, log=True)
          for n in lengths],
         [_panel(tallies, n, "same top token (share)", lambda t: t.agreement) for n in lengths],
-        [_panel(tallies, n, "attention recall (share)", lambda t: t.recall) for n in lengths],
+        [_panel(tallies, n, "attention kept (share)", lambda t: t.attention_kept) for n in lengths],
     ]  # fmt: skip
     title = "Fidelity to the full cache"
     return [draw_quality(folder / "quality-fidelity.png", title, panels)]
@@ -66,9 +66,8 @@ def _panel(
     series: dict[str, list[Point]] = {}
     for tally in tallies:
         if tally.length == length:
-            series.setdefault(label(tally.method, tally.kv_bits), []).append(
-                Point(tally.kv_bytes, value(tally))
-            )
+            name = label(tally.method, tally.kv_bits, tally.recall)
+            series.setdefault(name, []).append(Point(tally.kv_bytes, value(tally)))
     by_bytes = {
         name: sorted(points, key=lambda point: point.nbytes) for name, points in series.items()
     }
@@ -77,13 +76,13 @@ def _panel(
 
 def _heat_maps(rows: Sequence[QuestionRow]) -> list[HeatMap]:
     maps = []
-    of = attrgetter("method", "kv_bits", "budget")
-    for method, kv_bits, budget in dict.fromkeys(map(of, rows)):
+    of = attrgetter("method", "kv_bits", "budget", "recall")
+    for method, kv_bits, budget, recall in dict.fromkeys(map(of, rows)):
         hits: dict[tuple[int, float], list[float]] = {}
         for row in rows:
-            if of(row) == (method, kv_bits, budget):
+            if of(row) == (method, kv_bits, budget, recall):
                 hits.setdefault((row.length, row.depth or 0.0), []).append(row.hit)
         size = "all entries" if method == "full" else f"{budget:,} entries"
-        name, means = label(method, kv_bits), {at: fmean(each) for at, each in hits.items()}
+        name, means = label(method, kv_bits, recall), {at: fmean(each) for at, each in hits.items()}
         maps.append(HeatMap(name, size, means))
     return maps

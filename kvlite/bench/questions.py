@@ -1,21 +1,19 @@
 """Questions about a text, asked of many methods: the one runner of every question task."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
-from kvlite.bench.grid import fitted, label, require_room
+from kvlite.bench.grid import fitted, label, require_memory, require_room
 from kvlite.bench.intervals import Estimate, mean_of, share_of
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.engine.fork import Branch, Choice, read_once
-from kvlite.engine.prefill import prefill
+from kvlite.engine.fork import NO_RECALL, Branch, Choice
+from kvlite.engine.recalling import parties, read_turns
 from kvlite.engine.together import answers, each_token, told
-from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.runner import Runner
 from kvlite.sizes import readable
@@ -32,8 +30,10 @@ class QuestionRow:
         task, kind, length, depth, seed: which case, as in `Case`.
         question: "known" while the cache was cut, or "unknown".
         method, budget, kv_bits: as asked for.
+        recall: "off", or how what was dropped came back, as in "128 of 4 bits".
         tokens: the prompt's.
         entries_mean, kv_bytes: what the cache held when the prompt was read.
+        index_bytes, tier_bytes: what recall took beside it then, on the device and in host memory.
         hit: all keys are in the answer.
         found, leading, rouge: see `marks`.
         surprise: nats a token of the keys, had the model answered in the needle's own words; 0 if
@@ -42,7 +42,8 @@ class QuestionRow:
     """
 
     KEY: ClassVar = (
-        "task", "kind", "length", "depth", "seed", "question", "method", "budget", "kv_bits"
+        "task", "kind", "length", "depth", "seed", "question", "method", "budget", "kv_bits",
+        "recall",
     )  # fmt: skip
 
     task: str
@@ -54,9 +55,12 @@ class QuestionRow:
     method: str
     budget: int
     kv_bits: str
+    recall: str = field(default=NO_RECALL, kw_only=True)
     tokens: int
     entries_mean: float
     kv_bytes: int
+    index_bytes: int = field(default=0, kw_only=True)
+    tier_bytes: int = field(default=0, kw_only=True)
     hit: bool
     found: float
     leading: float
@@ -83,12 +87,14 @@ def measured(
         prose: what prompts are made of.
 
     Raises:
-        SettingError: prompts are too long for the prose or the model, or too short for a task.
+        SettingError: prompts are too long for the prose or the model, or too short for a task; or
+            host memory is too small for recall.
     """
     longest = max(recipe.length for recipe in recipes)
     held = len(runner.tokenizer.encode(prose))
     require_room(longest, MOST_ANSWER, held, runner.shape.max_context)
     require_fit(recipes, runner.tokenizer)
+    require_memory(choices, runner.model, longest + MOST_ANSWER)
     total = len(recipes) * len(questions) * len(choices)
     return total, ask(runner.model, recipes, choices, questions, done)
 
@@ -100,60 +106,54 @@ def ask(
     questions: Sequence[str],
     done: frozenset[tuple[Any, ...]] = frozenset(),
 ) -> Iterator[QuestionRow]:
-    """Every row of the grid that is not done yet. Each prompt is read once for all choices.
+    """Every row of the grid that is not done yet. Each prompt is read once for all choices that
+    one tier serves.
 
     Args:
         choices: what is compared.
         questions: "known", "unknown" or both.
-        done: keys of rows there are. A prompt whose rows are only partly there is asked of all
-            choices again, since they share their steps.
+        done: keys of rows there are. Where rows of choices that share their steps are only partly
+            there, all of these are asked again.
     """
     choices = fitted(choices, model)
+    shared = [[choices[index] for index in party] for party in parties(choices)]
     for recipe in recipes:
         about = (recipe.task, recipe.kind, recipe.length, recipe.depth, recipe.seed)
-        wanted = {
-            question: [
-                (*about, question, each.method.spec, each.budget, each.kv_bits) for each in choices
-            ]
+        missing = [
+            (question, party, keys)
             for question in questions
-        }
-        missing = [question for question in questions if not done.issuperset(wanted[question])]
+            for party in shared
+            if not done.issuperset(keys := [(*about, question, *_key(each)) for each in party])
+        ]
         if not missing:
             continue
         case = recipe.case(model.tokenizer)
-        for question in missing:
+        for question, party, keys in missing:
             read = read_known if question == KNOWN else read_unknown
-            rows = _rows(model, case, question, read(model, case, choices))
-            keys = wanted[question]
+            rows = _rows(model, case, question, read(model, case, party))
             yield from (row for row, key in zip(rows, keys, strict=True) if key not in done)
 
 
+def _key(choice: Choice) -> tuple[Any, ...]:
+    return choice.method.spec, choice.budget, choice.kv_bits, choice.recalls
+
+
 def read_known(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
-    """The prompt read as one turn, so that what is kept is chosen with the question in view."""
-    return read_once(model, case.prompt, choices, reserve=case.new_tokens)
+    """The prompt read as one turn, so that what is kept is chosen with the question in view.
+
+    Args:
+        choices: a party.
+    """
+    return read_turns(model, [case.prompt], choices, reserve=case.new_tokens)
 
 
 def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
-    """The context read and cut, and then the question, as a later turn is."""
-    asked = torch.tensor([case.question], device=model.device)
-    context = torch.tensor([case.context], device=model.device)
-    branches = read_once(model, case.context, choices, reserve=0)
-    for branch in branches:
-        cache, new = branch.cache, asked.shape[1]
-        branch.rules = layer_rules(
-            branch.choice.method,
-            model.shape,
-            branch.choice.budget,
-            cache.seen + new,
-            cache.layers,
-            new,
-            branch.choice.bits,
-        )
-        logits = prefill(
-            model, cache, asked, branch.rules, context=context, reserve=case.new_tokens
-        )
-        branch.logits = logits[0]
-    return branches
+    """The context read and cut, and then the question, as a later turn is.
+
+    Args:
+        choices: a party.
+    """
+    return read_turns(model, [case.context, case.question], choices, reserve=case.new_tokens)
 
 
 def _rows(
@@ -176,9 +176,12 @@ def _rows(
             method=branch.choice.method.spec,
             budget=branch.choice.budget,
             kv_bits=branch.choice.kv_bits,
+            recall=branch.choice.recalls,
             tokens=len(case.prompt),
             entries_mean=entries,
             kv_bytes=nbytes,
+            index_bytes=branch.index_bytes,
+            tier_bytes=branch.tier_bytes,
             hit=share == 1,
             found=share,
             leading=leading(case.keys, text),
@@ -206,13 +209,14 @@ def surprise(model: LoadedModel, case: Case, branches: Sequence[Branch]) -> list
 
 @dataclass(frozen=True)
 class QuestionTally:
-    """All prompts of one kind, length, setting, method and budget.
+    """All prompts of one kind, length, setting, method, budget and recall.
 
     Attributes:
         asked: prompts.
         hit: share of prompts whose keys were all found.
         found, leading, rouge, surprise: means of the rows'.
-        entries_mean, kv_bytes: means of the rows'.
+        entries_mean: mean of the rows'.
+        kv_bytes: mean of the rows', recall's index on the device included.
     """
 
     kind: str
@@ -221,6 +225,7 @@ class QuestionTally:
     method: str
     budget: int
     kv_bits: str
+    recall: str
     asked: int
     hits: int
     hit: Estimate
@@ -240,6 +245,7 @@ class QuestionTally:
             "tokens": f"{self.length:,}",
             "method": label(self.method, self.kv_bits),
             "budget": "all" if self.method == "full" else f"{self.budget:,}",
+            "recall": self.recall,
             "entries": f"{self.entries_mean:,.0f}",
             "KV": readable(self.kv_bytes),
             "all found": f"{self.hits} of {self.asked} ({low:.0%} to {high:.0%})",
@@ -252,9 +258,10 @@ class QuestionTally:
 
 def tallies(rows: Iterable[QuestionRow]) -> list[QuestionTally]:
     """Rows added up over depths and seeds, in their order."""
-    groups: dict[tuple[str, str, int, str, int, str], list[QuestionRow]] = {}
+    groups: dict[tuple[str, str, int, str, int, str, str], list[QuestionRow]] = {}
     for row in rows:
-        group = (row.kind, row.question, row.length, row.method, row.budget, row.kv_bits)
+        how = (row.method, row.budget, row.kv_bits, row.recall)
+        group = (row.kind, row.question, row.length, *how)
         groups.setdefault(group, []).append(row)
     return [
         QuestionTally(
@@ -267,7 +274,7 @@ def tallies(rows: Iterable[QuestionRow]) -> list[QuestionTally]:
             rouge=mean_of([row.rouge for row in cells], 0, 1),
             surprise=mean_of([row.surprise for row in cells], 0),
             entries_mean=fmean(row.entries_mean for row in cells),
-            kv_bytes=fmean(row.kv_bytes for row in cells),
+            kv_bytes=fmean(row.kv_bytes + row.index_bytes for row in cells),
         )
         for group, cells in groups.items()
     ]

@@ -156,8 +156,7 @@ class Reading:
         """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
         reader = self.read_layer(index)
         view = reader.view(index, self.desk)
-        if self.tier is not None:
-            self._remember(self.tier, index, reader)
+        self.remember(index, reader)
         self._narrow(view)
         if self.rules[index].method.settles == "read":
             self.rules[index] = self.rules[index].settled(view)
@@ -166,14 +165,16 @@ class Reading:
             return reader.layer
         return self.rules[index].cut(view, self.room)
 
-    def _remember(self, tier: Tier, index: int, reader: LayerReader) -> None:
-        """Hand over what was read, and what a method found of it, before anything is dropped."""
-        assert reader.energy is not None
+    def remember(self, index: int, reader: LayerReader) -> None:
+        """Hand over to the tier, if there is one, what was read and what a method found of it:
+        before anything is dropped."""
+        if self.tier is None or reader.energy is None:
+            return
         layer, method = reader.layer, self.rules[index].method
-        tier.add(index, layer, reader.energy, self.hidden.shape[1], self.reserve)
+        self.tier.add(index, layer, reader.energy, self.hidden.shape[1], self.reserve)
         if method.judges_once and layer.rows:
             found = layer.in_order([bank.scores() for bank in layer.banks])
-            tier.judge(index, found, method.spec)
+            self.tier.judge(index, found, method.spec)
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""

@@ -1,7 +1,8 @@
 """Several caches of the same length in tokens take steps together: weights are read once a step.
 
 Each branch's attention is its own, over its own entries; only the products with weights are
-shared. So a branch gets what it would get alone, to rounding.
+shared. So a branch gets what it would get alone, to rounding. Branches whose tokens bring entries
+back go one after the other: they share the tier, which takes an answer's tokens too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
     """Put one token a branch through the model; each gets its next logits.
 
     Args:
-        branches: that have seen equally many tokens.
+        branches: that have seen equally many tokens; one alone, if its tokens bring entries back.
     """
     (seen,) = {branch.cache.seen for branch in branches}
     hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
@@ -62,6 +63,7 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
                 seen,
                 rotations[index],
                 sight[index],
+                branch.recall,
             )
             for branch, sight in zip(branches, seeing, strict=True)
         ]
@@ -77,17 +79,31 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
 def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> list[list[int]]:
     """Each branch's greedy answer, the ending token left out; the branches go on with it."""
     said: list[list[int]] = [[] for _ in branches]
-    going = list(range(len(branches)))
-    while True:
-        drawn = {i: int(branches[i].logits.argmax()) for i in going}
-        going = [i for i in going if drawn[i] not in model.stop_ids and len(said[i]) < longest]
-        for i in going:
-            said[i].append(drawn[i])
-        # What follows an answer's last token is not asked for.
-        going = [i for i in going if len(said[i]) < longest]
-        if not going:
-            return said
-        step_together(model, [branches[i] for i in going], [drawn[i] for i in going])
+    for group in _abreast(branches):
+        going = group
+        while True:
+            drawn = {i: int(branches[i].logits.argmax()) for i in going}
+            going = [i for i in going if drawn[i] not in model.stop_ids and len(said[i]) < longest]
+            for i in going:
+                said[i].append(drawn[i])
+            # What follows an answer's last token is not asked for.
+            going = [i for i in going if len(said[i]) < longest]
+            if not going:
+                break
+            step_together(model, [branches[i] for i in going], [drawn[i] for i in going])
+    return said
+
+
+def _abreast(branches: Sequence[Branch]) -> Iterator[list[int]]:
+    """Which branches, as indices, can take steps together; before one that recalls, its tier
+    forgets what another said."""
+    together = [index for index, branch in enumerate(branches) if branch.recall is None]
+    if together:
+        yield together
+    for index, branch in enumerate(branches):
+        if branch.recall is not None:
+            branch.recall.tier.forget_answer()
+            yield [index]
 
 
 Judge = Callable[[int, int, Tensor], None]
@@ -97,7 +113,7 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
     """Tell every branch the same tokens, whatever it would have said. Branches stay as they are.
 
     Lines that only grow are told all in one pass, which comes to the same; others step by step, as
-    they evict or quantize.
+    they evict, quantize or recall.
 
     Args:
         judge: given the branch's index, an index into `ids` and the logits `(n, vocab)` from which
@@ -106,17 +122,20 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
     stepping = []
     for index, branch in enumerate(branches):
         judge(index, 0, branch.logits[None])
-        if not all(map(_only_grows, branch.rules)):
-            apart = replace(branch, cache=deepcopy(branch.cache), rules=[*branch.rules])
-            stepping.append((index, apart))
+        if branch.recall is not None or not all(map(_only_grows, branch.rules)):
+            stepping.append(index)
         elif len(ids) > 1:
             judge(index, 1, _one_pass(model, branch, ids[:-1]))
-    if not stepping:
-        return
-    for at, token in enumerate(ids[:-1]):
-        step_together(model, [branch for _, branch in stepping], [token] * len(stepping))
-        for index, branch in stepping:
-            judge(index, at + 1, branch.logits[None])
+    for group in _abreast([branches[index] for index in stepping]):
+        at_once = [stepping[each] for each in group]
+        apart = [
+            replace(branches[i], cache=deepcopy(branches[i].cache), rules=[*branches[i].rules])
+            for i in at_once
+        ]
+        for at, token in enumerate(ids[:-1]):
+            step_together(model, apart, [token] * len(apart))
+            for index, branch in zip(at_once, apart, strict=True):
+                judge(index, at + 1, branch.logits[None])
 
 
 @torch.inference_mode()

@@ -22,6 +22,11 @@ class Watch(Method):
     rehearsal: Rehearsal | None = None
 
     @property
+    def spec(self) -> str:
+        """What it judges by: one that judges alike goes on from what it found."""
+        return f"{self.name}:sums={self.sums},rehearsal={self.rehearsal}"
+
+    @property
     def cumulative(self) -> bool:
         """Where one of them is."""
         return self.sums

@@ -112,9 +112,12 @@ class Tier:
     def nbytes(self) -> int:
         """Bytes held, filled or not, in memory or on disk."""
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
-        return bytes_held(
-            [*held, *(layer.judged for layer in self.layers if layer.judged is not None)]
-        )
+        return bytes_held(held) + self.judged_bytes
+
+    @property
+    def judged_bytes(self) -> int:
+        """Of these, what a method found."""
+        return bytes_held(layer.judged for layer in self.layers if layer.judged is not None)
 
     @property
     def place(self) -> str:

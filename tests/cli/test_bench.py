@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -21,7 +22,14 @@ RULER = "--tokens 300 --task single --task variables --budget 60 --repeats 2 --m
 GRIDS = {
     "niah": (NIAH, 2 * (1 + 2 + 2)),
     "niah --question both": (NIAH.replace("number", "pairs"), 2 * 2 * (1 + 2 + 2)),
+    "niah --question unknown --recall off,0,20 --recall-bits 16,4": (NIAH, 2 * (1 + 2 * 5 + 2)),
     "ruler": (RULER, 2 * 2 * 3),
+    "ruler --recall 20": (RULER, 2 * 2 * 3),
+    "fidelity --recall off,20": (
+        "--tokens 200 --after 20 --budget 60 --method snapkv --method lminfinite:limit=false "
+        "--repeats 2",
+        2 * (1 + 2 + 1 + 1),
+    ),
     "fidelity": ("--tokens 200 --after 20 --budget 60 --method snapkv --repeats 2", 2 * 3),
     "memory": ("--tokens 200 --budget 60 --method snapkv", 3),
     "speed": ("--tokens 200 --budget 60 --method snapkv --repeats 1 --new-tokens 3", 1),
@@ -79,6 +87,35 @@ def test_a_table_by_default_in_a_folder_of_its_own(
     assert "share of full's peak" in done.out and "snapkv" in done.out
 
 
+def test_a_run_begun_before_anything_recalled_goes_on(
+    kvlite: Run, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    args = [*words("niah", model), "--out", out, "--json"]
+    rows = kvlite(*args).json()["rows"]
+    new = ("recall", "index_bytes", "tier_bytes")
+    old = [{name: row[name] for name in row if name not in new} for row in rows]
+    (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in old[:7]))
+    assert kvlite(*args).json()["rows"] == rows
+    assert {row["recall"] for row in rows} == {"off"}
+    done = kvlite(*args, "--recall", "off,20")
+    assert (done.code, "options.recall None, not ['off', '20']" in done.err) == (2, True)
+
+
+def test_recall_that_does_not_fit_host_memory_is_refused(
+    kvlite: Run, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = psutil.virtual_memory()._replace(available=200_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    for command in ("niah", "fidelity"):
+        done = kvlite(*words(command, model), "--recall", "20")
+        assert (done.code, done.out) == (2, "")
+        assert re.search(r"recall would take \d+\.\d KiB of host memory for \d+ tokens", done.err)
+        assert "--recall-bits 4" in done.err
+        assert not home.exists()
+    assert kvlite(*words("fidelity", model)).code == 0
+
+
 def test_without_matplotlib_there_is_a_table_and_a_word(
     kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +163,9 @@ def test_another_run_in_a_folder_is_refused(
         ("niah --kind verse", ("--kind 'verse'", "number, sentence, pairs")),
         ("niah --question maybe", ("--question 'maybe'", "known, unknown, both")),
         ("ruler --task sums", ("--task 'sums'", "multi-key")),
+        ("niah --recall lots", ("--recall 'lots'", "give 128, or 0")),
+        ("ruler --recall off,-1", ("--recall '-1'", "neither off nor")),
+        ("fidelity --recall 20 --recall-bits 5", ("--recall-bits '5'", "16, 8, 4")),
         ("niah --method magic", ("'magic'", "choose from full,")),
         ("memory --method snapkv --budget 8", ("budget of 8", "give it at least")),
         ("niah --tokens 50", ("'--tokens'", "see `kvlite bench niah --help`")),
@@ -160,7 +200,11 @@ def test_fidelity_of_a_users_text(kvlite: Run, model: Path, text: Path, tmp_path
     args = ["bench", "fidelity", text, *flags.split(), "--model", model, "--out", tmp_path / "run"]
     rows = kvlite(*args).json()["rows"]
     assert [row["scored"] for row in rows] == [8, 8, 8]
-    assert (rows[0]["kl"], rows[0]["agreement"], rows[0]["recall"]) == (0, 1, pytest.approx(1))
+    assert (rows[0]["kl"], rows[0]["agreement"], rows[0]["attention_kept"]) == (
+        0,
+        1,
+        pytest.approx(1),
+    )
     text.write_text("Something else. " * 100)
     done = kvlite(*args)
     assert (done.code, "options.text" in done.err) == (2, True)

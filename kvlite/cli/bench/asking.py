@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvlite.cli.bench.options import recall_options
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.settings import Settings
 
@@ -25,6 +26,8 @@ class Asked:
     methods: Sequence[str]
     budgets: Sequence[int]
     kv_bits: Sequence[str]
+    recall: list[str]
+    recall_bits: list[str]
     question: str
     repeats: int
     own: Mapping[str, Any]
@@ -39,21 +42,23 @@ def run_asking(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask every prompt of every method, budget and width.
+    """Ask every prompt of every method, budget, width and recall.
 
     Args:
         recipes: of the prompts, given the tokenizer and the prose they are made of.
 
     Raises:
-        SettingError: a method, a budget, a width or `question` is none, or prompts do not fit.
+        SettingError: a method, a budget, a width, a recall or `question` is none, or prompts do
+            not fit.
     """
-    from kvlite.bench.grid import choices, require_known
+    from kvlite.bench.grid import choices, recalled, require_known
     from kvlite.bench.pictures import draw_questions
     from kvlite.bench.prose import bundled_prose
     from kvlite.bench.questions import ASKED, QuestionRow, measured, tallies
 
     require_known("--question", [asked.question], ASKED)
-    grid = choices(asked.methods, asked.budgets, max(asked.tokens), asked.kv_bits)
+    ways = recalled(asked.recall, asked.recall_bits)
+    grid = choices(asked.methods, asked.budgets, max(asked.tokens), asked.kv_bits, ways)
 
     def measure(runner: "Runner", done: Done) -> Measured:
         prose = bundled_prose()
@@ -65,6 +70,7 @@ def run_asking(
         "methods": asked.methods,
         "budgets": asked.budgets,
         "kv bits": asked.kv_bits,
+        **recall_options(asked.recall, asked.recall_bits),
         **asked.own,
         "question": asked.question,
         "seeds": list(range(asked.repeats)),

@@ -6,6 +6,8 @@ import typer
 
 from kvlite.cli.bench.options import (
     METHODS,
+    NO_RECALL,
+    RECALL_BITS,
     Budgets,
     Device,
     Json,
@@ -13,6 +15,8 @@ from kvlite.cli.bench.options import (
     Methods,
     Model,
     Out,
+    Recall,
+    RecallBits,
     Tokens,
     Weights,
 )
@@ -35,6 +39,8 @@ def fidelity(
     method: Methods = METHODS,
     budget: Budgets = [512],
     kv_bits: KVBits = [str(Settings.kv_bits)],
+    recall: Recall = NO_RECALL,
+    recall_bits: RecallBits = RECALL_BITS,
     repeats: Annotated[
         int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
     ] = 5,
@@ -48,7 +54,8 @@ def fidelity(
 
     Compares each method with the full cache, token by token: KL divergence and top-1 agreement of
     the distributions, change of the text's negative log-likelihood, and how much of the full
-    cache's attention fell on what was kept.
+    cache's attention fell on what was kept. With --recall each of these tokens is one of an
+    answer, and brings entries back.
 
     Examples:
 
@@ -56,22 +63,26 @@ def fidelity(
 
       kvlite bench fidelity --method full --kv-bits 8 --kv-bits 4 --kv-bits kivi4
 
+      kvlite bench fidelity --tokens 4000 --after 200 --budget 256 --recall off,64,128
+
       kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
     """
     settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.fidelity import FidelityRow, parts, tallies
     from kvlite.bench.fidelity import fidelity as measured
-    from kvlite.bench.grid import choices
+    from kvlite.bench.grid import choices, recalled, require_memory
     from kvlite.bench.pictures import draw_fidelity
     from kvlite.bench.prose import bundled_prose, digest
     from kvlite.documents import read_document
 
-    grid = choices(method, budget, max(tokens), kv_bits)
+    ways = recalled(recall, recall_bits)
+    grid = choices(method, budget, max(tokens), kv_bits, ways)
     text = read_document(file).text if file else bundled_prose()
 
     def measure(runner: "Runner", done: Done) -> Measured:
         ids = runner.tokenizer.encode(text)
         starts = parts(len(ids), tokens, after, repeats, runner.shape.max_context)
+        require_memory(grid, runner.model, max(tokens) + after)
         total = sum(map(len, starts.values())) * len(grid)
         return total, measured(
             runner.model, ids, grid, lengths=tokens, starts=starts, after=after, done=done
@@ -85,6 +96,8 @@ def fidelity(
         "methods": method,
         "budgets": budget,
         "kv bits": kv_bits,
+        "recall": recall,
+        "recall bits": recall_bits,
         "repeats": repeats,
     }
     distance = Measurement(

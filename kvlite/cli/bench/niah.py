@@ -8,6 +8,8 @@ import typer
 from kvlite.cli.bench.asking import Asked, run_asking
 from kvlite.cli.bench.options import (
     METHODS,
+    NO_RECALL,
+    RECALL_BITS,
     Budgets,
     Device,
     Json,
@@ -16,6 +18,8 @@ from kvlite.cli.bench.options import (
     Model,
     Out,
     Question,
+    Recall,
+    RecallBits,
     Repeats,
     Tokens,
     Weights,
@@ -42,6 +46,8 @@ def niah(
     method: Methods = METHODS,
     budget: Budgets = [512],
     kv_bits: KVBits = [str(Settings.kv_bits)],
+    recall: Recall = NO_RECALL,
+    recall_bits: RecallBits = RECALL_BITS,
     depths: Annotated[int, typer.Option(min=1, help="places of the needle, evenly spread")] = 9,
     kind: Kinds = ["number", "sentence", "pairs"],
     question: Question = "known",
@@ -65,15 +71,16 @@ def niah(
       kvlite bench niah --method snapkv --method kvx:pool=31 --depths 3 --repeats 5 --out run1
 
       kvlite bench niah --kind pairs --question both --json
+
+      kvlite bench niah --question unknown --budget 256 --recall off,0,128 --recall-bits 16,4
     """
     settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import evenly, require_known
     from kvlite.bench.niah import KINDS, niah_cases
 
     require_known("--kind", kind, KINDS)
-    asked = Asked(
-        tokens, method, budget, kv_bits, question, repeats, {"depths": depths, "kinds": kind}
-    )
+    own = {"depths": depths, "kinds": kind}
+    asked = Asked(tokens, method, budget, kv_bits, recall, recall_bits, question, repeats, own)
 
     def recipes(tokenizer: Any, prose: str) -> "Sequence[Recipe]":
         places = evenly(depths)

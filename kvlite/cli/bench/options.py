@@ -13,6 +13,13 @@ def once(values: list[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
+def listed(values: list[str]) -> list[str]:
+    """What was given together, with commas between, and apart."""
+    return once([each.strip() for value in values for each in value.split(",")])
+
+
+NO_RECALL = ["off"]
+RECALL_BITS = [str(Settings.recall_bits)]
 METHODS = ["snapkv", "pyramidkv", "kvx", str(Settings.method)]
 
 Model = Annotated[str, typer.Option(help="as for `kvlite ask`")]
@@ -38,6 +45,22 @@ KVBits = Annotated[
     list[str],
     typer.Option("--kv-bits", callback=once, help="as for `kvlite ask`; may be repeated"),
 ]
+Recall = Annotated[
+    list[str],
+    typer.Option(
+        "--recall",
+        callback=listed,
+        help="off, or entries that each token of an answer may look for in all that was read, 0 "
+        "for recall between turns only; several with commas between, as in off,0,128. Methods "
+        "that have nothing to bring back are measured without",
+    ),
+]
+RecallBits = Annotated[
+    list[str],
+    typer.Option(
+        "--recall-bits", callback=listed, help="as for `kvlite ask`; several with commas between"
+    ),
+]
 Repeats = Annotated[int, typer.Option(min=1, help="prompts of each kind, from different seeds")]
 Question = Annotated[
     str,
@@ -54,3 +77,9 @@ Out = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
+
+
+def recall_options(recall: list[str], bits: list[str]) -> dict[str, list[str]]:
+    """What decides the rows of a run, none where nothing recalls: so runs that were begun before
+    anything did go on."""
+    return {} if recall == NO_RECALL else {"recall": recall, "recall bits": bits}

@@ -8,6 +8,8 @@ import typer
 from kvlite.cli.bench.asking import Asked, run_asking
 from kvlite.cli.bench.options import (
     METHODS,
+    NO_RECALL,
+    RECALL_BITS,
     Budgets,
     Device,
     Json,
@@ -16,6 +18,8 @@ from kvlite.cli.bench.options import (
     Model,
     Out,
     Question,
+    Recall,
+    RecallBits,
     Repeats,
     Tokens,
     Weights,
@@ -38,6 +42,8 @@ def ruler(
     method: Methods = METHODS,
     budget: Budgets = [512],
     kv_bits: KVBits = [str(Settings.kv_bits)],
+    recall: Recall = NO_RECALL,
+    recall_bits: RecallBits = RECALL_BITS,
     task: Tasks = TASKS,
     question: Question = "known",
     repeats: Repeats = 5,
@@ -58,13 +64,16 @@ def ruler(
       kvlite bench ruler --tokens 4000 --budget 512 --repeats 10
 
       kvlite bench ruler --task multi-query --task variables --question both --out run2
+
+      kvlite bench ruler --tokens 4000 --question unknown --budget 256 --recall off,0,128
     """
     settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import require_known
     from kvlite.bench.ruler import KINDS, ruler_cases
 
     require_known("--task", task, KINDS)
-    asked = Asked(tokens, method, budget, kv_bits, question, repeats, {"tasks": task})
+    own = {"tasks": task}
+    asked = Asked(tokens, method, budget, kv_bits, recall, recall_bits, question, repeats, own)
 
     def recipes(tokenizer: Any, prose: str) -> "Sequence[Recipe]":
         return ruler_cases(tokenizer, prose, lengths=tokens, kinds=task, repeats=repeats)

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,8 @@ class Measurement:
     Attributes:
         command: its name.
         title: what the progress bar and the table say.
-        row: the dataclass of its rows, whose `KEY` names the values that tell them apart.
+        row: the dataclass of its rows, whose `KEY` names the values that tell them apart; values
+            with a default were not always there.
         measure: given the runner and the keys of rows there are, how many rows the grid has and
             those that are missing, one by one; refuses what cannot be measured before it returns.
         lines: rows as a table shows them.
@@ -70,7 +71,9 @@ def run(
         model = find_model(settings.model, status.update)
         chosen = {**options, "device": settings.device, "weights": settings.weights}
         config = configuration(measurement.command, chosen, settings.model, model)
-        folder = RunFolder(out or _new_folder(measurement.command), config, measurement.row.KEY)
+        row = measurement.row
+        absent = {each.name: each.default for each in fields(row) if each.default is not MISSING}
+        folder = RunFolder(out or _new_folder(measurement.command), config, row.KEY, absent)
         runner = open_runner(settings, status.update)
     total, rows = measurement.measure(runner, folder.done)
     folder.begin()
@@ -78,8 +81,8 @@ def run(
     with reading_bar(screen, measurement.title) as bar:
         bar.update(len(folder.rows), total)
         try:
-            for row in rows:
-                folder.add(row.to_json())
+            for each in rows:
+                folder.add(each.to_json())
                 bar.update(len(folder.rows), total)
         except KeyboardInterrupt:
             stopped = True
