@@ -88,7 +88,7 @@ class Recipe:
     seed: int
     prepare: Callable[[], Made]
 
-    def case(self, tokenizer: Any) -> Case:
+    def puzzle(self, tokenizer: Any) -> Puzzle:
         """The longest puzzle whose prompt has at most `length` tokens.
 
         Raises:
@@ -101,12 +101,21 @@ class Recipe:
             fits = len(_prompt(tokenizer, build(middle))) <= self.length
             low, high = (middle, high) if fits else (low, middle - 1)
         puzzle = build(low)
-        ids = _prompt(tokenizer, puzzle)
-        if len(ids) > self.length:
+        if (least := len(_prompt(tokenizer, puzzle))) > self.length:
             raise SettingError(
                 f"--tokens {self.length} is too short for {self.task} {self.kind}: "
-                f"give at least {len(ids)}"
+                f"give at least {least}"
             )
+        return puzzle
+
+    def case(self, tokenizer: Any) -> Case:
+        """That puzzle in tokens.
+
+        Raises:
+            SettingError: not even a puzzle of no units fits.
+        """
+        puzzle = self.puzzle(tokenizer)
+        ids = _prompt(tokenizer, puzzle)
         begins = _common(ids, _read(tokenizer, f"{puzzle.context}\n\n"))
         forced, at_keys = _forced(tokenizer, puzzle)
         return Case(
@@ -121,8 +130,19 @@ class Recipe:
             words=puzzle.words,
             forced=tuple(forced),
             at_keys=tuple(at_keys),
-            new_tokens=max(LEAST_ANSWER, len(forced) + SPARE_TOKENS),
+            new_tokens=answer_tokens(len(forced)),
         )
+
+
+def answer_tokens(right: int) -> int:
+    """The longest answer, where a right one has so many tokens."""
+    return max(LEAST_ANSWER, right + SPARE_TOKENS)
+
+
+def asked(tokenizer: Any, question: str) -> str:
+    """A question as a message. A model without a chat template goes on with the text: it is told
+    where to."""
+    return question if tokenizer.chat_template else f"{question}\nAnswer:"
 
 
 def require_fit(recipes: Sequence[Recipe], tokenizer: Any) -> None:
@@ -134,9 +154,7 @@ def require_fit(recipes: Sequence[Recipe], tokenizer: Any) -> None:
 
 
 def _prompt(tokenizer: Any, puzzle: Puzzle) -> list[int]:
-    """A model without a chat template goes on with the text: it is told where to."""
-    asked = puzzle.question if tokenizer.chat_template else f"{puzzle.question}\nAnswer:"
-    return _read(tokenizer, f"{puzzle.context}\n\n{asked}")
+    return _read(tokenizer, f"{puzzle.context}\n\n{asked(tokenizer, puzzle.question)}")
 
 
 def _read(tokenizer: Any, text: str) -> list[int]:

@@ -66,11 +66,17 @@ def _needles(
         text = f"The secret passcode of the harbour office is {key}."
         return Puzzle(text, "What is the secret passcode of the harbour office?", (key,), text), []
     count = 1 + min(MOST_PAIRS, length // TOKENS_A_PAIR)
-    pairs = list(zip(names(random, count), numbers(random, count), strict=True))
-    (name, key), *rest = pairs
-    others = [(random.random(), _pair(*pair)) for pair in rest]
-    asked = f"What is the code of the {name}?"
-    return Puzzle(_pair(name, key), asked, (key,), _pair(name, key)), others
+    needle, *rest = codes(random, count)
+    return needle, [(random.random(), each.context) for each in rest]
+
+
+def codes(random: Random, count: int) -> list[Puzzle]:
+    """Facts alike but for a name and a number, each alone its own context."""
+    pairs = zip(names(random, count), numbers(random, count), strict=True)
+    return [
+        Puzzle(_pair(*pair), f"What is the code of the {pair[0]}?", (pair[1],), _pair(*pair))
+        for pair in pairs
+    ]
 
 
 def _pair(name: str, key: str) -> str:

@@ -13,8 +13,10 @@ from kvlite.bench.intervals import Estimate
 from kvlite.bench.plots import HeatMap, Panel, Point, draw_heat_maps, draw_quality
 from kvlite.bench.questions import QuestionRow, QuestionTally
 from kvlite.bench.questions import tallies as question_tallies
+from kvlite.bench.turns import TurnRow, TurnTally
+from kvlite.bench.turns import tallies as turn_tallies
 
-Tally = TypeVar("Tally", QuestionTally, FidelityTally)
+Tally = TypeVar("Tally", QuestionTally, FidelityTally, TurnTally)
 
 
 def draw_questions(rows: Sequence[QuestionRow], folder: Path) -> list[Path]:
@@ -52,6 +54,19 @@ def draw_fidelity(rows: Sequence[FidelityRow], folder: Path) -> list[Path]:
     ]  # fmt: skip
     title = "Fidelity to the full cache"
     return [draw_quality(folder / "quality-fidelity.png", title, panels)]
+
+
+def draw_turns(rows: Sequence[TurnRow], folder: Path) -> list[Path]:
+    """Questions answered, and digits right, against bytes."""
+    tallies = turn_tallies(rows)
+    lengths = list(dict.fromkeys(row.length for row in rows))
+    panels = [
+        [_panel(tallies, n, "questions answered (share)", lambda t: t.hit, share=True)
+         for n in lengths],
+        [_panel(tallies, n, "leading digits right (share)", lambda t: t.leading, share=True)
+         for n in lengths],
+    ]  # fmt: skip
+    return [draw_quality(folder / "quality-turns.png", "Questions one after the other", panels)]
 
 
 def _panel(

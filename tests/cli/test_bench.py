@@ -31,6 +31,10 @@ GRIDS = {
         2 * (1 + 2 + 1 + 1),
     ),
     "fidelity": ("--tokens 200 --after 20 --budget 60 --method snapkv --repeats 2", 2 * 3),
+    "turns --orders 2": (
+        "--tokens 250 --questions 2 --budget 60 --method snapkv --recall off,20",
+        2 * 2 * (1 + 2 + 1),
+    ),
     "memory": ("--tokens 200 --budget 60 --method snapkv", 3),
     "speed": ("--tokens 200 --budget 60 --method snapkv --repeats 1 --new-tokens 3", 1),
 }
@@ -163,6 +167,7 @@ def test_another_run_in_a_folder_is_refused(
         ("niah --kind verse", ("--kind 'verse'", "number, sentence, pairs")),
         ("niah --question maybe", ("--question 'maybe'", "known, unknown, both")),
         ("ruler --task sums", ("--task 'sums'", "multi-key")),
+        ("turns --questions 0", ("'--questions'", "see `kvlite bench turns --help`")),
         ("niah --recall lots", ("--recall 'lots'", "give 128, or 0")),
         ("ruler --recall off,-1", ("--recall '-1'", "neither off nor")),
         ("fidelity --recall 20 --recall-bits 5", ("--recall-bits '5'", "16, 8, 4")),
@@ -210,7 +215,7 @@ def test_fidelity_of_a_users_text(kvlite: Run, model: Path, text: Path, tmp_path
     assert (done.code, "options.text" in done.err) == (2, True)
 
 
-@pytest.mark.parametrize("command", ["niah", "ruler", "fidelity", "memory", "speed"])
+@pytest.mark.parametrize("command", ["niah", "ruler", "turns", "fidelity", "memory", "speed"])
 def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
     code = (
         f"import atexit, sys; sys.argv = ['kvlite', 'bench', '{command}', '--help']; "

@@ -7,6 +7,7 @@ from kvlite.cli.bench.memory import memory
 from kvlite.cli.bench.niah import niah
 from kvlite.cli.bench.ruler import ruler
 from kvlite.cli.bench.speed import speed
+from kvlite.cli.bench.turns import turns
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,5 +16,5 @@ app = typer.Typer(
     "was stopped.",
     epilog="Try: kvlite bench niah --tokens 2000 --budget 128 --budget 512 --depths 3",
 )
-for command in (niah, ruler, fidelity, memory, speed):
+for command in (niah, ruler, turns, fidelity, memory, speed):
     app.command()(command)

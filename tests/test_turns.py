@@ -1,0 +1,155 @@
+"""Questions one after the other: a row is what a conversation says, and tallies say of what."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import kvlite
+from kvlite.bench.prose import bundled_prose
+from kvlite.bench.turns import Interview, TurnRow, interview, measured, tallies, turns
+from kvlite.cache import KVBits
+from kvlite.engine.fork import Choice, Recalled
+from kvlite.errors import SettingError
+from kvlite.methods import parse_method
+
+CHOICES = [
+    Choice(parse_method("full"), 400),
+    Choice(parse_method("snapkv:window=8"), 60),
+    Choice(parse_method("snapkv:window=8"), 60, None, Recalled(0)),
+    Choice(parse_method("snapkv:window=8"), 60, None, Recalled(40)),
+    Choice(parse_method("h2o"), 60, KVBits(8, 8), Recalled(40, KVBits(4, 4))),
+]
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_folder: Path) -> kvlite.Runner:
+    return kvlite.load(str(tiny_folder))
+
+
+def made(runner: kvlite.Runner, length: int = 400, questions: int = 3, seed: int = 0) -> Interview:
+    return interview(runner.tokenizer, bundled_prose(), length, questions, seed)
+
+
+def test_a_document_holds_each_fact_once_in_order(runner: kvlite.Runner) -> None:
+    for seed in (0, 1):
+        talk = made(runner, 900, 8, seed)
+        pairs = re.findall(r"The code of the (\w+ \w+) is (\d{7})\.", talk.context)
+        assert [key for _, key in pairs] == [fact.keys[0] for fact in talk.facts]
+        assert len(set(pairs)) == 8
+        for index, ((name, key), fact) in enumerate(zip(pairs, talk.facts, strict=True)):
+            assert fact.question == f"What is the code of the {name}?"
+            place = talk.context.index(key) / len(talk.context)
+            assert place == pytest.approx(talk.depth(index), abs=0.2)
+        assert [talk.depth(index) for index in (0, 7)] == [1 / 16, 15 / 16]
+        first = talk.context + "\n\n" + talk.facts[0].question
+        told = [{"role": "user", "content": first}]
+        ids = runner.tokenizer.apply_chat_template(told, add_generation_prompt=True)["input_ids"]
+        assert 850 < len(ids) <= 900
+    assert made(runner, 900, 8, 1) == talk != made(runner, 900, 8, 0)
+
+
+def test_every_order_asks_everything(runner: kvlite.Runner) -> None:
+    talk = made(runner, 900, 8)
+    orders = [talk.order(number) for number in range(4)]
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert orders == [talk.order(number) for number in range(4)]
+
+
+def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
+    talk = made(runner, questions=2)
+    rows = list(turns(runner.model, [talk], CHOICES, orders=2))
+    assert len(rows) == 2 * len(CHOICES) * 2
+    assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(rows)
+    for index, choice in enumerate(CHOICES):
+        given = {"method": choice.method.spec, "budget": choice.budget, "kv_bits": choice.kv_bits}
+        if choice.recall is not None:
+            given |= {"recall": "ram", "recall_entries": choice.recall.entries}
+            given["recall_bits"] = "16" if choice.recall.bits is None else "4"
+        own = runner.conversation(**given, max_new_tokens=40)
+        part = rows[10 + 2 * index : 10 + 2 * index + 2]
+        for place, (row, question) in enumerate(zip(part, talk.order(1), strict=True), 1):
+            fact = talk.facts[question]
+            text = fact.question if place > 1 else f"{talk.context}\n\n{fact.question}"
+            pieces = list(own.stream(text))
+            assert row.answer == "".join(piece.text for piece in pieces)
+            first = pieces[0].ledger
+            assert (row.order, row.place, row.depth) == (1, place, talk.depth(question))
+            assert (row.method, row.budget) == (choice.method.spec, choice.budget)
+            assert (row.kv_bits, row.recall) == (choice.kv_bits, choice.recalls)
+            assert (row.kv_bytes, row.entries_mean) == (first.kv_bytes, first.kept_entries_mean)
+            assert (row.tier_bytes, row.index_bytes) == (first.tier_bytes, first.index_bytes)
+            assert bool(row.tier_bytes) == (choice.recall is not None)
+            assert row.tokens == first.seen_tokens
+            assert row.hit == (fact.keys[0] in row.answer)
+        assert own.cache.seen > 400 + 2 * 15
+    assert len({row.answer for row in rows}) > 6
+
+
+def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(runner: kvlite.Runner) -> None:
+    grid = partial(turns, runner.model, [made(runner, 250, 2)], CHOICES[1:4:2], 1)
+    whole = list(grid())
+    keys = [tuple(row.to_json()[name] for name in TurnRow.KEY) for row in whole]
+    for stopped in range(len(whole) + 1):
+        assert [*whole[:stopped], *grid(frozenset(keys[:stopped]))] == whole
+
+
+def test_what_cannot_be_asked_is_refused(
+    runner: kvlite.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = partial(measured, runner, bundled_prose(), CHOICES, orders=1, repeats=1)
+    nothing: frozenset[object] = frozenset()
+    with pytest.raises(SettingError, match=r"--tokens 400 is too long: give up to 256 .*1,024"):
+        grid(lengths=[400], questions=8, done=nothing)
+    with pytest.raises(SettingError, match="--tokens 100 is too short for turns of 8 questions"):
+        grid(lengths=[200, 100], questions=8, done=nothing)
+    assert grid(lengths=[400, 200], questions=2, done=nothing)[0] == 2 * 2 * len(CHOICES)
+    free = psutil.virtual_memory()._replace(available=400_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(SettingError, match=r"recall would take .* of host memory for 592 tokens"):
+        grid(lengths=[400], questions=2, done=nothing)
+    with pytest.raises(SettingError, match=r"recall would take .*what is dropped is forgotten"):
+        list(turns(runner.model, [made(runner)], CHOICES[3:4], 1))
+
+
+def test_tallies_say_how_many_of_the_full_caches(tmp_path: Path) -> None:
+    def row(method: str, order: int, place: int, depth: float, hit: bool) -> TurnRow:
+        recall = "off" if method == "full" else "128"
+        return TurnRow(
+            500, 0, order, place, depth, method, 64, "16", recall, 600, 64.0, 1000, 24, 9, hit,
+            float(hit), "",
+        )  # fmt: skip
+
+    hits = {"full": (True, True, False, False), "snapkv": (True, False, True, False)}
+    rows = [
+        row(method, order, place, depth, hit)
+        for method, own in hits.items()
+        for (order, place, depth), hit in zip(
+            [(0, 1, 0.2), (0, 2, 0.8), (1, 1, 0.8), (1, 2, 0.2)], own, strict=True
+        )
+    ]
+    full, cut = tallies(rows)
+    assert (full.hits, full.asked, full.of_full) == (2, 4, (2, 2))
+    assert (cut.hits, cut.of_full, cut.recall) == (2, (1, 2), "128")
+    assert (full.by_order, full.by_place) == ((2, 0), (1, 1))
+    assert (cut.by_order, cut.by_place) == ((1, 1), (2, 0))
+    # Of `full` neither code is answered alike in both orders; of the other neither, likewise.
+    assert (full.alike, cut.alike) == ((0, 2), (0, 2))
+    same = tallies([row("snapkv", 0, 1, 0.2, True), row("snapkv", 1, 2, 0.2, True)])[0]
+    assert (same.alike, same.of_full, same.kv_bytes) == ((1, 1), (0, 0), 1024)
+    cells = cut.cells()
+    assert cells["answered"] == "2 of 4 (15% to 85%)"
+    assert (cells["of the full cache's"], cells["by place"]) == ("1 of 2", "2 0")
+
+
+def test_the_second_question_is_answered_with_recall_alone(smollm: kvlite.Runner) -> None:
+    """An eighth of the entries held, chosen for the first question."""
+    torch.set_num_threads(1)  # steps over so few entries only wait for a second one
+    default = parse_method(smollm.settings.method)
+    grid = [Choice(default, 64, None, way) for way in (None, Recalled(128))]
+    rows = list(turns(smollm.model, [made(smollm, 500, 2)], grid, 1))
+    assert [(row.recall, row.place) for row in rows if row.hit] == [("128", 1), ("128", 2)]
