@@ -226,7 +226,12 @@ def _rows(
 
 def _settings(choice: Choice) -> Settings:
     """A choice as a user would set it."""
-    plain = Settings(method=choice.method.spec, budget=str(choice.budget), kv_bits=choice.kv_bits)
+    plain = Settings(
+        method=choice.method.spec,
+        budget=str(choice.budget),
+        kv_bits=choice.kv_bits,
+        recall="off",
+    )
     if choice.recall is None:
         return plain
     bits = UNCHANGED if choice.recall.bits is None else str(choice.recall.bits)
