@@ -89,7 +89,9 @@ def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -
     before = [(branch.cache.entries_mean, branch.cache.nbytes) for branch in branches]
     said = answers(model, branches, case.new_tokens)
     for (spec, budget), branch, held, ids in zip(SPECS, branches, before, said, strict=True):
-        talk = Conversation(model, Settings(method=spec, budget=str(budget), max_new_tokens=8))
+        talk = Conversation(
+            model, Settings(method=spec, budget=str(budget), max_new_tokens=8, recall="off")
+        )
         given = case.prompt
         if question == "unknown":
             talk.read(case.context)

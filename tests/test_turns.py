@@ -67,6 +67,7 @@ def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
     assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(rows)
     for index, choice in enumerate(CHOICES):
         given = {"method": choice.method.spec, "budget": choice.budget, "kv_bits": choice.kv_bits}
+        given["recall"] = "off"
         if choice.recall is not None:
             given |= {"recall": "ram", "recall_entries": choice.recall.entries}
             given["recall_bits"] = "16" if choice.recall.bits is None else "4"
