@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 from kvlite.errors import ModelError
+from kvlite.model.files import read_header
 
 SAMPLES, SAMPLE_BYTES = 64, 4096
-LONGEST_HEADER = 100_000_000
 
 
 def fingerprint(folder: Path) -> str:
@@ -20,11 +20,12 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            begin, tensors = _header(path)
+            begin, stored = read_header(path)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(
                 f"the model in {folder} cannot be loaded: {path.name} is damaged, get it again"
             ) from error
+        tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())
         digest.update(json.dumps(tensors).encode())
         last = max(0, path.stat().st_size - begin - SAMPLE_BYTES)
         with path.open("rb") as file:
@@ -32,15 +33,3 @@ def fingerprint(folder: Path) -> str:
                 file.seek(begin + last * sample // (SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]
-
-
-def _header(path: Path) -> tuple[int, list[tuple[str, str, list[int]]]]:
-    """Where a file's data begins, and name, type and shape of each tensor."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > LONGEST_HEADER:
-            raise ValueError(f"a header of {length} bytes")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    tensors = [(name, about["dtype"], about["shape"]) for name, about in header.items()]
-    return 8 + length, sorted(tensors)
