@@ -100,6 +100,12 @@ def test_every_tensor_an_operator_returns_is_counted() -> None:
         assert meter.live == 12 * KIB and len(parts) == 4 and len(indices) == KIB
 
 
+def test_what_has_a_shape_alone_takes_nothing() -> None:
+    with TensorMeter([torch.empty(KIB, device="meta")]) as meter:
+        a = torch.empty(KIB, device="meta") + 1
+        assert a.shape == (KIB,) and meter.live == meter.peak == 0
+
+
 def test_what_an_address_is_used_for_again_is_counted_again() -> None:
     with TensorMeter() as meter:
         for _ in range(50):

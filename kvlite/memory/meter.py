@@ -41,6 +41,8 @@ class TensorMeter(TorchDispatchMode):
         return result
 
     def _count(self, tensor: Tensor) -> None:
+        if tensor.is_meta:
+            return
         storage = tensor.untyped_storage()
         if storage._cdata in self._sizes:
             return
