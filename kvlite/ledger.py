@@ -37,6 +37,7 @@ class Ledger:
         recall_hit_rate: the share of those that tokens wanted which were there already; None
             where tokens did not look for any.
         full_kv_bytes: bytes of keys and values if nothing were dropped.
+        streamed_bytes: bytes of weights that came to the device for this answer.
         peak_bytes: peak memory, weights included.
         score_bytes_to_host, score_bytes_back: what was copied to choose on the host, scores or
             logits there and indices back; None where the device chose.
@@ -65,6 +66,7 @@ class Ledger:
     recalled_bytes: int
     recall_hit_rate: float | None
     full_kv_bytes: int
+    streamed_bytes: int
     peak_bytes: int
     score_bytes_to_host: int | None
     score_bytes_back: int | None
@@ -92,11 +94,13 @@ class Ledger:
                 held += f" with {self._method_shown}"
                 size += f" of {readable(self.full_kv_bytes)}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
+        streamed = [f"weights {readable(self.streamed_bytes)}"] if self.streamed_bytes else []
         parts = [
             f"read {self.prompt_tokens:,} tokens{again}",
             held,
             size,
             *self._recalled,
+            *streamed,
             f"peak {readable(self.peak_bytes)}",
             f"first token {self.time_to_first_token_s:.1f} s",
             *self._chosen_on_host,

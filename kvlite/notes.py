@@ -5,7 +5,9 @@ from importlib.util import find_spec
 from kvlite.cache import KVBits
 from kvlite.cache.quantized import has_compiled
 from kvlite.methods.rules import Rule
+from kvlite.model.layers import Passing
 from kvlite.model.load import LoadedModel
+from kvlite.sizes import readable
 
 SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
@@ -18,7 +20,20 @@ def notes(model: LoadedModel, rules: list[Rule], seen: int) -> tuple[str, ...]:
         seen: tokens read by the end of this turn.
     """
     bits = rules[0].bits
-    return () if bits is None else (*_lossy(bits, model, seen), *_slow(bits, model, rules))
+    passing = model.layers.passing
+    return (
+        *([] if passing is None else [_streamed(passing)]),
+        *([] if bits is None else [*_lossy(bits, model, seen), *_slow(bits, model, rules)]),
+    )
+
+
+def _streamed(passing: Passing) -> str:
+    fastest = passing.bytes_per_s / passing.nbytes
+    return (
+        f"--stream {passing.setting} brings {readable(passing.nbytes)} of weights to the device "
+        f"for every token of the answer: at {readable(int(passing.bytes_per_s))}/s, measured when "
+        f"the model was loaded, that allows {fastest:.3g} tokens/s at most"
+    )
 
 
 def _lossy(bits: KVBits, model: LoadedModel, seen: int) -> list[str]:

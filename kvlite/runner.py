@@ -1,6 +1,7 @@
 """A loaded model, ready to read and answer."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import find_model
 from kvlite.model.weights import choose_weights
+from kvlite.offload.streaming import load_streamed, require_streamable
 from kvlite.settings import Settings
 
 
@@ -98,10 +100,12 @@ def open_runner(settings: Settings, notify: Callable[[str], None] | None = None)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify)
     weights = choose_weights(settings.weights, device, folder)
+    require_streamable(settings.stream, folder, device=device, weights=weights)
     calibration = find_calibration(folder)
     if calibration is None:
         method.fitted(read_shape(folder), None)
-    model = load_model(folder, device=device, weights=weights, calibration=calibration)
+    opened = load_model if settings.stream == "off" else partial(load_streamed, settings.stream)
+    model = opened(folder, device=device, weights=weights, calibration=calibration)
     if weights.stored:
         require_own_answers(model)
     return Runner(model, settings)

@@ -97,6 +97,13 @@ class Settings:
         "checkpoint has; with int8 and nf4 (4 bits) the cache is as with auto",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "nf4"),
     )
+    stream: str = _option(
+        "off",
+        "where decoder layers' weights stay, each to come to the device only when its turn comes, "
+        "once for a prompt and once for every token: ram, in host memory, or disk, in the model's "
+        "files; so a model larger than the device runs, slower; off loads all of them",
+        choices=("off", "ram", "disk"),
+    )
     chunk: int = _option(1024, "tokens that pass through a layer together while reading", low=1)
     measure: str = _option(
         "process",
@@ -146,7 +153,7 @@ class Settings:
         Raises:
             SettingError: as `replace`, or a value that only loading could heed.
         """
-        for name in ("model", "device", "weights"):
+        for name in ("model", "device", "weights", "stream"):
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "

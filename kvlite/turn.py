@@ -1,6 +1,7 @@
 """One turn: tokens read, an answer drawn, and the account of both."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from threading import Event
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,6 @@ from kvlite.methods.amount import method_and_amount
 from kvlite.methods.desk import ON_DEVICE
 from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
-from kvlite.model.weights import held_tensors
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier, host_desk
 from kvlite.offload.room import place, tier_bytes
@@ -78,7 +78,8 @@ class Turn:
             self.method.check(self.budget)
         self._recall_from(*self._recalled_from(tier, seen, exact=bits is None))
         self.desk = host_desk(settings.scores, model.device)
-        self.meter = PeakMeter(settings.measure, model.device, held_tensors(model.module))
+        self.meter = PeakMeter(settings.measure, model.device, model.tensors())
+        self.streamed = 0
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0
@@ -162,7 +163,7 @@ class Turn:
         say = notify or _nothing
         for note in self.notes:
             say(note)
-        with self.meter.watch():
+        with self._accounted():
             try:
                 self.logits = self._prefilled(progress, cancel)
             except RecallError as error:  # the disk filled up in the meantime
@@ -208,10 +209,18 @@ class Turn:
                 return
             yield Piece(token, shown, self.ledger(None))
             step = torch.tensor([token], device=self.model.device)
-            with self.meter.watch():
+            with self._accounted():
                 self.logits = decode_step(self.model, self.cache, step, self.rules, self.recall)
             self.context.append(token)
             self.pending = []
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """Around all work of the model's: what it takes is this turn's."""
+        before = self.model.layers.brought
+        with self.meter.watch():
+            yield
+        self.streamed += self.model.layers.brought - before
 
     def _reason(self, ended: bool, cancel: Event | None) -> FinishReason | None:
         if ended:
@@ -262,6 +271,7 @@ class Turn:
             kv_bytes=cache.nbytes,
             **self._recalled(),
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
+            streamed_bytes=self.streamed,
             peak_bytes=self.meter.peak_bytes,
             score_bytes_to_host=None if desk is None else desk.wire.to_host,
             score_bytes_back=None if desk is None else desk.wire.back,

@@ -105,7 +105,9 @@ def test_a_turns_settings_are_for_that_turn(runner: kvlite.Runner, prompt: list[
     assert (answer.ledger.method, len(answer.token_ids)) == ("full", 2)
 
 
-@pytest.mark.parametrize("wrong", [{"model": "other"}, {"device": "cuda"}, {"weights": "fp16"}])
+@pytest.mark.parametrize(
+    "wrong", [{"model": "other"}, {"device": "cuda"}, {"weights": "fp16"}, {"stream": "disk"}]
+)
 def test_a_loaded_model_is_not_changed_by_settings(
     runner: kvlite.Runner, wrong: dict[str, str]
 ) -> None:

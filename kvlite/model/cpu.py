@@ -48,9 +48,9 @@ def _divisor(parts: int, features: int) -> int:
 
 def split_linears(module: nn.Module) -> None:
     """Replace every plain linear layer within `module`, in place; quantized ones are of another
-    class, or have a `forward` of their own."""
+    class, or have a `forward` of their own. Those whose weights lie elsewhere stay as they are."""
     for name, child in module.named_children():
-        if type(child) is nn.Linear and "forward" not in vars(child):
+        if type(child) is nn.Linear and not (child.weight.is_meta or "forward" in vars(child)):
             setattr(module, name, SplitLinear(child))
         else:
             split_linears(child)

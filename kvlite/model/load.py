@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,17 @@ from kvlite.errors import ModelError, SettingError, reason
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
+from kvlite.model.layers import Layers
 from kvlite.model.shape import ModelShape, shape_of
-from kvlite.model.weights import Weights, hush_bitsandbytes, keep_odd_sizes_unpacked
+from kvlite.model.weights import (
+    Weights,
+    held_tensors,
+    hush_bitsandbytes,
+    keep_odd_sizes_unpacked,
+)
 
 # Without the second one transformers would ask on the terminal whether to run a file's code.
-_PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass
@@ -32,6 +38,7 @@ class LoadedModel:
         weights: what they were loaded as.
         stop_ids: tokens that end an answer.
         calibration: what was measured of it for methods that need it, if it was.
+        layers: the decoder layers.
     """
 
     module: Any
@@ -41,11 +48,10 @@ class LoadedModel:
     weights: Weights
     stop_ids: frozenset[int]
     calibration: Calibration | None = None
+    layers: Layers = field(init=False)
 
-    @property
-    def layers(self) -> list[Any]:
-        """The decoder layers, in order."""
-        return list(self.module.model.layers[: self.shape.layers])
+    def __post_init__(self) -> None:
+        self.layers = Layers(self.module.model.layers[: self.shape.layers])
 
     @property
     def device(self) -> torch.device:
@@ -58,6 +64,11 @@ class LoadedModel:
         """The activations' type, and the cache's; weights may be quantized, embeddings are not."""
         dtype: torch.dtype = self.module.model.embed_tokens.weight.dtype
         return dtype
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What is on the device for it, all of it; some come twice, as views of one storage."""
+        yield from held_tensors(self.module)
+        yield from self.layers.tensors()
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""
@@ -89,6 +100,16 @@ class LoadedModel:
         return [by_kind[kind] for kind in kinds]
 
 
+class Opened(Protocol):
+    """Makes a transformers model of a folder."""
+
+    def __call__(
+        self, folder: Path, *, device: torch.device, weights: Weights
+    ) -> tuple[Any, dict[str, Any]]:
+        """The module, and what was found of its weights, as transformers tells it."""
+        ...
+
+
 def choose_device(device: str) -> torch.device:
     """The device a setting names; `auto` is the GPU if there is one.
 
@@ -117,8 +138,13 @@ def load_model(
     device: torch.device,
     weights: Weights,
     calibration: Calibration | None = None,
+    opened: Opened | None = None,
 ) -> LoadedModel:
     """Load safetensors from `folder`; nothing in it is executed.
+
+    Args:
+        opened: gives the module, instead of `load_module`; its decoder layers' weights may lie
+            elsewhere than on `device`.
 
     Raises:
         ModelError: files are missing, damaged or do not fit together, or a library that quantized
@@ -128,12 +154,12 @@ def load_model(
 
     try:
         with without_progress_lines():
-            config = AutoConfig.from_pretrained(folder, **_PLACE)
+            config = AutoConfig.from_pretrained(folder, **PLACE)
             shape = shape_of(config)
             if weights.stored:
                 _require_packed(config.quantization_config, weights, device)
-            module, found = load_module(folder, device=device, weights=weights)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **_PLACE)
+            module, found = (opened or load_module)(folder, device=device, weights=weights)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **PLACE)
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     require_whole(found, str(folder), exactly=weights.stored)
@@ -175,7 +201,7 @@ def load_module(
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **quantized,
-        **_PLACE,
+        **PLACE,
     )
     module, found = loaded
     module.eval().requires_grad_(False)

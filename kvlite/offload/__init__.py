@@ -3,5 +3,6 @@
 from kvlite.offload.recall import Recall
 from kvlite.offload.scores import HostScores, host_desk
 from kvlite.offload.tier import Tier
+from kvlite.offload.weights import StreamedLayers
 
-__all__ = ["HostScores", "Recall", "Tier", "host_desk"]
+__all__ = ["HostScores", "Recall", "StreamedLayers", "Tier", "host_desk"]

@@ -1,0 +1,79 @@
+"""Where weights that come to the device are kept: in a model's files, or in host memory."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kvlite.model.files import Stored
+from kvlite.offload.files import FileReader
+from kvlite.offload.slots import Layout, Place
+
+PIECE = 1 << 27  # some systems pin no more than a little at once
+
+
+class InFiles:
+    """Weights that stay in safetensors files."""
+
+    def __init__(
+        self, layers: Sequence[Sequence[tuple[Place, list[Stored]]]], device: torch.device
+    ) -> None:
+        """Open the files.
+
+        Args:
+            layers: every layer's places, and what each is made of.
+        """
+        self.layers = layers
+        paths = {part.path for layer in layers for _, parts in layer for part in parts}
+        self.reader = FileReader(paths, device)
+
+    def bring(self, index: int, memory: Tensor) -> None:
+        """Read one layer, in the type that is computed in.
+
+        Raises:
+            ModelError: the files are no longer what they were.
+        """
+        for place, parts in self.layers[index]:
+            self.reader.read(parts, place.within(memory).view(-1))
+        self.reader.require_unchanged()
+
+
+class InMemory:
+    """Weights in host memory, pinned where that can be had, as they will lie on the device."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        """Take every layer's numbers over; the parameters are left without."""
+        self.layers = [list(_taken(layout)) for layout in layouts]
+
+    def bring(self, index: int, memory: Tensor) -> None:
+        """Copy one layer."""
+        sizes = [len(piece) for piece in self.layers[index]]
+        parts = memory[: sum(sizes)].split(sizes)
+        for part, piece in zip(parts, self.layers[index], strict=True):
+            part.copy_(piece, non_blocking=True)
+
+
+def _taken(layout: Layout) -> Iterator[Tensor]:
+    flat = torch.zeros(layout.size, dtype=torch.uint8)
+    for place in layout.places:
+        place.within(flat).copy_(place.parameter.data)
+    layout.release()
+    for piece in flat.split(PIECE):
+        yield _pinned(piece)
+
+
+def _pinned(piece: Tensor) -> Tensor:
+    """A copy that a GPU can be given while it computes; one that it has to wait for, where the
+    system has no more such memory."""
+    try:
+        return piece.pin_memory()
+    except RuntimeError:
+        return piece.clone()
+
+
+def move_scales(layer: nn.Module, device: torch.device) -> None:
+    """Put what bitsandbytes keeps beside 4-bit weights on the device, where it stays."""
+    for parameter in layer.parameters():
+        scales = getattr(parameter, "quant_state", None)
+        if scales is not None:
+            scales.to(device)

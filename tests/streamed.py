@@ -1,0 +1,106 @@
+"""Models whose layers come in turn, beside the same ones that have them all."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.methods import parse_method
+from kvlite.methods.rules import layer_rules
+from kvlite.model.load import LoadedModel, require_whole
+from kvlite.model.weights import PLAIN, Weights
+from kvlite.offload.streaming import in_files, in_memory, open_beside, open_without_layers
+from kvlite.offload.weights import StreamedLayers
+from tests.conftest import Tiny
+
+CPU = torch.device("cpu")
+STREAMED = {"disk": (open_without_layers, in_files), "ram": (open_beside, in_memory)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One model twice: with all its layers, and with layers that come in turn."""
+
+    whole: LoadedModel
+    streamed: LoadedModel
+
+    @property
+    def layers(self) -> StreamedLayers:
+        """The ones that come."""
+        assert isinstance(self.streamed.layers, StreamedLayers)
+        return self.streamed.layers
+
+
+def streamed(tiny: Tiny, folder: Path, setting: str = "disk", weights: str = "fp32") -> LoadedModel:
+    """The model, saved to a folder and opened from there. Its linear layers are left as
+    transformers has them, so that what is computed is the same to the last digit."""
+    if not (folder / "config.json").exists():
+        tiny.reference.save_pretrained(folder)
+    opened, attached = STREAMED[setting]
+    chosen = Weights(weights, PLAIN.get(weights, torch.float32))
+    module, found = opened(folder, device=CPU, weights=chosen)
+    require_whole(found, str(folder))
+    model = replace(tiny.model, module=module, path=folder, weights=chosen)
+    model.layers = attached(model)
+    align(module)
+    return model
+
+
+def align(module: Any) -> None:
+    """Let weights begin where products like it: where a file is mapped to in memory is seen in the
+    last digit."""
+    for parameter in module.parameters():
+        if parameter.numel():
+            parameter.data = parameter.data.clone()
+
+
+def pair(tiny: Tiny, folder: Path, setting: str = "disk") -> Pair:
+    return Pair(tiny.model, streamed(tiny, folder, setting))
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 199, (count,), generator=generator).tolist()
+
+
+def two_turns(model: LoadedModel) -> list[Tensor]:
+    """Logits after each of two prompts in chunks, and after each of four tokens that follow."""
+    cache, heard = empty_cache(model), []
+    for turn in range(2):
+        ids = torch.tensor([prompt(40, turn)])
+        rules = layer_rules(parse_method("full"), model.shape, 400, cache.seen + 40)
+        heard.append(prefill(model, cache, ids, rules, chunk=16))
+        for _ in range(4):
+            heard.append(decode_step(model, cache, heard[-1].argmax(-1), rules))
+    return heard
+
+
+def layer_bytes(module: Any) -> int:
+    """Bytes of one layer's weights."""
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def slot_bytes(module: Any) -> int:
+    """Bytes that one layer takes where each of its weights begins at a multiple of 256."""
+    return sum(-(-parameter.nbytes // 256) * 256 for parameter in module.parameters())
+
+
+def rest_bytes(module: Any) -> int:
+    """Bytes of a model without its decoder layers, what is tied counted once."""
+    layers = {id(parameter) for parameter in module.model.layers.parameters()}
+    own = [each for each in module.parameters() if id(each) not in layers]
+    return sum(each.nbytes for each in [*own, *module.buffers()])
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))

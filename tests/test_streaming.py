@@ -1,0 +1,315 @@
+"""Layers that come in turn: the same numbers, in the memory of two, whatever happens meanwhile."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.engine.fork import Choice, read_once
+from kvlite.engine.together import answers
+from kvlite.errors import InterruptedCacheError, ModelError, Stopped
+from kvlite.memory.meter import TensorMeter
+from kvlite.methods import parse_method
+from kvlite.model.load import LoadedModel
+from kvlite.runner import Runner
+from kvlite.settings import Settings
+from tests.conftest import Tiny, make_tiny
+from tests.streamed import (
+    Pair,
+    layer_bytes,
+    pair,
+    prompt,
+    rest_bytes,
+    slot_bytes,
+    streamed,
+    two_turns,
+)
+
+
+@pytest.fixture
+def both(llama: Tiny, tmp_path: Path) -> Pair:
+    return pair(llama, tmp_path)
+
+
+def runner(model: LoadedModel, **settings: Any) -> Runner:
+    return Runner(model, Settings().replace({"max_new_tokens": 6, **settings}))
+
+
+def tokens(model: LoadedModel, ids: list[int], **settings: Any) -> list[int]:
+    return runner(model, **settings).generate(ids, ignore_eos=True).token_ids
+
+
+class Watched:
+    """A source that remembers what was asked of it, and fails when told to."""
+
+    def __init__(self, layers: Any) -> None:
+        self.source, layers.source = layers.source, self
+        self.brought: list[int] = []
+        self.came = threading.Semaphore(0)
+        self.failing: dict[int, BaseException] = {}
+
+    def bring(self, index: int, memory: Tensor) -> None:
+        self.brought.append(index)
+        if index in self.failing:
+            raise self.failing.pop(index)
+        self.source.bring(index, memory)
+        self.came.release()
+
+
+# --- the same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["disk", "ram"])
+def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_path: Path) -> None:
+    """To the last digit, in two turns and their answers."""
+    both = pair(tiny, tmp_path, setting)
+    for ours, whole in zip(two_turns(both.streamed), two_turns(both.whole), strict=True):
+        assert torch.equal(ours, whole)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "kvzip:passage=32,window=4", "budget": 40},
+        {"method": "simlayerkv+kvx", "budget": 40},
+        {"method": "minicache", "budget": 40},
+        {"method": "pyramidinfer", "budget": 40},
+        {"method": "kvx", "budget": 40, "recall": "ram", "recall_entries": 8},
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_whatever_the_method_two_turns_say_the_same(both: Pair, settings: dict[str, Any]) -> None:
+    said = []
+    for model in (both.whole, both.streamed):
+        talk = runner(model, chunk=32, **settings).conversation()
+        said.append(
+            [talk.generate(prompt(90, turn), ignore_eos=True).token_ids for turn in range(2)]
+        )
+    assert said[0] == said[1] and all(map(len, said[0]))
+
+
+def test_branches_that_step_together_say_the_same(both: Pair) -> None:
+    choices = [Choice(parse_method(spec), 40) for spec in ("full", "snapkv", "kvx", "tova")]
+    said = []
+    for model in (both.whole, both.streamed):
+        branches = read_once(model, prompt(90), choices, reserve=5)
+        said.append(answers(model, branches, 5))
+    assert said[0] == said[1] and len(said[0]) == 4
+
+
+def test_two_conversations_take_turns_within_their_answers(both: Pair) -> None:
+    ids = [prompt(50, seed) for seed in (1, 2)]
+    alone = [tokens(both.whole, each) for each in ids]
+    talks = [runner(both.streamed).conversation() for _ in ids]
+    streams = [
+        talk.stream_tokens(each, ignore_eos=True) for talk, each in zip(talks, ids, strict=True)
+    ]
+    heard = list(zip(*streams, strict=True))
+    assert [[piece.token_id for piece in each] for each in zip(*heard, strict=True)] == alone
+    # Each is told what came for itself alone: for the prompt and for every token but the last.
+    passing = 6 * both.layers.passing.nbytes if both.layers.passing else 0
+    assert [piece.ledger.streamed_bytes for piece in heard[-1]] == [passing] * 2
+
+
+def test_layers_may_be_asked_for_in_any_order(both: Pair) -> None:
+    for index in (3, 1, 1, 0, 2, -1, 0, 3, 2):
+        ours, whole = both.layers[index], both.whole.layers[index]
+        for name, parameter in whole.named_parameters():
+            assert torch.equal(ours.get_parameter(name), parameter)
+    with pytest.raises(IndexError):
+        both.layers[4]
+
+
+def test_a_layer_that_has_gone_cannot_compute(both: Pair) -> None:
+    """It fails; with another layer's numbers it would give some answer."""
+    hidden = torch.zeros(1, 3, 64)
+    first, _, _ = (both.layers[index] for index in range(3))
+    assert {parameter.numel() for parameter in first.parameters()} == {0}
+    with pytest.raises(RuntimeError):
+        first.mlp(hidden)
+
+
+# --- when they come ------------------------------------------------------------------------------
+
+
+def test_the_next_layer_comes_while_one_computes(both: Pair) -> None:
+    """And after the last the first, without being asked for."""
+    watched = Watched(both.layers)
+    for index in (0, 1, 2, 3):
+        both.layers[index]
+        assert watched.came.acquire(timeout=20)
+        assert watched.brought == [1, 2, 3, 0][: index + 1]
+
+
+@pytest.mark.parametrize("method", ["full", "kvzip:passage=32,window=4"])
+def test_a_layer_comes_once_for_a_whole_prompt(both: Pair, method: str) -> None:
+    """In seven chunks, and in a repetition of them; then once for each token."""
+    talk = runner(both.streamed, method=method, budget=40, chunk=16).conversation()
+    watched = Watched(both.layers)
+    talk.read(prompt(100))
+    assert watched.came.acquire(timeout=20)
+    both.layers.courier.submit(lambda: None).result()
+    assert watched.brought == [1, 2, 3, 0]  # the first was there, and is there again
+    talk.generate([5], max_new_tokens=3, ignore_eos=True)
+    both.layers.courier.submit(lambda: None).result()
+    assert watched.brought == [1, 2, 3, 0] * 4
+
+
+def test_what_came_is_accounted_for(both: Pair) -> None:
+    passing = both.layers.passing
+    assert passing is not None
+    assert passing.nbytes == sum(map(layer_bytes, both.whole.module.model.layers))
+    assert passing.bytes_per_s > 0
+    talk = runner(both.streamed).conversation()
+    for turn in range(2):
+        for count in (1, 4):
+            answer = talk.generate(prompt(30, turn), max_new_tokens=count, ignore_eos=True)
+            assert answer.ledger.streamed_bytes == count * passing.nbytes
+    assert "weights " in answer.ledger.line()
+    (note,) = answer.ledger.notes
+    assert note.startswith(
+        "--stream disk brings 482.0 KiB of weights to the device for every token"
+    )
+    most = float(note.split()[-4])
+    assert most == pytest.approx(passing.bytes_per_s / passing.nbytes, rel=0.01)
+    whole = runner(both.whole).generate(prompt(30), ignore_eos=True).ledger
+    assert (whole.streamed_bytes, whole.notes) == (0, ())
+    assert "weights " not in whole.line()
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["disk", "ram"])
+def test_two_layers_and_the_rest_are_on_the_device(
+    tiny: Tiny, setting: str, tmp_path: Path
+) -> None:
+    """To the byte, before, during and after an answer."""
+    both = pair(tiny, tmp_path, setting)
+    module = both.whole.module
+    slots = 2 * max(map(slot_bytes, module.model.layers))
+    weights = rest_bytes(module) + slots
+    whole = TensorMeter(both.whole.tensors()).live
+    assert TensorMeter(both.streamed.tensors()).live == weights < whole
+    peaks = []
+    for model in (both.streamed, both.whole):
+        answer = runner(model, measure="tensors").generate(prompt(60), ignore_eos=True)
+        peaks.append(answer.ledger.peak_bytes)
+    assert peaks[0] - weights == peaks[1] - whole > 0  # all else is as it was
+    assert TensorMeter(both.streamed.tensors()).live == weights
+
+
+def test_loading_never_holds_more(llama: Tiny, tmp_path: Path) -> None:
+    llama.reference.save_pretrained(tmp_path)
+    with TensorMeter() as meter:
+        model = streamed(llama, tmp_path)
+    weights = TensorMeter(model.tensors()).live
+    largest = max(parameter.nbytes for parameter in llama.reference.parameters())
+    assert weights <= meter.peak < weights + largest + (1 << 17)
+    assert meter.peak < sum(parameter.nbytes for parameter in llama.reference.parameters())
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+def interrupted(both: Pair, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let a layer's forward pass be interrupted once, after so many calls."""
+    layer, calls = both.layers.modules[2], 0
+    forward = layer.forward
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            raise KeyboardInterrupt
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", once)
+
+
+@pytest.mark.parametrize("after", [1, 2, 6])
+def test_an_interrupt_leaves_the_model_usable(
+    both: Pair, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """While reading, or within an answer; the prompt is two chunks."""
+    expected = tokens(both.whole, prompt(50))
+    interrupted(both, monkeypatch, after)
+    talk = runner(both.streamed, chunk=32).conversation()
+    with pytest.raises(KeyboardInterrupt):
+        talk.generate(prompt(50), ignore_eos=True)
+    if after > 2:
+        with pytest.raises(InterruptedCacheError):
+            talk.generate([5])
+    else:
+        assert talk.generate(prompt(50), ignore_eos=True).token_ids == expected
+    assert tokens(both.streamed, prompt(50)) == expected
+
+
+def test_a_cancelled_reading_changes_nothing(both: Pair) -> None:
+    cancel = threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if done > total / 2:
+            cancel.set()
+
+    talk = runner(both.streamed, chunk=16).conversation()
+    with pytest.raises(Stopped):
+        talk.generate(prompt(50), progress=progress, cancel=cancel)
+    answer = talk.generate(prompt(50), ignore_eos=True)
+    assert answer.token_ids == tokens(both.whole, prompt(50))
+
+
+@pytest.mark.parametrize("error", [ModelError("gone"), KeyboardInterrupt()])
+def test_a_layer_that_does_not_come_may_come_later(both: Pair, error: BaseException) -> None:
+    expected, watched = tokens(both.whole, prompt(50)), Watched(both.layers)
+    for index in range(4):
+        watched.failing = {index: error}
+        if index == 0:
+            both.layers[3]  # the first comes now
+        with pytest.raises(type(error)):
+            tokens(both.streamed, prompt(50))
+        assert not watched.failing
+        assert tokens(both.streamed, prompt(50)) == expected
+
+
+def test_an_interrupt_while_a_layer_is_sent_for_is_no_harm(
+    both: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot is not believed to hold what it held, nor what was to come."""
+    expected, submit = tokens(both.whole, prompt(50)), both.layers.courier.submit
+
+    def after(sent: Callable[..., Any], *args: Any) -> None:
+        submit(sent, *args)
+        raise KeyboardInterrupt
+
+    for index in range(4):
+        with monkeypatch.context() as patch:
+            patch.setattr(both.layers.courier, "submit", after)
+            with pytest.raises(KeyboardInterrupt):
+                both.layers[index]
+                both.layers[(index + 2) % 4]
+        assert tokens(both.streamed, prompt(50)) == expected
+
+
+# --- numbers in other types ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("wanted", ["fp32", "bf16"])
+def test_files_of_another_type_are_rounded_as_transformers_does(
+    name: str, stored: torch.dtype, wanted: str, tmp_path: Path
+) -> None:
+    tiny = make_tiny(name)
+    tiny.reference.to(stored).save_pretrained(tmp_path)
+    disk, ram = (streamed(tiny, tmp_path, setting, wanted) for setting in ("disk", "ram"))
+    for index in range(4):
+        ours, theirs = disk.layers[index], ram.layers[index]
+        for part, parameter in theirs.named_parameters():
+            assert torch.equal(ours.get_parameter(part), parameter), part
+    assert torch.equal(disk.module.lm_head.weight, ram.module.lm_head.weight)
+    assert disk.dtype == ram.dtype
