@@ -94,7 +94,9 @@ class Ledger:
                 held += f" with {self._method_shown}"
                 size += f" of {readable(self.full_kv_bytes)}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
-        streamed = [f"weights {readable(self.streamed_bytes)}"] if self.streamed_bytes else []
+        streamed = (
+            [f"brought {readable(self.streamed_bytes)} of weights"] if self.streamed_bytes else []
+        )
         parts = [
             f"read {self.prompt_tokens:,} tokens{again}",
             held,

@@ -17,7 +17,7 @@ from kvlite.methods import parse_method
 from kvlite.model.load import LoadedModel
 from kvlite.runner import Runner
 from kvlite.settings import Settings
-from tests.conftest import Tiny, make_tiny
+from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.streamed import (
     Pair,
     layer_bytes,
@@ -90,6 +90,14 @@ def test_whatever_the_method_two_turns_say_the_same(both: Pair, settings: dict[s
             [talk.generate(prompt(90, turn), ignore_eos=True).token_ids for turn in range(2)]
         )
     assert said[0] == said[1] and all(map(len, said[0]))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_few_layers(layers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "few", ("LlamaConfig", {"num_hidden_layers": layers}))
+    both = pair(make_tiny("few"), tmp_path)
+    for ours, whole in zip(two_turns(both.streamed), two_turns(both.whole), strict=True):
+        assert torch.equal(ours, whole)
 
 
 def test_branches_that_step_together_say_the_same(both: Pair) -> None:
@@ -169,7 +177,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
         for count in (1, 4):
             answer = talk.generate(prompt(30, turn), max_new_tokens=count, ignore_eos=True)
             assert answer.ledger.streamed_bytes == count * passing.nbytes
-    assert "weights " in answer.ledger.line()
+    assert "brought 1.9 MiB of weights" in answer.ledger.line()
     (note,) = answer.ledger.notes
     assert note.startswith(
         "--stream disk brings 482.0 KiB of weights to the device for every token"
@@ -178,7 +186,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
     assert most == pytest.approx(passing.bytes_per_s / passing.nbytes, rel=0.01)
     whole = runner(both.whole).generate(prompt(30), ignore_eos=True).ledger
     assert (whole.streamed_bytes, whole.notes) == (0, ())
-    assert "weights " not in whole.line()
+    assert "weights" not in whole.line()
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
 
 from kvlite.errors import ModelError, SettingError
+from kvlite.model.files import stored_weights
 from kvlite.model.layers import Layers
 from kvlite.model.load import load_module
 from kvlite.model.weights import PLAIN, Weights, held_tensors
 from kvlite.offload import sources
+from kvlite.offload.files import FileReader
 from kvlite.offload.streaming import load_streamed, open_without_layers, require_streamable
 from kvlite.runner import Runner
 from kvlite.settings import Settings
@@ -160,6 +163,15 @@ def test_a_file_that_changes_meanwhile_ends_an_answer_in_one_sentence(
     assert str(path) in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(ModelError, match="load the model again"):
         runner.generate(prompt(50))
+
+
+def test_bytes_that_are_not_there_are_not_made_up(llama: Tiny, tmp_path: Path) -> None:
+    llama.reference.save_pretrained(tmp_path)
+    stored = stored_weights(tmp_path)["lm_head.weight"]
+    with closing(FileReader([stored.path], CPU)) as reader:
+        os.truncate(stored.path, stored.end - 4)
+        with pytest.raises(ModelError, match=r"cannot be read from any more.*has come to its end"):
+            reader.read([stored], torch.empty(stored.count))
 
 
 def test_files_that_are_removed_meanwhile_are_read_on(llama: Tiny, tmp_path: Path) -> None:

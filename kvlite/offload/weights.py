@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -47,7 +48,13 @@ class Slot:
 
 class StreamedLayers(Layers):
     """Decoder layers that come to the device when they are asked for, and the next one with them;
-    the first comes after the last."""
+    the first comes after the last.
+
+    Attributes:
+        nbytes: of all their weights.
+        current: the slot of the layer that was asked for last.
+        courier: the thread that brings them, one at a time.
+    """
 
     def __init__(
         self,
@@ -77,8 +84,8 @@ class StreamedLayers(Layers):
         ]
         self.current: Slot | None = None
         self.courier = ThreadPoolExecutor(1, thread_name_prefix="kvlite-weights")
-        nbytes = sum(layout.nbytes for layout in layouts)
-        self.passing = Passing(setting, nbytes, self._measured())
+        self.nbytes = sum(layout.nbytes for layout in layouts)
+        self.passing = Passing(setting, self.nbytes, self._measured())
         self._send(self.slots[0], 0)
 
     def __getitem__(self, index: int) -> Any:
@@ -113,10 +120,7 @@ class StreamedLayers(Layers):
         held, slot.holds = slot.holds, None  # whatever interrupts this, it is not believed to hold
         if held is not None:
             self.layouts[held].release()
-        free = None
-        if self.stream is not None:
-            free = torch.cuda.current_stream(self.stream.device).record_event()
-        slot.arrives = self.courier.submit(self._carry, index, slot.memory, free)
+        slot.arrives = self.courier.submit(self._carry, index, slot.memory, self._now())
         slot.holds = index
 
     def _receive(self, slot: Slot, index: int) -> None:
@@ -133,10 +137,17 @@ class StreamedLayers(Layers):
         self.current = slot
         self.brought += self.layouts[index].nbytes
 
+    def _now(self) -> torch.cuda.Event | None:
+        """An event after all that is computed now; a CPU has computed it already."""
+        if self.stream is None:
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self.stream.device).record_event()
+        return event
+
     def _carry(
         self, index: int, memory: Tensor, free: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
-        """Bring a layer; in the courier's thread."""
+        """Bring a layer to memory that is free after an event; mostly in the courier's thread."""
         if self.stream is None:
             self.source.bring(index, memory)
             return None
@@ -148,12 +159,16 @@ class StreamedLayers(Layers):
             return arrived
 
     def _measured(self) -> float:
-        """Bytes a second, median of some layers, each brought once."""
+        """Bytes a second, median of some layers: where files fit in free memory, from which they
+        are read again, of a second time."""
+        again = self.nbytes < psutil.virtual_memory().available
         rates = []
         for index in sorted({len(self) * step // SAMPLES for step in range(SAMPLES)}):
-            start = perf_counter()
-            arrived = self._carry(index, self.slots[0].memory, None)
-            if arrived is not None:
-                arrived.synchronize()
-            rates.append(self.layouts[index].nbytes / (perf_counter() - start))
+            for _ in range(1 + again):
+                start = perf_counter()
+                arrived = self._carry(index, self.slots[0].memory, self._now())
+                if arrived is not None:
+                    arrived.synchronize()
+                seconds = perf_counter() - start
+            rates.append(self.layouts[index].nbytes / seconds)
         return median(rates)
