@@ -76,7 +76,7 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        self._recall_from(*self._recalled_from(tier, seen, exact=bits is None))
+        self._decide(*self._tier_in_effect(tier, seen, exact=bits is None))
         self.desk = host_desk(settings.scores, model.device)
         self.meter = PeakMeter(settings.measure, model.device, model.tensors())
         self.streamed = 0
@@ -86,7 +86,7 @@ class Turn:
         self.first_s = 0.0
         self.last_s = 0.0
 
-    def _recall_from(self, tier: Tier | None, said: list[str]) -> None:
+    def _decide(self, tier: Tier | None, said: list[str]) -> None:
         """Decide what is read, and by which rules.
 
         Args:
@@ -103,7 +103,7 @@ class Turn:
         self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
         self.notes = (*notes(model, self.rules, seen), *said)
 
-    def _recalled_from(
+    def _tier_in_effect(
         self, tier: Tier | None, seen: int, *, exact: bool
     ) -> tuple[Tier | None, list[str]]:
         """The tier, unless this turn loses nothing, or it cannot be; then what the user is told.
@@ -167,7 +167,7 @@ class Turn:
             try:
                 self.logits = self._prefilled(progress, cancel)
             except RecallError as error:  # the disk filled up in the meantime
-                self._recall_from(None, [str(error)])
+                self._decide(None, [str(error)])
                 say(str(error))
                 self.logits = self._prefilled(progress, cancel)
         if self.model.device.type == "cuda":
