@@ -12,6 +12,7 @@ from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
+from kvlite.offload.room import ram_limit
 from kvlite.prompts import certain, user_turn
 from kvlite.settings import Settings
 from kvlite.turn import Notify, Turn
@@ -37,6 +38,7 @@ class Conversation:
                 or the method needs a calibration of the model.
         """
         parse_kv_bits(settings.kv_bits)
+        ram_limit(settings.recall_limit, 0)
         method, _ = method_and_amount(settings.method, settings.budget)
         method.fitted(model.shape, model.calibration)
         self.model = model
@@ -44,6 +46,7 @@ class Conversation:
         self.token_ids: list[int] = []
         self.messages: list[dict[str, str]] = []
         self._ahead: list[int] = []
+        self._noted: tuple[str, ...] = ()
         self._turn: Turn | None = None
         self._answer: Generator[Piece] | None = None
         self.cache = empty_cache(model)
@@ -87,19 +90,27 @@ class Conversation:
         progress: Progress | None = None,
         notify: Notify | None = None,
         cancel: Event | None = None,
-    ) -> None:
+    ) -> bool:
         """Read what the user's next message will begin with: a document, before the first question
         about it is there. Only what differs is read when that is said to `stream`.
 
         Args and errors are those of `read`.
+
+        Returns:
+            Whether it was read. It is not where something would be lost that the question might
+            want.
         """
         if self._ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
         ahead = certain(self._said, text)
-        if ahead:
-            ids = [*self._unread, *ahead]
-            self._read(ids, self.settings, progress, notify, cancel, answers=False)
-            self._ahead = ahead
+        turn = (
+            self._turn_of([*self._unread, *ahead], self.settings, answers=False) if ahead else None
+        )
+        if turn is None or (turn.loses and (turn.tier is None or not turn.method.exact)):
+            return False
+        self._take(turn, progress, notify, cancel)
+        self._ahead = ahead
+        return True
 
     def generate(
         self,
@@ -199,25 +210,46 @@ class Conversation:
         *,
         answers: bool = True,
     ) -> Turn:
+        turn = self._turn_of(ids, settings, answers=answers)
+        self._take(turn, progress, notify, cancel)
+        return turn
+
+    def _turn_of(self, ids: list[int], settings: Settings, *, answers: bool) -> Turn:
         tier = self._tier_for(settings)
-        turn = Turn(
+        return Turn(
             self.model, self.cache, self.token_ids, ids, settings, tier=tier, answers=answers
         )
+
+    def _take(
+        self,
+        turn: Turn,
+        progress: Progress | None,
+        notify: Notify | None,
+        cancel: Event | None,
+    ) -> None:
+        """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
         if self._answer is not None:
             self._answer.close()  # nobody listened to its end
         turn.read(progress, notify, cancel)
-        self.tier = turn.tier
         self._turn = turn
-        return turn
+        turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))
+        self._noted = () if turn.answers else turn.notes
+        if turn.tier is not None or not self._set_aside(turn.settings):
+            self.tier = turn.tier
+
+    def _set_aside(self, settings: Settings) -> bool:
+        """Whether a turn does not look at the tier, which later ones may: they read again what they
+        missed."""
+        method, _ = method_and_amount(settings.method, settings.budget)
+        return method.mask(1) is not None and settings.recall == "auto"
 
     def _tier_for(self, settings: Settings) -> Tier | None:
         """What a turn recalls from, if its settings ask for that."""
         method, _ = method_and_amount(settings.method, settings.budget)
-        if settings.recall == "off":
+        ram_limit(settings.recall_limit, 0)
+        if settings.recall == "off" or self._set_aside(settings):
             return None
         if method.mask(1) is not None:
-            if settings.recall == "auto":
-                return None
             raise SettingError(
                 f"{method.spec} never looks at what is out of its sight, so --recall "
                 f"{settings.recall} has nothing to bring back: use --recall off"

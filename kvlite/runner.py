@@ -16,6 +16,7 @@ from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import find_model
 from kvlite.model.weights import choose_weights
+from kvlite.offload.room import ram_limit
 from kvlite.offload.streaming import load_streamed, require_streamable
 from kvlite.settings import Settings
 
@@ -97,6 +98,7 @@ def open_runner(settings: Settings, notify: Callable[[str], None] | None = None)
     """`load` from whole settings; everything is checked before a weight is read."""
     method, _ = method_and_amount(settings.method, settings.budget)
     require_growing(parse_kv_bits(settings.kv_bits), method)
+    ram_limit(settings.recall_limit, 0)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify)
     weights = choose_weights(settings.weights, device, folder)

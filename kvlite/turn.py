@@ -35,6 +35,7 @@ class Turn:
     Attributes:
         context: the conversation's tokens in the cache; what enters it is appended.
         pending: a token that was drawn and has not entered the cache.
+        loses: whether the cache drops or rounds something of it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Turn:
         self.context = context
         self.ids = ids
         self.settings = settings
+        self.answers = answers
         self.pending: list[int] = []
         self._require_known(ids)
         self.longest = self._within_context(settings.max_new_tokens if answers else 0)
@@ -76,7 +78,10 @@ class Turn:
         )
         if self.budget < seen:
             self.method.check(self.budget)
-        self._decide(*self._tier_in_effect(tier, seen, exact=bits is None))
+        grows = self.method.only_grows and self.method.settles is None
+        most = seen if grows else seen + self.longest
+        self.loses = bits is not None or self.budget < most
+        self._decide(*self._tier_in_effect(tier, seen))
         self.desk = host_desk(settings.scores, model.device)
         self.meter = PeakMeter(settings.measure, model.device, model.tensors())
         self.streamed = 0
@@ -103,21 +108,14 @@ class Turn:
         self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
         self.notes = (*notes(model, self.rules, seen), *said)
 
-    def _tier_in_effect(
-        self, tier: Tier | None, seen: int, *, exact: bool
-    ) -> tuple[Tier | None, list[str]]:
-        """The tier, unless this turn loses nothing, or it cannot be; then what the user is told.
-
-        Args:
-            exact: whether the cache is not quantized.
-        """
+    def _tier_in_effect(self, tier: Tier | None, seen: int) -> tuple[Tier | None, list[str]]:
+        """The tier, unless this turn loses nothing, or it cannot be; then what the user is told."""
         settings = self.settings
-        grows = self.method.only_grows and self.method.settles is None
-        most = seen if grows else seen + self.longest
-        if exact and self.budget >= most and not (tier and tier.begun):
+        if not self.loses and not (tier and tier.begun):
             return None, []
         if tier is None:
-            if settings.recall in ("auto", "off") or not self.method.frees_memory:
+            able = self.method.frees_memory and self.method.mask(1) is None
+            if settings.recall == "off" or not able:
                 return None, []
             return None, [
                 f"--recall {settings.recall} cannot begin now, since some of what was read before "
@@ -126,7 +124,7 @@ class Turn:
         shape, itemsize = self.model.shape, self.model.dtype.itemsize
         needed = tier_bytes(shape, seen, self.longest, itemsize, tier.bits)
         try:
-            tier.disk, said = place(settings, tier, needed)
+            tier.disk, tier.spare, said = place(settings, tier, needed)
         except RecallError as error:
             return None, [str(error)]
         return tier, said
@@ -164,11 +162,14 @@ class Turn:
         for note in self.notes:
             say(note)
         with self._accounted():
+            failed = ""
             try:
                 self.logits = self._prefilled(progress, cancel)
             except RecallError as error:  # the disk filled up in the meantime
-                self._decide(None, [str(error)])
-                say(str(error))
+                failed = str(error)
+            if failed:
+                self._decide(None, [failed])
+                say(failed)
                 self.logits = self._prefilled(progress, cancel)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)

@@ -12,7 +12,9 @@ import psutil
 import pytest
 import torch
 
-from kvlite.errors import Stopped
+import kvlite
+from kvlite.engine.prefill import Reading
+from kvlite.errors import RecallError, SettingError, Stopped
 from kvlite.offload import Tier
 from kvlite.offload.disk import Disk
 from kvlite.offload.room import index_bytes, tier_bytes
@@ -294,3 +296,131 @@ def test_fifty_turns_leave_the_device_where_it_was(monkeypatch: pytest.MonkeyPat
     assert max(held) <= 1.01 * min(held)
     # What grows has room for an eighth more than it was found to need.
     assert indexed[0] == kept[0] == 1 and all(1 <= each <= 1.126 for each in indexed + kept)
+
+
+@pytest.mark.parametrize("method", ["snapkv:window=8", "pyramidinfer:least=8"])
+@pytest.mark.parametrize("room", [True, False])
+def test_nothing_is_read_ahead_that_would_be_lost(
+    llama: Tiny, cache: Path, method: str, room: bool
+) -> None:
+    recall = {"recall": "ram", "recall_limit": "auto" if room else "1KB"}
+    talk = chat(llama.model, method=method, budget=40, **recall)
+    text = " ".join(map(str, random_ids(150)[0].tolist()))
+    told: list[str] = []
+    exact = method.startswith("snapkv")
+    assert talk.read_ahead(text, notify=told.append) == (room and exact)
+    assert bool(talk.token_ids) == (room and exact) and not told
+    pieces = list(talk.stream(f"{text} 5 6 7", notify=told.append))
+    assert pieces[0].ledger.notes == tuple(told) and bool(told) != room
+    assert len(talk.token_ids) == 153 + len(pieces) - 1
+
+
+def test_what_was_noted_while_reading_ahead_is_in_the_answers_ledger(
+    llama: Tiny, cache: Path
+) -> None:
+    talk = chat(llama.model, recall="auto", recall_limit="1KB", **SMALL)
+    text, told = " ".join(map(str, random_ids(150)[0].tolist())), list[str]()
+    assert talk.read_ahead(text, notify=told.append) and "temporary file" in told[0]
+    first = list(talk.stream(f"{text} 5 6 7", notify=told.append))[-1].ledger
+    assert first.notes == tuple(told) and len(told) == 1
+    assert talk.generate([5, 6]).ledger.notes == ()
+
+
+def test_a_limit_is_kept_to_the_byte(llama: Tiny) -> None:
+    shape = llama.model.shape
+    limit = tier_bytes(shape, 179, 9, 4, None)
+    talk = chat(llama.model, recall="ram", recall_limit=f"{limit}B", **SMALL)
+    for count in (150, 20):
+        ledger = talk.generate(random_ids(count)[0].tolist(), ignore_eos=True).ledger
+        assert 0 < ledger.tier_bytes <= limit and not ledger.notes
+
+
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_room_on_disk_for_a_turn_is_room_for_what_it_writes(
+    llama: Tiny, cache: Path, bits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(llama.model, recall="disk", recall_bits=bits, **SMALL)
+    talk.generate(random_ids(600)[0].tolist(), ignore_eos=True)
+    written, most, required = 0, 0, 0
+    reserve, require, take = os.posix_fallocate, Disk.require, Disk.take
+
+    def count(file: int, start: int, size: int) -> None:
+        nonlocal written
+        written += size
+        reserve(file, start, size)
+
+    def taken(self: Disk, layer: Any) -> None:
+        nonlocal most, written
+        old = layer.nbytes if bits == "16" else 0
+        take(self, layer)
+        most = max(most, written)
+        written -= old  # the file it was in before is let go
+
+    def note(self: Disk, needed: int) -> None:
+        nonlocal required
+        required = needed
+        require(self, needed)
+
+    monkeypatch.setattr(os, "posix_fallocate", count)
+    monkeypatch.setattr(Disk, "take", taken)
+    monkeypatch.setattr(Disk, "require", note)
+    talk.generate(random_ids(20)[0].tolist(), ignore_eos=True)
+    assert 0 < most <= required + 4 * 10 * 64  # each tensor begins at a multiple of 64
+    required, written = -1, 0
+    if bits == "16":
+        talk.generate([5], max_new_tokens=1, ignore_eos=True)
+        talk.generate([5], max_new_tokens=1, ignore_eos=True)
+        assert required >= 0
+
+
+def test_a_second_reading_does_not_keep_the_first(
+    llama: Tiny, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[Any] = []
+    alive: list[int] = []
+    begin = Reading.__init__
+
+    def watched(self: Reading, *args: Any, **given: Any) -> None:
+        gc.collect()
+        alive.append(sum(each() is not None for each in readings))
+        readings.append(weakref.ref(self))
+        begin(self, *args, **given)
+
+    def full(self: Disk, layer: Any) -> None:
+        raise RecallError("full")
+
+    monkeypatch.setattr(Reading, "__init__", watched)
+    monkeypatch.setattr(Disk, "take", full)
+    talk = chat(llama.model, recall="disk", **SMALL)
+    assert talk.generate(random_ids(200)[0].tolist()).ledger.notes == ("full",)
+    assert alive == [0, 0]
+
+
+def test_a_turn_that_never_looks_back_lets_others_do_so(llama: Tiny) -> None:
+    talk = chat(llama.model, recall="auto", **SMALL)
+    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
+    apart = talk.generate([5, 6, 7], method="lminfinite:sinks=4", ignore_eos=True)
+    assert apart.ledger.tier_bytes == 0 and not apart.ledger.notes
+    logits = last_logits(talk, random_ids(30, 3)[0].tolist())
+    upto = talk.token_ids[: len(talk.token_ids) - 8]
+    torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
+
+
+def test_a_stopped_turn_does_not_move_a_tier(llama: Tiny, cache: Path) -> None:
+    talk = chat(llama.model, recall="auto", **SMALL)
+    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Stopped):
+        talk.generate([5, 6], recall="disk", cancel=cancel)
+    assert talk.tier is not None and talk.tier.place == "ram"
+    assert talk.generate([5, 6]).ledger.tier_place == "ram"
+
+
+def test_a_limit_that_is_none_is_refused_at_once(llama: Tiny) -> None:
+    with pytest.raises(SettingError, match="--recall-limit '1000' is not a size"):
+        chat(llama.model, recall_limit="1000")
+    with pytest.raises(SettingError, match="--recall-limit 'lots' is not a size"):
+        kvlite.load(recall_limit="lots")
+    with pytest.raises(SettingError, match="--recall-limit 'few' is not a size"):
+        chat(llama.model).generate([5], recall_limit="few")

@@ -84,11 +84,9 @@ def ask(
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
             return
-        if settings.recall != "off":
-            # Nothing is lost by it: the cache is chosen anew when the first question is there.
-            with _reading(screen) as (bar, cancel):
-                text = all_of(documents)
-                talk.read_ahead(text, progress=bar.update, notify=bar.note, cancel=cancel)
+        with _reading(screen) as (bar, cancel):
+            text = all_of(documents)
+            talk.read_ahead(text, progress=bar.update, notify=bar.note, cancel=cancel)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None

@@ -8,7 +8,7 @@ from kvlite.folders import cache_folder
 from kvlite.model.shape import ModelShape
 from kvlite.offload.disk import Disk
 from kvlite.offload.index import index_entry_bytes
-from kvlite.offload.tier import Tier
+from kvlite.offload.tier import SPARE, Tier
 from kvlite.settings import Settings
 from kvlite.sizes import parse_bytes, readable
 
@@ -42,21 +42,20 @@ def index_bytes(shape: ModelShape, tokens: int) -> int:
     return len(shape.full_layers) * shape.kv_heads * line
 
 
-def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, list[str]]:
+def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, bool, list[str]]:
     """Where a tier that is to take `needed` bytes goes, and what the user is told of that.
 
     Returns:
-        The disk, or None for memory.
+        The disk, or None for memory; whether layers may take more than they need; sentences.
 
     Raises:
         RecallError: there is no room for it where it may go.
         SettingError: `recall_limit` is no size.
     """
-    on_disk = tier.disk is not None
-    limit = ram_limit(settings.recall_limit, 0 if on_disk else tier.nbytes)
-    stays = on_disk and settings.recall == "auto"
+    limit = ram_limit(settings.recall_limit, 0 if tier.on_disk else tier.nbytes)
+    stays = tier.on_disk and settings.recall == "auto"
     if settings.recall != "disk" and not stays and needed <= limit:
-        return None, []
+        return None, needed + needed // SPARE <= limit, []
     if settings.recall == "ram":
         raise RecallError(
             f"recall would take {readable(needed)} of host memory, and may take {readable(limit)}: "
@@ -64,14 +63,24 @@ def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, lis
             "another limit, --recall disk takes none"
         )
     disk = Disk(cache_folder() / "recall")
-    disk.require(needed - (tier.nbytes if on_disk else 0))
-    if settings.recall == "disk" or on_disk:
-        return disk, []
-    return disk, [
+    disk.require(_written(tier, needed))
+    if settings.recall == "disk" or tier.on_disk:
+        return disk, False, []
+    said = (
         f"recall takes {readable(needed)}, more than the {readable(limit)} of host memory it may "
         f"take: it goes to a temporary file in {disk.folder}; --recall-bits 4 takes a quarter, "
         "--recall-limit sets another limit"
-    ]
+    )
+    return disk, False, [said]
+
+
+def _written(tier: Tier, needed: int) -> int:
+    """Bytes that a tier writes to disk beside what it has there."""
+    if tier.on_disk and tier.bits is None:
+        # Layers that have room stay; of those that grow, one is there twice at a time.
+        more = needed - tier.nbytes
+        return more + needed // len(tier.layers) if more > 0 else 0
+    return needed
 
 
 def ram_limit(text: str, held: int) -> int:

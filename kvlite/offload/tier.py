@@ -13,6 +13,8 @@ from kvlite.offload.index import Index
 
 # What is not in the index yet cannot be found by it, so that many recent entries always stay.
 INDEXED_AT_ONCE = 16
+# What grows gets room for another eighth, so that it seldom has to.
+SPARE = 8
 
 
 @dataclass
@@ -44,15 +46,21 @@ class TierLayer:
         return self.cache.banks[0]
 
     def append(
-        self, keys: Tensor, values: Tensor, positions: Tensor, reserve: int, bits: KVBits | None
+        self,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        reserve: int,
+        bits: KVBits | None,
+        spare: int,
     ) -> None:
-        """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`."""
+        """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`, with room
+        for `reserve` more and, where room has to be made, `spare`."""
         new, before, own = keys.shape[2], self.cache, bits
         if self.window is not None:
-            reserve, own = 0, None  # answers do not enter it
+            reserve, spare, own = 0, 0, None  # answers do not enter it
         if self.bank.room < new + reserve:
-            slack = self.read // 8 if own is None else 0
-            self.cache = self.cache.resized([self.read + new + reserve + slack], bits=own)
+            self.cache = self.cache.resized([self.read + new + reserve + spare], bits=own)
         self.bank.append(keys, values, positions)
         if own is not None:
             self.cache = self.cache.resized([self.read + new + reserve], bits=own)
@@ -78,6 +86,7 @@ class Tier:
         bits: how what is neither among the first entries nor recent is quantized, if it is.
         seen: tokens read.
         disk: where what is read goes, if not to memory.
+        spare: whether layers that grow may take more than they need.
         marked: the layers as `rewind` will have them, while something is read.
     """
 
@@ -85,6 +94,7 @@ class Tier:
     bits: KVBits | None
     seen: int = 0
     disk: Disk | None = None
+    spare: bool = True
     marked: list[TierLayer] = field(default_factory=list)
 
     @classmethod
@@ -122,7 +132,12 @@ class Tier:
     @property
     def place(self) -> str:
         """Where it is: "ram" or "disk"."""
-        return "ram" if self.disk is None else "disk"
+        return "disk" if self.on_disk else "ram"
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether any of it is there."""
+        return any(layer.disk is not None for layer in self.layers)
 
     @property
     def index_bytes(self) -> int:
@@ -143,7 +158,8 @@ class Tier:
         layer = self.layers[index]
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.banks[0].used)
-        layer.append(keys, values, positions, reserve, self.bits)
+        spare = layer.read // SPARE if self.spare and self.bits is None else 0
+        layer.append(keys, values, positions, reserve, self.bits, spare)
         if self.disk is not None and layer.disk is None:
             self.disk.take(layer.cache)
             layer.disk = self.disk
