@@ -67,8 +67,10 @@ def search(queries, words, sizes, used, entries):
                 ones[i] += np.int32(_ones(words[head, i, w]))
         for row in range(rows):
             query = queries[head, row]
-            low = query.min()
-            step = (query.max() - low) / np.float32(2**PLANES - 1) + np.float32(1e-30)
+            low, high = query[0], query[0]
+            for d in range(dim):
+                low, high = min(low, query[d]), max(high, query[d])
+            step = (high - low) / np.float32(2**PLANES - 1) + np.float32(1e-30)
             planes[:] = 0
             total = np.float32(0)
             for d in range(dim):
@@ -104,12 +106,48 @@ def search(queries, words, sizes, used, entries):
 
 
 @jitted
+def _row(first, last):
+    """The places from `first` to before `last`."""
+    places = np.empty(max(0, last - first), np.int64)
+    for i in range(places.size):
+        places[i] = first + i
+    return places
+
+
+@jitted
+def _ranked(numbers, rank):
+    """The number that would be at place `rank` if they were sorted; `np.partition`, which takes ten
+    seconds to compile."""
+    some = numbers.copy()
+    low, high = 0, some.size - 1
+    while low < high:
+        pivot = some[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while some[i] < pivot:
+                i += 1
+            while some[j] > pivot:
+                j -= 1
+            if i <= j:
+                some[i], some[j] = some[j], some[i]
+                i += 1
+                j -= 1
+        if rank <= j:
+            high = j
+        elif rank >= i:
+            low = i
+        else:
+            break
+    return some[rank]
+
+
+@jitted
 def _largest(numbers, count):
     """Where the `count` largest are, in order of place."""
     size = numbers.size
     if count >= size or not count:
-        return np.arange(min(count, size))
-    least = np.partition(numbers, size - count)[size - count]
+        return _row(0, min(count, size))
+    least = _ranked(numbers, size - count)
     places = np.zeros(count, np.int64)
     above = 0
     for i in range(size):
@@ -131,7 +169,7 @@ def _likeliest(scores, first, last, count, tally):
         tally: room for `BINS` numbers.
     """
     if count >= last - first:
-        return np.arange(first, max(first, last))
+        return _row(first, last)
     tally[:] = 0
     for i in range(first, last):
         tally[_bin(scores[i])] += 1
@@ -154,7 +192,8 @@ def _likeliest(scores, first, last, count, tally):
                 worth[at_edge] = scores[i]
             at_edge += 1
     best = _largest(worth, count - found)
-    places[found:] = edge[best]
+    for i in range(best.size):
+        places[found + i] = edge[best[i]]
     return places
 
 
@@ -218,11 +257,13 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
         named = np.empty(ends + chosen.size, np.int64)
         for i in range(ends):
             named[i] = i if i < first else entries - ends + i
-        named[ends:] = chosen
+        for i in range(chosen.size):
+            named[ends + i] = chosen[i]
         weights = _attention(queries[head], keys[layer_head], named)
-        weights[:ends] = np.inf
-        for i in range(ends, named.size):
-            if not weights[i] >= 0:
+        for i in range(named.size):
+            if i < ends:
+                weights[i] = np.inf
+            elif not weights[i] >= 0:
                 weights[i] = 0
         best = _largest(weights, count)
         for i in best:
@@ -244,8 +285,9 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
             at = named[i]
             if mark[at] == 1:
                 slot = leaving[out]
-                own_keys[head, slot] = keys[layer_head, at]
-                own_values[head, slot] = values[layer_head, at]
+                for d in range(keys.shape[2]):
+                    own_keys[head, slot, d] = keys[layer_head, at, d]
+                    own_values[head, slot, d] = values[layer_head, at, d]
                 own_positions[head, slot] = at
                 out += 1
             mark[at] = 0
