@@ -299,11 +299,13 @@ class DeviceMeter(TensorMeter):
         super().__init__(held)
         self.before = self.live
 
+    def _takes_memory(self, tensor: Tensor) -> bool:
+        return tensor.device.type == self.kind
+
     def _count(self, tensor: Tensor) -> None:
-        if tensor.device.type == self.kind:
-            super()._count(tensor)
-            if tensor.dtype == torch.int64:
-                self.widest = max(self.widest, tensor.numel())
+        super()._count(tensor)
+        if tensor.dtype == torch.int64 and self._takes_memory(tensor):
+            self.widest = max(self.widest, tensor.numel())
 
 
 class MetaWire(Wire):

@@ -90,7 +90,7 @@ def test_what_is_dropped_is_freed(
     smollm: kvlite.Runner, reference_peak: int, prose: list[int], method: str
 ) -> None:
     """At 7,000 tokens and 512 entries: 8% of the bytes, 30% of transformers' peak."""
-    talk = smollm.conversation(method=method, budget="512")
+    talk = smollm.conversation(method=method, budget="512", recall="off")
     with TensorMeter(smollm.model.module.parameters()) as meter:
         weights = meter.live
         talk.read(prose[:7000])

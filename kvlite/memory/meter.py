@@ -40,8 +40,11 @@ class TensorMeter(TorchDispatchMode):
                 self._count(leaf)
         return result
 
+    def _takes_memory(self, tensor: Tensor) -> bool:
+        return not tensor.is_meta
+
     def _count(self, tensor: Tensor) -> None:
-        if tensor.is_meta:
+        if not self._takes_memory(tensor):
             return
         storage = tensor.untyped_storage()
         if storage._cdata in self._sizes:
