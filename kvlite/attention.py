@@ -150,10 +150,10 @@ def attention_sums(
     for start in range(0, length, block):
         rows = slice(start, min(start + block, length))
         stop = entries - length + rows.stop
+        first = stop - (rows.stop - rows.start)
         logits = _logits(q[:, :, rows], k[:, :, :stop], scale, softcap)
-        own = torch.arange(stop - (rows.stop - rows.start), stop, device=q.device)
-        ahead = columns[own[0] : stop] > own[:, None]
-        logits[..., own[0] :].masked_fill_(ahead, -torch.inf)
+        own = columns[first:stop]
+        logits[..., first:].masked_fill_(own > own[:, None], -torch.inf)
         weights = (logits - grouped(lse[:, :, rows, None], kv_heads)).exp_()
         sums[..., :stop] += weights.sum(3).mean(2)
     return sums
@@ -238,8 +238,10 @@ Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 
 def _backend(q: Tensor) -> Backend:
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" or (q.is_meta and q.dtype == torch.float32):
         return _flash_cpu
+    if q.is_meta:  # only memory is asked for: as on the device that computes with this type
+        return _flash_cuda
     if q.device.type == "cuda" and _flash_takes(q):
         return _flash_cuda
     if q.device.type == "cuda":

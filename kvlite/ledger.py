@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kvlite.cache.bits import UNCHANGED
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 
@@ -39,6 +40,8 @@ class Ledger:
         full_kv_bytes: bytes of keys and values if nothing were dropped.
         streamed_bytes: bytes of weights that came to the device for this answer.
         peak_bytes: peak memory, weights included.
+        planned_peak_bytes: what live tensors on the device were expected to come to, before
+            anything was read.
         score_bytes_to_host, score_bytes_back: what was copied to choose on the host, scores or
             logits there and indices back; None where the device chose.
         score_s: seconds spent in choosing, the device's part included; likewise.
@@ -68,6 +71,7 @@ class Ledger:
     full_kv_bytes: int
     streamed_bytes: int
     peak_bytes: int
+    planned_peak_bytes: int
     score_bytes_to_host: int | None
     score_bytes_back: int | None
     score_s: float | None
@@ -133,7 +137,7 @@ class Ledger:
 
     @property
     def _quantized(self) -> str:
-        if self.kv_bits == Settings.kv_bits:
+        if self.kv_bits == UNCHANGED:
             return ""
         return f" in {self.kv_bits}" + (" bits" if self.kv_bits.isdigit() else "")
 

@@ -9,16 +9,19 @@ from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.ledger import Answer
+from kvlite.memory.plan import Plan, refusal
+from kvlite.memory.planning import offers_here, planner_of, read_tokenizer
+from kvlite.memory.room import capped_bytes, hold, room_of
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.rules import require_growing
-from kvlite.model.calibration import find_calibration
 from kvlite.model.load import LoadedModel, choose_device, load_model
-from kvlite.model.shape import ModelShape, read_shape
+from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
-from kvlite.model.weights import choose_weights
 from kvlite.offload.room import ram_limit
-from kvlite.offload.streaming import load_streamed, require_streamable
+from kvlite.offload.streaming import load_streamed
 from kvlite.settings import Settings
+
+TOKENS = 4096
 
 
 class Runner:
@@ -26,12 +29,14 @@ class Runner:
 
     Attributes:
         model: the loaded model.
-        settings: defaults for everything asked of it.
+        settings: defaults for everything asked of it, what was left open decided by the plan.
+        plan: made before a weight was read.
     """
 
-    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+    def __init__(self, model: LoadedModel, settings: Settings, plan: Plan | None = None) -> None:
         self.model = model
         self.settings = settings
+        self.plan = plan
 
     @property
     def tokenizer(self) -> Any:
@@ -94,20 +99,39 @@ def load(
     return open_runner(Settings().replace(settings), notify)
 
 
-def open_runner(settings: Settings, notify: Callable[[str], None] | None = None) -> Runner:
-    """`load` from whole settings; everything is checked before a weight is read."""
+def open_runner(
+    settings: Settings,
+    notify: Callable[[str], None] | None = None,
+    reads: Callable[[Any], int] | None = None,
+) -> Runner:
+    """`load` from whole settings; everything is checked, and a plan made, before a weight is read.
+
+    Args:
+        reads: given the tokenizer, how many tokens are to be read; without it some thousand.
+
+    Raises:
+        SettingError: also if the plan says that nothing fits, with the numbers.
+    """
     method, _ = method_and_amount(settings.method, settings.budget)
     require_growing(parse_kv_bits(settings.kv_bits), method)
     ram_limit(settings.recall_limit, 0)
+    capped_bytes(settings.vram)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify)
-    weights = choose_weights(settings.weights, device, folder)
-    require_streamable(settings.stream, folder, device=device, weights=weights)
-    calibration = find_calibration(folder)
-    if calibration is None:
-        method.fitted(read_shape(folder), None)
-    opened = load_model if settings.stream == "off" else partial(load_streamed, settings.stream)
-    model = opened(folder, device=device, weights=weights, calibration=calibration)
-    if weights.stored:
+    room = room_of(device, settings.vram)
+    offers = offers_here(settings, device, folder, room)
+    tokenizer = None if reads is None else read_tokenizer(folder)
+    planner = planner_of(settings, folder, room, offers, tokenizer)
+    planner.method.fitted(planner.shape, planner.forecaster.calibration)
+    tokens = TOKENS if reads is None or tokenizer is None else reads(tokenizer)
+    most = planner.shape.max_context - settings.max_new_tokens
+    plan = planner.best(max(1, min(tokens, most)))
+    if not plan.fits:
+        raise refusal(plan)
+    choice, calibration = plan.choice, planner.forecaster.calibration
+    hold(device, settings.vram)
+    opened = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
+    model = opened(folder, device=device, weights=choice.weights, calibration=calibration)
+    if choice.weights.stored:
         require_own_answers(model)
-    return Runner(model, settings)
+    return Runner(model, choice.applied(settings), plan)

@@ -56,11 +56,11 @@ class Settings:
         "least 1024",
     )
     kv_bits: str = _option(
-        "16",
+        "auto",
         "bits a number of the cache has: 8, 4 or 2, or keys and values apart (k8v4), the first few "
         "and the recent entries exact; 4g32 scales groups of 32 channels, not 64; kivi4 holds keys "
         "channel by channel, for methods that only add while answering; 16 leaves numbers as they "
-        "are (with 32 bits on a CPU)",
+        "are (with 32 bits on a CPU); auto is 16, or 8 or 4 where memory is short",
     )
     recall: str = _option(
         "auto",
@@ -97,14 +97,25 @@ class Settings:
         "checkpoint has; with int8 and nf4 (4 bits) the cache is as with auto",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "nf4"),
     )
+    vram: str = _option(
+        "auto",
+        "memory of the device that may be taken, e.g. 24GiB; auto is what is free; on a CPU live "
+        "tensors may take that much, those kept for recall beside it",
+    )
     stream: str = _option(
-        "off",
+        "auto",
         "where decoder layers' weights stay, each to come to the device only when its turn comes, "
         "once for a prompt and once for every token: ram, in host memory, or disk, in the model's "
-        "files; so a model larger than the device runs, slower; off loads all of them",
-        choices=("off", "ram", "disk"),
+        "files; so a model larger than the device runs, slower; off loads all of them; auto is off "
+        "unless nothing else fits",
+        choices=("auto", "off", "ram", "disk"),
     )
-    chunk: int = _option(1024, "tokens that pass through a layer together while reading", low=1)
+    chunk: int | None = _option(
+        None,
+        "tokens that pass through a layer together while reading; left out, 1024, or less where "
+        "memory is short",
+        low=1,
+    )
     measure: str = _option(
         "process",
         "what peak memory means: of the process (on CUDA its allocator), or of live tensors, "
@@ -153,7 +164,7 @@ class Settings:
         Raises:
             SettingError: as `replace`, or a value that only loading could heed.
         """
-        for name in ("model", "device", "weights", "stream"):
+        for name in ("model", "device", "weights", "stream", "vram"):
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "

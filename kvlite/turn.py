@@ -10,13 +10,17 @@ import torch
 
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.cache.bits import written
+from kvlite.cache.front import bytes_held
 from kvlite.engine.decode import decode_step
-from kvlite.engine.prefill import Progress, prefill
+from kvlite.engine.forecast import Task, forecast
+from kvlite.engine.prefill import CHUNK, Progress, prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
 from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
+from kvlite.memory.hollow import hollow
 from kvlite.memory.meter import PeakMeter
+from kvlite.memory.room import capped_bytes
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.desk import ON_DEVICE
 from kvlite.methods.rules import layer_rules
@@ -83,13 +87,34 @@ class Turn:
         self.loses = bits is not None or self.budget < most
         self._decide(*self._tier_in_effect(tier, seen))
         self.desk = host_desk(settings.scores, model.device)
-        self.meter = PeakMeter(settings.measure, model.device, model.tensors())
+        aside = [] if tier is None else tier.tensors
+        self.meter = PeakMeter(
+            settings.measure,
+            model.device,
+            [*model.tensors(), *cache.tensors, *(() if tier is None else tier.index_tensors)],
+            aside,
+            capped_bytes(settings.vram),
+        )
+        self.planned = self._planned()
         self.streamed = 0
         self.generated = 0
         self.started = perf_counter()
         self.read_s = 0.0
         self.first_s = 0.0
         self.last_s = 0.0
+
+    def _planned(self) -> int:
+        """The peak that this turn is expected to have, in bytes of live tensors."""
+        model = self.model
+        task = Task(
+            new=len(self.again) + len(self.ids),
+            longest=self.longest,
+            known=len(self.context) - len(self.again),
+            chunk=self.settings.chunk or CHUNK,
+            recalled=self.settings.recall_entries,
+        )
+        made = forecast(model.hollow(), hollow(self.cache), self.rules, task, hollow(self.tier))
+        return bytes_held(model.tensors()) + made.peak_bytes
 
     def _decide(self, tier: Tier | None, said: list[str]) -> None:
         """Decide what is read, and by which rules.
@@ -187,7 +212,7 @@ class Turn:
             tier=self.tier,
             desk=self.desk or ON_DEVICE,
             reserve=self.longest,
-            chunk=self.settings.chunk,
+            chunk=self.settings.chunk or CHUNK,
             progress=progress,
             cancel=cancel,
         )
@@ -274,6 +299,7 @@ class Turn:
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
             streamed_bytes=self.streamed,
             peak_bytes=self.meter.peak_bytes,
+            planned_peak_bytes=self.planned,
             score_bytes_to_host=None if desk is None else desk.wire.to_host,
             score_bytes_back=None if desk is None else desk.wire.back,
             score_s=None if desk is None else desk.seconds,

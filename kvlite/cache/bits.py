@@ -6,7 +6,7 @@ from math import gcd
 
 from kvlite.errors import SettingError
 
-UNCHANGED = "16"
+UNCHANGED, AUTO = "16", "auto"
 _WIDTHS = (2, 4, 8)
 _GROUPS, _GROUP, _KIVI_GROUP = (16, 32, 64, 128), 64, 32
 
@@ -60,13 +60,13 @@ def written(bits: KVBits | None) -> str:
 
 def parse_kv_bits(text: str | int) -> KVBits | None:
     """What a user wrote: `16` for no quantization (None), `8`, `4`, `2`, `k8v4`; with another
-    group `4g32`; KIVI's layout `kivi4`.
+    group `4g32`; KIVI's layout `kivi4`. `auto` is none, where no plan made something of it.
 
     Raises:
         SettingError: it is none of these.
     """
     asked = str(text).strip().lower()
-    if asked == UNCHANGED:
+    if asked in (UNCHANGED, AUTO):
         return None
     match = re.fullmatch(r"(kivi)?(?:([0-9])|k([0-9])v([0-9]))(?:g([0-9]{2,3}))?", asked)
     keys, values = (int(match[2] or match[i]) for i in (3, 4)) if match else (0, 0)

@@ -1,8 +1,10 @@
 """The KV cache: all layers, and what they have seen."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kvlite.cache.front import bytes_held
 from kvlite.cache.layer import LayerCache
@@ -47,9 +49,14 @@ class KVCache:
         )
 
     @property
+    def tensors(self) -> Iterator[Tensor]:
+        """All that is held; some come twice, where layers share it."""
+        return (tensor for layer in self.layers for tensor in layer.tensors)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of storage held by all layers, filled or not; what layers share counts once."""
-        return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
+        return bytes_held(self.tensors)
 
     @property
     def entries_mean(self) -> float:

@@ -125,6 +125,8 @@ class Quantized:
         """Products of queries `(batch, heads, rows, dim)` float32 with every vector, `(batch,
         heads, rows, n)` float32."""
         turned = queries @ rotation(self.dim, queries.device)
+        if queries.is_meta:  # as compiled products and kernels take it
+            return turned.new_empty(*queries.shape[:3], self.count)
         if has_compiled(queries.device):
             from kvlite.cache import compiled
 
@@ -135,6 +137,8 @@ class Quantized:
     def weigh(self, weights: Tensor) -> Tensor:
         """Sums of all vectors by weights `(batch, heads, rows, n)` float32, `(batch, heads, rows,
         dim)` float32."""
+        if weights.is_meta:
+            return weights.new_empty(*weights.shape[:3], self.dim)
         if has_compiled(weights.device):
             from kvlite.cache import compiled
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -181,15 +182,16 @@ class Selection:
 
     def blocks(self, part: slice) -> list[slice]:
         """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
-        where all has to be restored to pick some."""
+        where all has to be restored to pick some; without numbers, one stands for all."""
         front = self.source.front
         if front is not None and not self._picks(front):
             return [part] if part.start < part.stop else []
         batch, heads, _, dim = self.source.own_keys.shape
         count = part.stop - part.start
+        smaller = blocks(count, batch * heads * dim)
         return [
             slice(part.start + each.start, part.start + each.stop)
-            for each in blocks(count, batch * heads * dim)
+            for each in (islice(smaller, 1) if self.source.own_keys.is_meta else smaller)
         ]
 
     def packed(self, bits: KVBits) -> Packed | None:

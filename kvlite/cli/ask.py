@@ -75,26 +75,28 @@ def ask(
 
     screen = console(quiet)
     documents = [read_document(file) for file in files]
+    said = question_about(documents, question) if question else all_of(documents)
     with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update)
+        runner = open_runner(settings, status.update, lambda own: len(own.encode(said)))
+    for why in runner.plan.changes if runner.plan else ():
+        screen.print(f"Plan: {why}", style="dim", markup=False)
     talk = runner.conversation()
     try:
         if question:
-            reason = _answer(talk, question_about(documents, question), screen, as_json)
+            reason = _answer(talk, said, screen, as_json)
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
             return
         with _reading(screen) as (bar, cancel):
-            text = all_of(documents)
-            talk.read_ahead(text, progress=bar.update, notify=bar.note, cancel=cancel)
+            talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
     asked, failed = "", False
     for asked in _questions(screen):
-        said = asked_of if talk.messages else question_about
+        about = asked_of if talk.messages else question_about
         try:
-            _answer(talk, said(documents, asked), screen, as_json)
+            _answer(talk, about(documents, asked), screen, as_json)
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:

@@ -13,6 +13,7 @@ from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
 from kvlite.cli.methods import methods
+from kvlite.cli.plan import plan
 from kvlite.errors import KvliteError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command()(ask)
+app.command()(plan)
 app.command()(methods)
 app.command()(calibrate)
 app.add_typer(bench, name="bench")

@@ -124,7 +124,9 @@ class Reading:
             self.coming[index],
             measures=self.tier is not None,
         )
-        for span in self._spans(index):
+        spans = self._spans(index)
+        reader.done = spans[0].start
+        for span in spans:
             self._require_wanted()
             # Nothing reads the final layer's output but the last token: of the others it needs
             # keys, values and queries alone.

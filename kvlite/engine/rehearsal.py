@@ -214,9 +214,11 @@ class Telling:
 def _part(bank: Bank, span: tuple[int, int], sinks: int, rows: int) -> _Part:
     """The first few entries and a passage, which may lie in other slots in other heads: from the
     first slot that any head has of it to the last."""
-    positions = bank.positions[:, :, : bank.used]
-    low = int((positions < span[0]).sum(-1).min())
-    high = int((positions < span[1]).sum(-1).max())
+    low, high = (min(each, bank.used) for each in span)
+    if not bank.own_positions.is_meta:
+        positions = bank.positions[:, :, : bank.used]
+        low = int((positions < span[0]).sum(-1).min())
+        high = int((positions < span[1]).sum(-1).max())
     first = min(sinks, low)
     keys, values = (
         torch.cat(

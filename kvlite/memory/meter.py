@@ -3,8 +3,9 @@
 import re
 import sys
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,71 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+CPU = torch.device("cpu")
+
+_ASIDE: ContextVar[bool] = ContextVar("aside", default=False)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What is made in here is host memory, beside the device's. Where the device is a CPU, nothing
+    else tells one from the other."""
+    token = _ASIDE.set(True)
+    try:
+        yield
+    finally:
+        _ASIDE.reset(token)
+
 
 class TensorMeter(TorchDispatchMode):
     """Counts bytes of live tensor storage while it is entered; storage shared by views counts
     once. It sees what torch's operators return, not their inner workspaces.
 
     Attributes:
-        live: bytes of the storages known and not yet freed.
+        live: bytes of the storages known and not yet freed, of the device.
+        host: likewise of host memory beside it.
         peak: the most that `live` has been.
+        cap: what `live` may come to; None for any.
     """
 
-    def __init__(self, held: Iterable[Tensor] = ()) -> None:
-        """Start with the storages of `held` (the weights) as live."""
+    def __init__(
+        self,
+        held: Iterable[Tensor] = (),
+        *,
+        host: Iterable[Tensor] = (),
+        device: torch.device = CPU,
+        cap: int | None = None,
+    ) -> None:
+        """Start with the storages of `held` (the weights) and, beside the device, `host` as
+        live."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
+        self.host = 0
         self.peak = 0
-        self._sizes: dict[int, int] = {}
+        self.cap: int | None = None
+        self.device = device
+        self._sizes: dict[int, tuple[int, bool]] = {}
+        with aside():
+            for tensor in host:
+                self._count(tensor)
         for tensor in held:
             self._count(tensor)
+        self.cap = cap
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, count what it returned."""
+        """Run the operator, count what it returned.
+
+        Raises:
+            torch.OutOfMemoryError: that is more than there may be.
+        """
         result = func(*args, **(kwargs or {}))
         for leaf in tree_iter(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
+        if self.cap is not None and self.live > self.cap:
+            raise torch.OutOfMemoryError(
+                f"{self.live:,} bytes of tensors are live, and {self.cap:,} are allowed"
+            )
         return result
 
     def _takes_memory(self, tensor: Tensor) -> bool:
@@ -49,28 +90,48 @@ class TensorMeter(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if storage._cdata in self._sizes:
             return
-        size = storage.nbytes()
-        self._sizes[storage._cdata] = size
+        elsewhere = self.device.type != "cpu" and tensor.device.type == "cpu"
+        size, beside = storage.nbytes(), _ASIDE.get() or elsewhere
+        self._sizes[storage._cdata] = size, beside
         weakref.finalize(storage, self._free, storage._cdata).atexit = False
+        if beside:
+            self.host += size
+            return
         self.live += size
-        self.peak = max(self.peak, self.live)
+        if self.cap is None or self.live <= self.cap:  # what is refused never was
+            self.peak = max(self.peak, self.live)
 
     def _free(self, key: int) -> None:
-        self.live -= self._sizes.pop(key)
+        size, beside = self._sizes.pop(key)
+        if beside:
+            self.host -= size
+        else:
+            self.live -= size
 
 
 class PeakMeter:
     """The peak a run reports, and what it must be measured with."""
 
-    def __init__(self, kind: str, device: torch.device, weights: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        device: torch.device,
+        held: Iterable[Tensor],
+        host: Iterable[Tensor] = (),
+        cap: int | None = None,
+    ) -> None:
         """Begin to measure.
 
         Args:
             kind: "process" (the allocator's peak on CUDA) or "tensors".
-            weights: tensors that are live already.
+            held, host: tensors that are live already, on the device and beside it.
+            cap: bytes that live tensors of a CPU may come to; its own allocator keeps a GPU's.
         """
         self.device = device
-        self.tensors = TensorMeter(weights) if kind == "tensors" else None
+        self.tensors = None
+        if kind == "tensors" or (cap is not None and device.type == "cpu"):
+            cap = cap if device.type == "cpu" else None
+            self.tensors = TensorMeter(held, host=host, device=device, cap=cap)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 

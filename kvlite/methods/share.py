@@ -34,6 +34,9 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     won = torch.zeros_like(pooled, dtype=torch.int64)
     won[pooled.sort(descending=True, stable=True).indices[:wanted]] = 1
     parts = won.split([each.numel() for each in rest])
+    if pooled.is_meta:  # nobody wins: only memory is asked for
+        heads = sum(each.shape[0] for each in rest)
+        return [[count + wanted // heads] * len(e) for count, e in zip(kept, rest, strict=True)]
     return [
         (part.view(each.shape).sum(1) + count).tolist()
         for part, each, count in zip(parts, rest, kept, strict=True)

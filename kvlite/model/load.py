@@ -49,6 +49,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
     calibration: Calibration | None = None
     layers: Layers = field(init=False)
+    _hollow: "LoadedModel | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.layers = Layers(self.module.model.layers[: self.shape.layers])
@@ -69,6 +70,20 @@ class LoadedModel:
         """What is on the device for it, all of it; some come twice, as views of one storage."""
         yield from held_tensors(self.module)
         yield from self.layers.tensors()
+
+    def hollow(self) -> "LoadedModel":
+        """The same without weights, for forecasts; made once."""
+        if self._hollow is None:
+            from kvlite.model.hollow import hollow_model
+
+            self._hollow = hollow_model(
+                self.module.config,
+                self.shape,
+                self.weights,
+                tokenizer=self.tokenizer,
+                calibration=self.calibration,
+            )
+        return self._hollow
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""

@@ -33,12 +33,37 @@ def find_model(model: str, notify: Callable[[str], None] | None = None) -> Path:
         return converted_folder(path, notify)
     if model and path.is_dir():
         return _checked(path, model)
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+    if not _is_repo(model):
         raise ModelError(
             f"no model {model!r}: give {EMBEDDED_MODEL!r}, a folder, a .gguf file, "
             "or a Hugging Face id such as Qwen/Qwen3-8B"
         )
-    return _checked(_downloaded(model, notify), model)
+    return _checked(_fetched(model, notify), model)
+
+
+def find_config(model: str, notify: Callable[[str], None] | None = None) -> Path:
+    """A folder with the config.json of `model`, named as for `find_model`; weights are not needed.
+
+    Raises:
+        ModelError: there is none, or it is not of an admitted architecture.
+    """
+    path = _expanded(model)
+    if path.name == "config.json" and path.is_file():
+        path = path.parent
+    if model and path.is_dir():
+        require_admitted(read_config(path).get("model_type"), model)
+        return path
+    if path.is_file() or not _is_repo(model):
+        return find_model(model, notify)
+    folder = _fetched(model, notify, only="config.json")
+    require_admitted(read_config(folder).get("model_type"), model)
+    return folder
+
+
+def _is_repo(model: str) -> bool:
+    """Whether it can be a Hugging Face id."""
+    path = _expanded(model)
+    return not (path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1)
 
 
 def _expanded(model: str) -> Path:
@@ -71,13 +96,16 @@ def _checked(folder: Path, name: str) -> Path:
     return folder
 
 
-def _downloaded(repo: str, notify: Callable[[str], None] | None) -> Path:
-    from huggingface_hub import snapshot_download
+def _fetched(repo: str, notify: Callable[[str], None] | None, only: str = "") -> Path:
+    """The folder of a Hugging Face repository, or of one file of it, from the cache or the hub."""
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if notify is not None:
         notify(f"Looking for {repo} in the local cache and on Hugging Face")
     try:
+        if only:
+            return Path(hf_hub_download(repo, only)).parent
         return Path(snapshot_download(repo, allow_patterns=list(_WANTED_FILES)))
     except HFValidationError as error:
         raise ModelError(f"no model {repo!r}: {error}") from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -68,19 +69,25 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Bytes held, filled or not."""
-        held = (self.signs, self.sizes, self.mean, self.balance)
-        return sum(tensor.untyped_storage().nbytes() for tensor in held)
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is held."""
+        return self.signs, self.sizes, self.mean, self.balance
 
     def add(self, keys: Tensor) -> None:
         """Keys `(batch, kv heads, n, dim)` behind the others."""
         dim = keys.shape[3]
         turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
+        end = self.used + keys.shape[2]
         for part in _parts(keys):
             turned = (part.float() - self.mean[:, :, None]) * balance @ turn
             to = slice(self.used, self.used + part.shape[2])
             self.signs[:, :, to] = packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1)
             self.sizes[:, :, to] = turned.abs().mean(-1)
             self.used = to.stop
+        self.used = end
 
     def turned(self, queries: Tensor) -> Tensor:
         """Queries `(batch, kv heads, rows, dim)` float32 as they meet signs."""
@@ -99,6 +106,8 @@ class Index:
             `(batch, kv heads, entries)` float32, 0 for the latter.
         """
         turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
+        if queries.is_meta:  # as the compiled search takes it
+            return turned.new_empty(batch, heads, entries)
         if has_compiled(queries.device):
             from kvlite.offload import compiled
 
@@ -142,6 +151,7 @@ def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(keys: Tensor) -> Iterator[Tensor]:
-    """Parts of keys whose float32 copies are a few megabytes."""
+    """Parts of keys whose float32 copies are a few megabytes; without numbers, one for all."""
     batch, heads, count, dim = keys.shape
-    return (keys[:, :, part] for part in blocks(count, batch * heads * dim))
+    parts = blocks(count, batch * heads * dim)
+    return (keys[:, :, part] for part in (islice(parts, 1) if keys.is_meta else parts))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvlite.cache import Bank, KVBits, LayerCache, Selection
 from kvlite.cache.front import bytes_held
+from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
 from kvlite.offload.disk import Disk
 from kvlite.offload.index import Index
@@ -121,8 +122,20 @@ class Tier:
     @property
     def nbytes(self) -> int:
         """Bytes held, filled or not, in memory or on disk."""
+        return bytes_held(self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is held beside the device."""
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
-        return bytes_held(held) + self.judged_bytes
+        return held + [layer.judged for layer in self.layers if layer.judged is not None]
+
+    @property
+    def index_tensors(self) -> list[Tensor]:
+        """All that indexes hold of it."""
+        return [
+            each for layer in self.layers if layer.index is not None for each in layer.index.tensors
+        ]
 
     @property
     def judged_bytes(self) -> int:
@@ -159,7 +172,8 @@ class Tier:
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.banks[0].used)
         spare = layer.read // SPARE if self.spare and self.bits is None else 0
-        layer.append(keys, values, positions, reserve, self.bits, spare)
+        with aside():
+            layer.append(keys, values, positions, reserve, self.bits, spare)
         if self.disk is not None and layer.disk is None:
             self.disk.take(layer.cache)
             layer.disk = self.disk
@@ -176,7 +190,9 @@ class Tier:
     def judge(self, index: int, found: Tensor, judge: str) -> None:
         """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
         float32."""
-        self.layers[index].judged, self.layers[index].judge = found.to("cpu", copy=True), judge
+        with aside():
+            self.layers[index].judged = found.to("cpu", copy=True)
+        self.layers[index].judge = judge
 
     def judged_by(self, judge: str) -> bool:
         """Whether a method has judged all entries of all layers that anyone judged."""

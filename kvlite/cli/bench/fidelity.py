@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli.bench.options import (
+    KV_BITS,
     METHODS,
     NO_RECALL,
     RECALL_BITS,
@@ -38,7 +39,7 @@ def fidelity(
     ] = 256,
     method: Methods = METHODS,
     budget: Budgets = [512],
-    kv_bits: KVBits = [str(Settings.kv_bits)],
+    kv_bits: KVBits = KV_BITS,
     recall: Recall = NO_RECALL,
     recall_bits: RecallBits = RECALL_BITS,
     repeats: Annotated[

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvlite.cli.bench.options import (
+    KV_BITS,
     METHODS,
     Budgets,
     Device,
@@ -25,7 +26,7 @@ def memory(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
-    kv_bits: KVBits = [str(Settings.kv_bits)],
+    kv_bits: KVBits = KV_BITS,
     model: Model = EMBEDDED_MODEL,
     device: Device = "auto",
     weights: Weights = "auto",

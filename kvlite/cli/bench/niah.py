@@ -7,6 +7,7 @@ import typer
 
 from kvlite.cli.bench.asking import Asked, run_asking
 from kvlite.cli.bench.options import (
+    KV_BITS,
     METHODS,
     NO_RECALL,
     RECALL_BITS,
@@ -45,7 +46,7 @@ def niah(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
-    kv_bits: KVBits = [str(Settings.kv_bits)],
+    kv_bits: KVBits = KV_BITS,
     recall: Recall = NO_RECALL,
     recall_bits: RecallBits = RECALL_BITS,
     depths: Annotated[int, typer.Option(min=1, help="places of the needle, evenly spread")] = 9,

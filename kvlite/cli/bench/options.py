@@ -18,7 +18,7 @@ def listed(values: list[str]) -> list[str]:
     return once([each.strip() for value in values for each in value.split(",")])
 
 
-NO_RECALL = ["off"]
+NO_RECALL, KV_BITS = ["off"], ["16"]
 RECALL_BITS = [str(Settings.recall_bits)]
 METHODS = ["snapkv", "pyramidkv", "kvx", str(Settings.method)]
 

@@ -7,6 +7,7 @@ import typer
 
 from kvlite.cli.bench.asking import Asked, run_asking
 from kvlite.cli.bench.options import (
+    KV_BITS,
     METHODS,
     NO_RECALL,
     RECALL_BITS,
@@ -41,7 +42,7 @@ def ruler(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
-    kv_bits: KVBits = [str(Settings.kv_bits)],
+    kv_bits: KVBits = KV_BITS,
     recall: Recall = NO_RECALL,
     recall_bits: RecallBits = RECALL_BITS,
     task: Tasks = TASKS,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli.bench.options import (
+    KV_BITS,
     Device,
     Json,
     Model,
@@ -24,7 +25,7 @@ def speed(
     tokens: Tokens = [2000, 7000],
     method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.method,
     budget: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "512",
-    kv_bits: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.kv_bits,
+    kv_bits: Annotated[str, typer.Option(help="as for `kvlite ask`")] = KV_BITS[0],
     recall: Annotated[
         str, typer.Option(help="entries that each token of an answer may bring back, or off")
     ] = "off",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli.bench.options import (
+    KV_BITS,
     METHODS,
     RECALL_BITS,
     Budgets,
@@ -31,7 +32,7 @@ def turns(
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
-    kv_bits: KVBits = [str(Settings.kv_bits)],
+    kv_bits: KVBits = KV_BITS,
     recall: Recall = ["off", str(Settings.recall_entries)],
     recall_bits: RecallBits = RECALL_BITS,
     questions: Annotated[

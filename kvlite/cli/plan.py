@@ -1,0 +1,142 @@
+"""`kvlite plan`: what will fit, before anything is loaded."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite.cli.options import with_settings
+from kvlite.cli.screen import console
+from kvlite.errors import SettingError
+from kvlite.settings import Settings
+from kvlite.sizes import readable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvlite.memory.plan import Plan
+    from kvlite.memory.reach import Reach
+
+TOKENS = 32_768
+
+
+@with_settings
+def plan(
+    settings: Settings,
+    named: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="as --model; of a Hugging Face id only config.json is fetched, of a folder no "
+            "more is needed",
+        ),
+    ] = "",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"tokens to read; left out, {TOKENS:,} or what the model holds"),
+    ] = None,
+    doc: Annotated[
+        str | None, typer.Option(help="a document to read: txt, md, html, pdf or docx")
+    ] = None,
+    card: Annotated[
+        str, typer.Option(help='the card\'s name, for its speed, e.g. "RTX 4090"')
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of tables")
+    ] = False,
+) -> None:
+    """Say what a model will take, phase by phase, and how long a text fits.
+
+    Needs the model's config and nothing else: no weights, no GPU. Without a GPU here, --vram
+    is that of the card to plan for; with --device cpu it is a part of this machine's memory.
+
+    Examples:
+
+      kvlite plan Qwen/Qwen3-8B --vram 24GiB --card "RTX 4090"
+
+      kvlite plan ./my-model --vram 12GiB --context 100000 --json
+
+      kvlite plan --doc report.pdf --device cpu --vram 1GiB
+    """
+    if context is not None and doc is not None:
+        raise SettingError("give --context or --doc, not both")
+    if named:
+        settings = settings.replace({"model": named})
+    from kvlite.memory.planning import open_planner
+    from kvlite.memory.reach import reaches
+
+    screen = console()
+    with screen.status("Reading the config") as status:
+        text = _text(doc)
+        planner = open_planner(settings, status.update, card=card, reads_text=text is not None)
+        most = planner.shape.max_context - settings.max_new_tokens
+        tokens = context or min(TOKENS, max(1, most))
+        if text is not None:
+            tokens = planner.tokens_of(text)
+        made = planner.best(min(tokens, max(1, most)))
+        table = reaches(planner)
+    if as_json:
+        about = {"asked_tokens": tokens, "max_context": planner.shape.max_context}
+        print(json.dumps({**made.to_json(), **about, "fitting": [row.to_json() for row in table]}))
+        return
+    _show(made, table, tokens, planner.shape.max_context)
+
+
+def _text(doc: str | None) -> str | None:
+    if doc is None:
+        return None
+    from kvlite.documents import read_document
+    from kvlite.prompts import all_of
+
+    return all_of([read_document(doc)])
+
+
+def _show(made: "Plan", fitting: "list[Reach]", asked: int, most: int) -> None:
+    from rich.console import Console
+
+    out = Console(highlight=False)
+    room, choice = made.room, made.choice
+    what = f"{made.model}, {choice.weights.name}: read {made.tokens:,} tokens"
+    out.print(f"{what}, answer {made.longest:,}, on {room.name}", markup=False)
+    if asked > made.tokens:
+        out.print(f"The model was trained for {most:,} tokens, and {asked:,} were asked for.")
+    out.print(_items(made))
+    verdict = "fits" if made.fits else "does not fit"
+    out.print(
+        f"Peak {readable(made.peak_bytes)} of tensors, {readable(room.tensors)} offered: {verdict}."
+    )
+    if made.forecast.host_bytes:
+        host = readable(made.forecast.host_bytes)
+        out.print(f"Host memory for recall: {host}, {readable(room.host)} free.")
+    if made.tokens_per_s is not None:
+        out.print(f"Answering: {made.tokens_per_s:.0f} tokens/s at most, by its bandwidth.")
+    for reason in made.reasons:
+        out.print(f"- {reason}", markup=False)
+    if not made.fits:
+        out.print("- what would: a smaller model, a shorter text, or more memory")
+    out.print(_fitting(fitting))
+
+
+def _items(made: "Plan") -> "Table":
+    from rich.table import Table
+
+    phases = made.phases
+    table = Table("", *[f"to {name}" for name in phases])
+    for name in dict.fromkeys(name for items in phases.values() for name in items):
+        cells = [readable(items[name]) if items.get(name) else "" for items in phases.values()]
+        table.add_row(name, *cells)
+    table.add_section()
+    table.add_row("tensors", *[readable(sum(items.values())) for items in phases.values()])
+    if made.room.context:
+        table.add_row("CUDA context, allocator", *[readable(made.room.context)] * len(phases))
+    table.add_row("margin", *[readable(made.room.margin)] * len(phases))
+    return table
+
+
+def _fitting(fitting: "list[Reach]") -> "Table":
+    from rich.table import Table
+
+    table = Table("weights", "method", "KV bits", "longest text that fits")
+    for row in fitting:
+        table.add_row(row.weights, row.method, row.kv_bits, row.shown)
+    return table

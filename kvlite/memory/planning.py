@@ -1,0 +1,153 @@
+"""From settings to a planner: which model, which device, what may be chosen."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlite.errors import ModelError, SettingError, reason
+from kvlite.memory.forecaster import Forecaster
+from kvlite.memory.plan import Planner
+from kvlite.memory.room import Room, card, room_of
+from kvlite.model.calibration import find_calibration
+from kvlite.model.load import PLACE, choose_device
+from kvlite.model.shape import read_config, shape_of
+from kvlite.model.source import find_config
+from kvlite.model.weights import EXPERTS, PLAIN, Weights, choose_weights
+from kvlite.offload.streaming import require_streamable
+from kvlite.settings import Settings
+
+
+def open_planner(
+    settings: Settings,
+    notify: Callable[[str], None] | None = None,
+    *,
+    card: str = "",
+    reads_text: bool = False,
+) -> Planner:
+    """A planner from a model's config alone, also for a card that is not here.
+
+    Args:
+        notify: told before a download.
+        card: what a card that is not here is called.
+        reads_text: whether texts will be counted in tokens, for which the tokenizer is wanted.
+
+    Raises:
+        ModelError: there is no config, or of a model that cannot be run.
+        SettingError: a setting is out of range, or does not fit the model.
+    """
+    folder = find_config(settings.model, notify)
+    if _elsewhere(settings):
+        room = _room(settings, card)
+        offers = [
+            (stream, weights)
+            for stream in _streams(settings, room)
+            for weights in _weights_elsewhere(settings, folder)
+        ]
+    else:
+        device = choose_device(settings.device)
+        room = room_of(device, settings.vram)
+        offers = offers_here(settings, device, folder, room)
+    tokenizer = read_tokenizer(folder) if reads_text else None
+    return planner_of(settings, folder, room, offers, tokenizer)
+
+
+def planner_of(
+    settings: Settings,
+    folder: Path,
+    room: Room,
+    offers: Sequence[tuple[str, Weights]],
+    tokenizer: Any = None,
+) -> Planner:
+    """A planner for the model in a folder.
+
+    Raises:
+        ModelError: its config is broken.
+        SettingError: the method does not fit the model.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, **PLACE)
+        shape = shape_of(config)
+    except Exception as error:  # libraries fail in many ways over a stranger's file
+        path = folder / "config.json"
+        raise ModelError(f"{path} does not describe a model: {reason(error)}") from error
+    forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
+    return Planner(forecaster, room, settings, offers)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder, None if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, **PLACE)
+    except Exception:  # libraries fail in many ways over a stranger's file
+        return None
+
+
+def offers_here(
+    settings: Settings, device: torch.device, folder: Path, room: Room
+) -> list[tuple[str, Weights]]:
+    """Where a model's layers may stay, and what it may be loaded as, on a device of this machine,
+    the best first.
+
+    Raises:
+        SettingError: what was asked for cannot be had.
+    """
+    first = choose_weights(settings.weights, device, folder)
+    found = [first]
+    shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
+    if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
+        found.append(choose_weights("nf4", device, folder))
+    offers = []
+    for stream in _streams(settings, room):
+        for weights in found:
+            try:
+                require_streamable(stream, folder, device=device, weights=weights)
+            except SettingError:
+                if settings.stream != "auto":
+                    raise
+                continue
+            offers.append((stream, weights))
+    return offers
+
+
+def _streams(settings: Settings, room: Room) -> tuple[str, ...]:
+    """Where layers may stay, the best first."""
+    if settings.stream != "auto":
+        return (settings.stream,)
+    return ("off", "disk" if room.kind == "cpu" else "ram")
+
+
+def _elsewhere(settings: Settings) -> bool:
+    """Whether a plan is for a card that this machine has not."""
+    if settings.device == "cpu" or torch.cuda.is_available():
+        return False
+    return settings.vram != "auto" or settings.device.startswith("cuda")
+
+
+def _room(settings: Settings, name: str) -> Room:
+    if settings.vram == "auto":
+        raise SettingError(
+            f"--device {settings.device} is not here: say how much memory the card has, as in "
+            "--vram 24GiB"
+        )
+    return card(settings.vram, name)
+
+
+def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
+    half = torch.bfloat16
+    if settings.weights in PLAIN:
+        return [Weights(settings.weights, PLAIN[settings.weights])]
+    if settings.weights != "auto":
+        return [Weights(settings.weights, half)]
+    found = [Weights("bf16", half)]
+    return found if _has_experts(folder) else [*found, Weights("int8", half), Weights("nf4", half)]
+
+
+def _has_experts(folder: Path) -> bool:
+    return read_config(folder).get("model_type") in EXPERTS

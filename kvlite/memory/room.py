@@ -1,0 +1,140 @@
+"""What a device offers: memory that tensors may take, and how fast it is read."""
+
+import platform
+import sys
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from kvlite.errors import SettingError
+from kvlite.sizes import parse_bytes, readable
+
+# What torch's allocator does not hand out: the driver's context, kernels, cuBLAS' workspaces.
+CONTEXT = 600 << 20
+# Left alone, since a display or another program may want it: less is safe on Linux than where a
+# driver spills to host memory instead of saying that there is no more.
+MARGIN, SPILLING_MARGIN = 700 << 20, 3 << 29
+# A plan's own error.
+ERROR = 0.02
+
+# GB/s, by what a card's name has in it; the first that does.
+_BANDWIDTHS = {
+    "RTX 5090": 1792,
+    "RTX 5080": 960,
+    "RTX 4090": 1008,
+    "RTX 4080 SUPER": 736,
+    "RTX 4080": 717,
+    "RTX 4070 Ti SUPER": 672,
+    "RTX 4070": 504,
+    "RTX 4060 Ti": 288,
+    "RTX 3090 Ti": 1008,
+    "RTX 3090": 936,
+    "RTX 3080 Ti": 912,
+    "RTX 3080": 760,
+    "RTX 3060": 360,
+    "RTX A6000": 768,
+    "RTX 6000 Ada": 960,
+    "L40S": 864,
+    "L4": 300,
+    "A100": 1555,
+    "H100": 3350,
+    "H200": 4800,
+    "A10": 600,
+    "T4": 320,
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of a device that a plan may count on.
+
+    Attributes:
+        name: of the device, for people.
+        kind: "cpu" or "cuda".
+        total: bytes it has, or that may be taken of it.
+        context: of these, what is taken before the first tensor.
+        margin: of these, what is left alone.
+        host: bytes of host memory that are free.
+        bandwidth: bytes a second at which it reads its memory; None if that is not known.
+    """
+
+    name: str
+    kind: str
+    total: int
+    context: int
+    margin: int
+    host: int
+    bandwidth: float | None = None
+
+    @property
+    def tensors(self) -> int:
+        """Bytes that tensors may take."""
+        return max(0, self.total - self.context - self.margin)
+
+
+def capped_bytes(vram: str) -> int | None:
+    """What `--vram` says, None for auto.
+
+    Raises:
+        SettingError: it is no size, or none at all.
+    """
+    if vram == "auto":
+        return None
+    size = parse_bytes(vram)
+    if not size:
+        raise SettingError(f"--vram {vram!r} is not a size: give 24GiB, 800MB or auto")
+    return size
+
+
+def room_of(device: torch.device, vram: str) -> Room:
+    """What a device of this machine offers now.
+
+    Raises:
+        SettingError: `vram` is no size.
+    """
+    cap, free = capped_bytes(vram), psutil.virtual_memory().available
+    if device.type == "cpu":
+        total = free if cap is None else cap
+        name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
+        return Room(name, "cpu", total, 0, int(ERROR * total), free)
+    unused, all_there = torch.cuda.mem_get_info(device)
+    mine = torch.cuda.memory_reserved(device)
+    properties = torch.cuda.get_device_properties(device)
+    total = min(all_there if cap is None else cap, unused + mine)
+    # The context is there already: it is not in what is unused.
+    return Room(properties.name, "cuda", total, 0, margin(), free, bandwidth(properties.name))
+
+
+def card(vram: str, name: str = "") -> Room:
+    """What a card offers that is not here.
+
+    Args:
+        vram: its size.
+        name: as its maker calls it.
+    """
+    total, shown = capped_bytes(vram) or 0, name or f"a card of {vram}"
+    host = psutil.virtual_memory().available
+    return Room(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
+
+
+def hold(device: torch.device, vram: str) -> None:
+    """Keep torch's allocator on a GPU to what may be taken; a CPU's tensors a meter counts."""
+    cap = capped_bytes(vram)
+    if cap is None or device.type == "cpu":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+
+
+def bandwidth(name: str) -> float | None:
+    """Bytes a second of a card's memory, if it is known."""
+    found = (speed for part, speed in _BANDWIDTHS.items() if part.lower() in name.lower())
+    speed = next(found, None)
+    return None if speed is None else speed * 1e9
+
+
+def margin() -> int:
+    """Bytes that are left alone on this system."""
+    spills = sys.platform == "win32" or "microsoft" in platform.uname().release.lower()
+    return SPILLING_MARGIN if spills else MARGIN

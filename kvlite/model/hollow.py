@@ -1,0 +1,57 @@
+"""A model without weights: its layers compute sizes and no numbers."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlite.model.calibration import Calibration
+from kvlite.model.hook import ATTENTION, register_attention
+from kvlite.model.layers import Layers
+from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
+from kvlite.model.weights import Weights
+
+
+class Words:
+    """Stands for a tokenizer where only the number of tokens counts: one a word."""
+
+    chat_template = None
+    eos_token_id = None
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """As many tokens as words."""
+        return [0] * len(text.split())
+
+
+def hollow_model(
+    config: Any,
+    shape: ModelShape,
+    weights: Weights,
+    *,
+    tokenizer: Any = None,
+    calibration: Calibration | None = None,
+) -> LoadedModel:
+    """A model on the meta device, for forecasts; one layer stands for all, as they are alike.
+
+    Args:
+        config: transformers' of the model.
+        weights: of these only the dtype counts.
+    """
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
+    config = deepcopy(config)
+    config.num_hidden_layers = 1
+    with torch.device("meta"):
+        module: Any = AutoModelForCausalLM.from_config(
+            config, dtype=weights.dtype, attn_implementation=ATTENTION
+        )
+    module.eval().requires_grad_(False)
+    module.config.layer_types = getattr(config, "layer_types", None)
+    model = LoadedModel(
+        module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
+    )
+    model.layers = Layers([model.layers[0]] * shape.layers)
+    return model

@@ -1,0 +1,139 @@
+"""What a turn is expected to take, beside what it takes: live tensors, counted one by one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+import pytest
+import torch
+
+from kvlite.cache import KVBits, KVCache, parse_kv_bits
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import prefill
+from kvlite.errors import SettingError
+from kvlite.memory.forecaster import Forecaster, Way
+from kvlite.memory.meter import TensorMeter
+from kvlite.methods import METHODS, parse_method
+from kvlite.methods.amount import Amount
+from kvlite.methods.rules import layer_rules
+from kvlite.model.load import LoadedModel
+from kvlite.model.weights import held_tensors
+from kvlite.offload import Recall, Tier
+from kvlite.settings import Settings
+from tests.conftest import ARCHITECTURES, make_tiny
+
+CASES_EACH, LONGEST, CLOSE, UNDER = 12, 24, 0.03, 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the grid."""
+
+    method: str
+    tokens: int
+    budget: int
+    bits: str
+    chunk: int
+    batch: int
+    recall: int | None
+
+
+def cases(start: int) -> Iterator[Case]:
+    """Steps of different length through each axis, so that every pair of values is met."""
+    methods = [*METHODS, Settings.method, "simlayerkv+snapkv", "kvx:layers=shared,heads_share=true"]
+    lengths, budgets, bits = [40, 300, 517, 900], [48, 120, 256], ["16", "4", "8", "k8v4"]
+    chunks, recalls = [64, 200, 1024], [None, 0, 32]
+    for i in range(start, start + CASES_EACH):
+        yield Case(
+            methods[i % (len(methods) - 1)],
+            lengths[i % 4],
+            budgets[i % 3],
+            bits[i // 2 % 4],
+            chunks[i // 3 % 3],
+            1 + (i % 5 == 4),
+            recalls[i // 4 % 3],
+        )
+
+
+def taken(model: LoadedModel, case: Case) -> int:
+    """The peak over the weights, measured."""
+    shape, bits = model.shape, parse_kv_bits(case.bits)
+    method = parse_method(case.method).fitted(shape, model.calibration)
+    rules = layer_rules(method, shape, case.budget, case.tokens, None, case.tokens, bits)
+    cache = KVCache.empty(
+        shape.layers,
+        shape.kv_heads,
+        shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        batch=case.batch,
+    )
+    tier = tier_of(model, case, bits)
+    meter = TensorMeter(held_tensors(model.module))
+    weights = meter.live
+    torch.manual_seed(0)
+    with meter:
+        ids = torch.randint(3, 190, (case.batch, case.tokens))
+        context = torch.empty(case.batch, 0, dtype=torch.int64)
+        logits = prefill(
+            model,
+            cache,
+            ids,
+            rules,
+            context=context,
+            tier=tier,
+            reserve=LONGEST,
+            chunk=case.chunk,
+        )
+        del ids, context
+        recall = Recall(tier, case.recall or 0) if tier else None
+        for _ in range(LONGEST - 1):
+            logits = decode_step(model, cache, logits.argmax(-1), rules, recall)
+    return meter.peak - weights
+
+
+def tier_of(model: LoadedModel, case: Case, bits: KVBits | None) -> Tier | None:
+    method = parse_method(case.method).fitted(model.shape, model.calibration)
+    grows = method.only_grows and method.settles is None
+    loses = bits is not None or case.budget < case.tokens + (0 if grows else LONGEST)
+    able = method.frees_memory and method.mask(1) is None and case.batch == 1
+    if case.recall is None or not loses or not able:
+        return None
+    return Tier.empty(model.shape, model.dtype, None)
+
+
+def expected(model: LoadedModel, case: Case) -> int:
+    way = Way(
+        parse_method(case.method),
+        Amount(entries=case.budget),
+        parse_kv_bits(case.bits),
+        case.chunk,
+        case.recall if case.batch == 1 else None,
+    )
+    forecaster = Forecaster(
+        model.module.config, model.shape, model.calibration, tokenizer=model.tokenizer
+    )
+    made = forecaster.first_turn(
+        way, model.weights, tokens=case.tokens, longest=LONGEST, batch=case.batch
+    )
+    return made.peak_bytes
+
+
+@pytest.mark.parametrize("name, start", zip(ARCHITECTURES, cycle(range(0, 228, 12))))
+def test_a_turn_takes_what_was_expected(name: str, start: int) -> None:
+    model = make_tiny(name).model
+    weights = TensorMeter(held_tensors(model.module)).live
+    errors = {}
+    for case in cases(start):
+        try:
+            real = taken(model, case)
+        except SettingError:
+            with pytest.raises(SettingError):
+                expected(model, case)
+            continue
+        errors[case] = (weights + expected(model, case)) / (weights + real) - 1
+    far = {case: error for case, error in errors.items() if abs(error) > CLOSE}
+    under = {case: error for case, error in errors.items() if error < -UNDER}
+    assert len(errors) > CASES_EACH // 2
+    assert len(far) <= 0.05 * CASES_EACH + 0.4, far
+    assert not under, under
