@@ -185,7 +185,7 @@ def _forecast(
     tier: Tier | None,
 ) -> Forecast:
     batch, device = cache.layers[0].keys.shape[0], model.device
-    held = meter.live = cache.nbytes + (tier.index_bytes if tier else 0)
+    held = meter.live = meter.peak = cache.nbytes + (tier.index_bytes if tier else 0)
     meter.host = tier.nbytes if tier else 0
     ids = torch.empty(batch, task.new, dtype=torch.int64, device=device)
     context = torch.empty(batch, task.known, dtype=torch.int64, device=device)
