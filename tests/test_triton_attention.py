@@ -1,7 +1,5 @@
 """Attention over quantized entries: Triton's interpreter on a CPU, the kernels on a CUDA device."""
 
-import importlib
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
@@ -15,39 +13,18 @@ from torch import Tensor
 
 from kvlite.cache.quantized import Quantized
 from kvlite.engine.fronts import fused, in_parts
+from tests.interpreted import DEVICE, kernels
 from tests.oracles.quantized_attention import naive
 from tests.test_packed import banks
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[ModuleType]:
-    """The module under test; without a GPU over a copy of triton of its own, as it must be told to
-    interpret before it is imported, which others may have done by now or may do later."""
-    with pytest.MonkeyPatch.context() as patch:
-        if DEVICE.type == "cpu":
-            patch.setenv("TRITON_INTERPRET", "1")
-            held = {name: sys.modules.pop(name) for name in _python_of_triton()}
-        yield importlib.import_module("kvlite.triton_attention")
-        if DEVICE.type == "cpu":
-            for name in _python_of_triton():
-                # Kept under another name, as Python tidies up only what it finds here at its end.
-                sys.modules[f"interpreted.{name}"] = sys.modules.pop(name)
-            sys.modules.update(held)
-
-
-def _python_of_triton() -> list[str]:
-    """Modules that depend on whether triton interprets; what is compiled is loaded but once."""
-    loaded = [name for name in sys.modules if name.split(".")[0] == "triton"]
-    return [
-        name
-        for name in [*loaded, "kvlite.triton_attention"]
-        if name in sys.modules and not name.startswith("triton._C")
-    ]
+    with kernels("kvlite.triton_attention") as module:
+        yield module
 
 
 def entries(

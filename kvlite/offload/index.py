@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
@@ -120,12 +122,23 @@ class Index:
                 entries,
             )
             return torch.from_numpy(found).view(batch, heads, entries)
+        if has_kernel(queries.device):
+            # torch brings triton along on CUDA alone.
+            from kvlite.offload.triton_search import search
+
+            return search(turned, self.signs, self.sizes, self.used, entries)
         total, logits = turned.sum(-1, keepdim=True), []
         for part in blocks(self.used, batch * heads * dim):
             ones = unpacked_codes(self.signs[:, :, part], 1)[..., :dim]
             logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
         known = torch.cat(logits, -1).softmax(-1).mean(2)
         return F.pad(known, (0, entries - self.used))
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether an index on a device is searched by `kvlite.offload.triton_search`."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def index_entry_bytes(dim: int) -> int:

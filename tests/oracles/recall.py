@@ -41,3 +41,23 @@ def swapped(held: set[int], wanted: set[int], rough: FloatArray) -> set[int]:
     roughly."""
     others = sorted(held - wanted, key=lambda i: -rough[i])
     return wanted | set(others[: len(held) - len(wanted)])
+
+
+def expected_attention(
+    turned: FloatArray, signs: np.ndarray, sizes: np.ndarray, used: int
+) -> FloatArray:
+    """What signs `(batch, heads, capacity, bytes)`, a bit a channel, say of the attention that
+    queries `(batch, heads, rows, dim)` pay to each entry: `(batch, heads, used)`."""
+    batch, heads, _, dim = turned.shape
+    width = signs.shape[3]
+    found = np.zeros((batch, heads, used))
+    for at in np.ndindex(batch, heads):
+        channels = np.zeros((used, dim))
+        for entry in range(used):
+            for channel in range(dim):
+                byte = int(signs[at][entry, channel % width])
+                positive = byte >> channel // width & 1
+                size = float(sizes[at][entry])
+                channels[entry, channel] = size if positive else -size
+        found[at] = attention(turned[at].astype(np.float64), channels)
+    return found

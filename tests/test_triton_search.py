@@ -1,0 +1,93 @@
+"""An index searched: Triton's interpreter on a CPU, the kernels on a CUDA device."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from kvlite.offload import index as searched
+from kvlite.offload.index import Index
+from tests.interpreted import DEVICE, kernels
+from tests.oracles.recall import expected_attention
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[ModuleType]:
+    with kernels("kvlite.offload.triton_search") as module:
+        yield module
+
+
+def index_of(
+    batch: int, heads: int, rows: int, dim: int, used: int, room: int, spread: float = 1.0
+) -> tuple[Index, torch.Tensor]:
+    """What lies beyond `used` is spoilt."""
+    generator = torch.Generator().manual_seed(dim + used)
+    keys = torch.randn(batch, heads, used, dim, generator=generator) * 3 + 1
+    queries = torch.randn(batch, heads, rows, dim, generator=generator) * spread / dim**0.5
+    index = Index.of(keys.to(DEVICE), queries.square().sum(2).to(DEVICE), room)
+    index.signs[:, :, used:], index.sizes[:, :, used:] = 255, torch.nan
+    return index, queries.to(DEVICE)
+
+
+def check(
+    kernel: ModuleType, index: Index, queries: torch.Tensor, entries: int, close: float = 2e-5
+) -> None:
+    turned = index.turned(queries)
+    found = kernel.search(turned, index.signs, index.sizes, index.used, entries)
+    assert found.dtype == torch.float32 and found.shape == (*queries.shape[:2], entries)
+    expected = expected_attention(
+        turned.cpu().numpy(), index.signs.cpu().numpy(), index.sizes.cpu().numpy(), index.used
+    )
+    np.testing.assert_allclose(
+        found[..., : index.used].cpu().numpy(), expected, rtol=close, atol=1e-12
+    )
+    assert (found[..., index.used :] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim"), [(4, 128), (1, 64), (3, 16), (7, 96), (2, 256), (5, 80), (16, 64), (2, 192)]
+)
+def test_every_width(kernel: ModuleType, rows: int, dim: int) -> None:
+    """Bytes that end within a word, and rows that do not fill their lanes."""
+    index, queries = index_of(1, 2, rows, dim, used=150, room=9)
+    check(kernel, index, queries, 155)
+
+
+@pytest.mark.parametrize("used", [1, 128, 1023, 1024, 1025, 2600])
+def test_parts_are_one_softmax(kernel: ModuleType, used: int) -> None:
+    index, queries = index_of(2, 1, 2, 64, used, room=16)
+    check(kernel, index, queries, used + 3)
+
+
+def test_more_parts_than_are_merged_at_once(
+    kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "TILE", 16)
+    monkeypatch.setattr(kernel, "PART", 16)
+    monkeypatch.setattr(kernel, "MERGED_AT_ONCE", 4)
+    index, queries = index_of(1, 1, 3, 64, 200, room=0)
+    check(kernel, index, queries, 200)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 40.0])
+def test_queries_of_any_size(kernel: ModuleType, spread: float) -> None:
+    """Float16 holds none of these as they are; sharp probabilities have their logits' errors."""
+    index, queries = index_of(1, 2, 4, 128, 300, room=0, spread=spread)
+    check(kernel, index, queries, 300, close=2e-5 if spread < 1 else 1e-3)
+
+
+def test_as_the_torch_path(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searched, "has_compiled", lambda device: False)
+    index, queries = index_of(1, 3, 4, 128, 1500, room=20)
+    plain, kernels_own = [], []
+    for has_kernel, out in ((False, plain), (True, kernels_own)):
+        monkeypatch.setattr(searched, "has_kernel", lambda device, has=has_kernel: has)
+        out.append(index.scores(queries, 1510))
+    torch.testing.assert_close(plain, kernels_own, rtol=2e-5, atol=1e-9)
+    assert not plain[0].equal(kernels_own[0])  # each by its own way
