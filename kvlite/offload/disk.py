@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvlite.cache import LayerCache
 from kvlite.errors import RecallError, reason
+from kvlite.offload.moving import move_storage
 from kvlite.sizes import readable
 
 ALIGNED, BLOCK = 64, 1 << 20
@@ -51,21 +52,10 @@ class Disk:
         Raises:
             RecallError: the disk is full or fails; the layer is as it was.
         """
-        views = [
-            view
-            for bank in layer.banks
-            for view in (bank.own_keys, bank.own_values, bank.own_positions)
-        ]
-        held = {tensor.untyped_storage().data_ptr(): tensor for tensor in layer.tensors}
         try:
-            moved = self._mapped(list(held.values()))
+            move_storage(layer, layer.tensors, self._mapped)
         except OSError as error:
             raise self._refusal(error) from error
-        homes = dict(zip(held, moved, strict=True))
-        for tensor in [*views, *layer.tensors]:
-            home = homes[tensor.untyped_storage().data_ptr()]
-            offset, size, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
-            tensor.set_(home.untyped_storage(), offset, size, stride)
 
     def _mapped(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies in one file: flat, each with a storage of its own."""
