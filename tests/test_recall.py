@@ -17,8 +17,8 @@ from kvlite.errors import SettingError, Stopped
 from kvlite.methods import METHODS, parse_method
 from kvlite.offload import Recall, Tier
 from kvlite.offload.index import Index
-from kvlite.offload.recall import CANDIDATES, RECENT, SINKS
 from kvlite.offload.room import ram_limit, tier_bytes
+from kvlite.offload.swap import CANDIDATES, RECENT, SINKS
 from kvlite.offload.tier import TierLayer
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny

@@ -1,6 +1,6 @@
 """One layer's entries: flat, ragged storage, true bytes, no write past its end."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -128,14 +128,22 @@ class LayerCache:
         bits: KVBits | None = None,
         *,
         origins: bool = False,
+        prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
         """A copy with banks of `capacities` slots, entries ascending in position. Fronts that never
         change are shared with it; what is quantized is written out, or with `bits` stays so, and
-        what is no longer recent joins it; `origins` as in `gathered`."""
+        what is no longer recent joins it; `origins` and `prepare` as in `gathered`."""
         ordered = [Selection.everything(bank) for bank in self.banks]
         fronts = [bank.front for bank in self.banks] if self.computed else None
         return LayerCache.gathered(
-            ordered, capacities, decode_rows, fronts, self.like, bits, origins=origins
+            ordered,
+            capacities,
+            decode_rows,
+            fronts,
+            self.like,
+            bits,
+            origins=origins,
+            prepare=prepare,
         )
 
     def behind(self, fronts: Sequence[Front], room: int) -> "LayerCache":
@@ -155,13 +163,19 @@ class LayerCache:
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
         """One tensor a bank, `(batch, heads of the bank, ...)`, as one with the layer's KV heads
-        in order; no head may be missing."""
-        order = [head for bank in self.banks for head in bank.heads]
-        return torch.cat(list(each), 1)[:, torch.tensor(order).argsort()]
+        in order, no head missing; of a single bank the one itself."""
+        if len(each) == 1:
+            return each[0]
+        lines = {
+            head: part[:, row]
+            for bank, part in zip(self.banks, each, strict=True)
+            for row, head in enumerate(bank.heads)
+        }
+        return torch.stack([lines[head] for head in sorted(lines)], 1)
 
     def last(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of the entries appended last, `(batch, KV heads, count, dim)`, and their
-        positions `(count,)`."""
+        positions `(count,)`; where they lie, if that is one bank."""
         assert all(bank.own_used >= count for bank in self.banks)
         parts = [slice(bank.own_used - count, bank.own_used) for bank in self.banks]
         own = list(zip(self.banks, parts, strict=True))
@@ -199,6 +213,7 @@ class LayerCache:
         bits: KVBits | None = None,
         *,
         origins: bool = False,
+        prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in banks of `capacities` slots.
 
@@ -210,6 +225,7 @@ class LayerCache:
                 they are.
             origins: remember where what is written out was packed; only until a cut that packs it
                 again, since all of it stays in memory for as long.
+            prepare: given the new layer before it is filled.
         """
         chosen = list(selections)
         if fronts is None and bits is not None:
@@ -226,6 +242,8 @@ class LayerCache:
             fronts=fronts,
             like=like,
         )
+        if prepare is not None:
+            prepare(layer)
         for selection, bank in zip(chosen, layer.banks, strict=True):
             selection.copy_to(bank, origins=origins)
         return layer

@@ -38,7 +38,7 @@ class LayerStep:
         self.rotation = rotation
         self.sight = sight
         self.recall = recall
-        self.positions = torch.tensor([position], dtype=torch.int32, device=layer.keys.device)
+        self.positions = torch.full((1,), position, dtype=torch.int32, device=layer.keys.device)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
@@ -48,7 +48,7 @@ class LayerStep:
             self._grow()
         recall = self.recall
         if recall is not None:
-            recall.tier.answer(self.index, k, v, self.positions)
+            recall.tier.answer(self.index, k, v, self.position)
 
         @functools.cache
         def scores() -> Tensor:

@@ -10,6 +10,7 @@ from kvlite.cache.front import bytes_held
 from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
 from kvlite.offload.disk import Disk
+from kvlite.offload.ferry import Ferry, ferry_to
 from kvlite.offload.index import Index
 
 # What is not in the index yet cannot be found by it, so that many recent entries always stay.
@@ -31,6 +32,7 @@ class TierLayer:
         judged: `(batch, heads, read)` float32, what a method that judges entries once found.
         judge: that method, as a user writes it.
         disk: where `cache` is, if not in memory.
+        fresh: keys of what was answered and is not in the index yet, on its device.
     """
 
     cache: LayerCache
@@ -40,6 +42,7 @@ class TierLayer:
     judged: Tensor | None = None
     judge: str = ""
     disk: Disk | None = None
+    fresh: list[Tensor] = field(default_factory=list)
 
     @property
     def bank(self) -> Bank:
@@ -54,15 +57,25 @@ class TierLayer:
         reserve: int,
         bits: KVBits | None,
         spare: int,
+        ferry: Ferry | None,
     ) -> None:
         """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`, with room
-        for `reserve` more and, where room has to be made, `spare`."""
+        for `reserve` more and, where room has to be made, `spare`.
+
+        Args:
+            ferry: brings what stays exact, and in memory, from another device, without waiting.
+        """
         new, before, own = keys.shape[2], self.cache, bits
         if self.window is not None:
-            reserve, spare, own = 0, 0, None  # answers do not enter it
+            reserve, spare, own, ferry = 0, 0, None, None  # answers do not enter it
         if self.bank.room < new + reserve:
-            self.cache = self.cache.resized([self.read + new + reserve + spare], bits=own)
-        self.bank.append(keys, values, positions)
+            size = self.read + new + reserve + spare
+            prepare = None if ferry is None else ferry.pin
+            self.cache = self.cache.resized([size], bits=own, prepare=prepare)
+        if ferry is None:
+            self.bank.append(keys, values, positions)
+        else:
+            ferry.append(self.bank, keys, values, positions)
         if own is not None:
             self.cache = self.cache.resized([self.read + new + reserve], bits=own)
         elif self.window is not None and self.bank.used > self.window:
@@ -88,6 +101,7 @@ class Tier:
         seen: tokens read.
         disk: where what is read goes, if not to memory.
         spare: whether layers that grow may take more than they need.
+        ferry: what goes there from a device with memory of its own, and back.
         marked: the layers as `rewind` will have them, while something is read.
     """
 
@@ -96,6 +110,7 @@ class Tier:
     seen: int = 0
     disk: Disk | None = None
     spare: bool = True
+    ferry: Ferry | None = None
     marked: list[TierLayer] = field(default_factory=list)
 
     @classmethod
@@ -172,8 +187,12 @@ class Tier:
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.banks[0].used)
         spare = layer.read // SPARE if self.spare and self.bits is None else 0
+        if self.ferry is None:
+            self.ferry = ferry_to(keys.device)
+        waits = self.disk is not None or self.bits is not None  # for what is to be read at once
+        ferry = None if waits else self.ferry
         with aside():
-            layer.append(keys, values, positions, reserve, self.bits, spare)
+            layer.append(keys, values, positions, reserve, self.bits, spare, ferry)
         if self.disk is not None and layer.disk is None:
             self.disk.take(layer.cache)
             layer.disk = self.disk
@@ -202,21 +221,32 @@ class Tier:
             for each in found
         )
 
-    def answer(self, index: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+    def answer(self, index: int, keys: Tensor, values: Tensor, position: int) -> None:
         """Add a token of an answer, `(batch, kv heads, 1, dim)`, to a layer that sees all."""
         layer = self.layers[index]
         if layer.index is None:
             return
-        layer.bank.append(keys, values, positions)
-        if layer.bank.used - layer.index.used == INDEXED_AT_ONCE:
-            layer.index.add(layer.cache.last(INDEXED_AT_ONCE)[0])
+        bank, fresh = layer.bank, [*layer.fresh, keys]
+        if bank.used + 1 - layer.index.used == INDEXED_AT_ONCE:
+            layer.index.add(torch.cat(fresh, 2))
+        if self.ferry is None:
+            bank.append(keys, values, torch.tensor([position], dtype=torch.int32))
+        else:
+            self.ferry.put(bank, keys, values, position)
+        layer.fresh = fresh if layer.index.used < bank.used else []
 
     def forget_answer(self) -> None:
         """Let go of what was answered since the last reading."""
+        self._wait()
         for layer in self.layers:
-            layer.bank.used = layer.read
+            layer.bank.used, layer.fresh = layer.read, []
             if layer.index is not None:
                 layer.index.used = layer.read
+
+    def _wait(self) -> None:
+        """Until all that goes there is there."""
+        if self.ferry is not None:
+            self.ferry.wait()
 
     def restored(self, index: int, room: int, device: torch.device, judge: str = "") -> LayerCache:
         """All that a layer has read, on a device, with `room` for more.
@@ -235,12 +265,15 @@ class Tier:
             decode_rows=int(bool(judge)),
         )
         (made,), every = layer.banks, slice(0, source.read)
-        if bank.front is None:
+        if bank.front is None and self.ferry is not None:
+            self.ferry.restore(bank, made, source.read)
+        elif bank.front is None:
             made.own_keys[:, :, every] = bank.own_keys[:, :, every]
             made.own_values[:, :, every] = bank.own_values[:, :, every]
+            made.own_positions[:, :, every] = bank.own_positions[:, :, every]
         else:
             bank.write_out(made.own_keys[:, :, every], made.own_values[:, :, every])
-        made.own_positions[:, :, every] = bank.positions[:, :, every].to(device)
+            made.own_positions[:, :, every] = bank.positions[:, :, every].to(device)
         made.used = source.read
         if made.rows is not None and source.judged is not None and source.judge == judge:
             made.rows[:, :, 0, : source.judged.shape[2]] = source.judged.to(device)
@@ -254,9 +287,11 @@ class Tier:
 
     def rewind(self) -> None:
         """Forget what was read since it was marked."""
+        self._wait()
         self.layers, self.marked = self.marked, []
         self.forget_answer()
 
     def read(self, seen: int) -> None:
         """All layers have taken what was read, `seen` tokens in all: there is no way back."""
+        self._wait()
         self.seen, self.marked = seen, []

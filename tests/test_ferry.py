@@ -1,0 +1,414 @@
+"""What goes to the tier and back without waiting: the calls of CUDA, on a CPU."""
+
+import gc
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvlite.cache import Bank, LayerCache, Selection
+from kvlite.offload import Recall, Tier, pinned
+from kvlite.offload.ferry import Ferry
+from kvlite.offload.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.tier import TierLayer
+from tests.conftest import Tiny
+from tests.interpreted import DEVICE, kernels
+
+from .oracles import recall as oracle
+from .test_packed import random_ids
+from .test_recall import chat, full_bank, last_logits, logits_of_the_whole
+
+HOST = torch.device("cpu")
+WAYS = ["staged", *(["mapped"] if find_spec("triton") and DEVICE == HOST else [])]
+
+
+class Mapped(Ferry):
+    """A device that reads the host's memory by itself, as a CPU does."""
+
+    def _reads(self, bank: Bank) -> bool:
+        return True
+
+
+class Late(Ferry):
+    """Copies arrive when they are waited for, and never before."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.under_way: list[Callable[[], None]] = []
+
+    def append(self, bank: Bank, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        own = slice(bank.used, bank.used + keys.shape[2])
+        bank.own_keys[:, :, own], bank.own_values[:, :, own] = torch.nan, torch.nan
+        bank.own_positions[:, :, own] = -1
+        given = keys.clone(), values.clone(), positions.clone()
+
+        def arrive() -> None:
+            bank.own_keys[:, :, own], bank.own_values[:, :, own] = given[:2]
+            bank.own_positions[:, :, own] = given[2]
+
+        self.under_way.append(arrive)
+        bank.used = own.stop
+
+    def wait(self) -> None:
+        super().wait()
+        while self.under_way:
+            self.under_way.pop()()
+
+
+@pytest.fixture(params=WAYS)
+def ferry(request: pytest.FixtureRequest) -> Iterator[Ferry]:
+    if request.param == "staged":
+        yield Ferry(HOST)
+        return
+    with kernels("kvlite.offload.triton_rows"):
+        yield Mapped(HOST)
+
+
+@pytest.fixture
+def no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlite.offload.recall.has_compiled", lambda device: False)
+
+
+def some_held(
+    everything: LayerCache, heads: tuple[int, ...], rows: int = 0, batch: int = 1
+) -> Bank:
+    """A bank of 60 of 300 entries of some heads."""
+    random = torch.Generator().manual_seed(5)
+    at = torch.stack(
+        [
+            torch.randperm(300, generator=random)[:60].sort().values
+            for _ in range(len(heads) * batch)
+        ]
+    )
+    chosen = Selection(everything.banks[0], at.view(batch, len(heads), 60), heads)
+    bank = LayerCache.gathered([chosen], [60], decode_rows=rows).banks[0]
+    if bank.rows is not None:
+        bank.rows.copy_(torch.rand(bank.rows.shape, generator=random) + 1)
+    return bank
+
+
+def asked(heads: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(6)
+    queries = torch.randn(batch, heads, 4, 64, generator=random)
+    return queries, torch.rand(batch, heads, 300, generator=random)
+
+
+def lines(bank: Bank) -> list[set[int]]:
+    return [set(line.tolist()) for line in bank.own_positions.flatten(0, 1)]
+
+
+@pytest.mark.parametrize("heads", [(0, 1, 2), (2,), (0, 2)])
+def test_a_token_brings_back_what_the_oracle_says(
+    ferry: Ferry, heads: tuple[int, ...], no_loops: None
+) -> None:
+    everything = full_bank(300)
+    source, bank = everything.banks[0], some_held(everything, heads)
+    before, (queries, rough) = lines(bank), asked(3)
+    tier = Tier([TierLayer(everything, None, 300)], None, seen=300, ferry=ferry)
+    recall = Recall(tier, 40 - SINKS - RECENT)
+    recall.bring_back(0, bank, queries[:, : len(heads)], rough)
+    came = 0
+    for row, head in enumerate(heads):
+        own = rough[0, head].double().numpy()
+        wanted = oracle.wanted(
+            queries[0, row].double().numpy(),
+            source.keys[0, head].double().numpy(),
+            own,
+            count=40,
+            candidates=CANDIDATES * 40,
+            first=SINKS,
+            recent=RECENT,
+        )
+        now = lines(bank)[row]
+        assert now == oracle.swapped(before[row], wanted, own) and len(now) == 60
+        came += len(now - before[row])
+        places = bank.positions[0, row].long()
+        assert bank.own_keys[0, row].equal(source.keys[0, head, places])
+        assert bank.own_values[0, row].equal(source.values[0, head, places])
+    assert recall.brought == came > 0 and recall.wanted == 40 * len(heads)
+    recall.bring_back(0, bank, queries[:, : len(heads)], rough)
+    assert recall.brought == came  # all is there
+
+
+@pytest.mark.parametrize("count", [SINKS + RECENT + 1, 40, 60])
+def test_as_where_the_device_is_waited_for(ferry: Ferry, count: int) -> None:
+    """Two sequences, what is remembered of attention, and numbers that are none."""
+    everything = full_bank(300)
+    one = everything.banks[0]
+    pair = LayerCache([((0, 1, 2), 300)], batch=2, dim=64, dtype=torch.float32, device=HOST)
+    keys = torch.cat([one.own_keys, one.own_keys.flip(1)])
+    pair.banks[0].append(keys, -keys, torch.arange(300, dtype=torch.int32))
+    source, (queries, rough) = pair.banks[0], asked(2, batch=2)
+    rough[:, :, 90:150:7] = torch.nan
+    banks = [some_held(pair, (0, 2), rows=2, batch=2) for _ in range(2)]
+    old = lines(banks[0])
+    came = swap_in(banks[0], queries, rough, source, count)
+    mine = swap_in_place(banks[1], queries, rough, source, count, ferry.fetch)
+    assert int(mine) == came > 0 and lines(banks[0]) == lines(banks[1]) != old
+    orders = [bank.own_positions.argsort(-1) for bank in banks]
+    for name in ("own_keys", "own_values"):
+        sides = [
+            getattr(bank, name).gather(2, order[..., None].expand(-1, -1, -1, 64))
+            for bank, order in zip(banks, orders, strict=True)
+        ]
+        assert sides[0].equal(sides[1])
+    rows = [
+        bank.rows.gather(3, order[:, :, None].expand(-1, -1, 2, -1))
+        for bank, order in zip(banks, orders, strict=True)
+        if bank.rows is not None
+    ]
+    assert rows[0].equal(rows[1]) and int((rows[0] == 0).sum()) == 2 * came
+
+
+class NothingIsReadBack(TorchDispatchMode):
+    """Refuses what needs to know numbers, not shapes alone."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "equal", "masked_select"), name
+        indices = args[1] if name in ("index", "index_put_") else []
+        assert all(each is None or each.dtype != torch.bool for each in indices)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_read_back(ferry: Ferry) -> None:
+    everything = full_bank(300)
+    bank, (queries, rough) = some_held(everything, (0, 1, 2), rows=1), asked(3)
+    with NothingIsReadBack():
+        swap_in_place(bank, queries, rough, everything.banks[0], 40, ferry.fetch)
+    with pytest.raises(AssertionError), NothingIsReadBack():
+        swap_in(some_held(everything, (0, 1)), *asked(2), everything.banks[0], 40)
+
+
+class Scarce(TorchDispatchMode):
+    """The k-th operator that takes memory finds none."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        taken = not func._schema.is_mutable and not func.is_view
+        self.left -= taken
+        if taken and self.left == 0:
+            raise torch.OutOfMemoryError("none left")
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_broke_off_may_be_tried_again(ferry: Ferry) -> None:
+    everything = full_bank(300)
+    source, (queries, rough) = everything.banks[0], asked(1)
+    whole = some_held(everything, (2,), rows=1)
+    came = int(swap_in_place(whole, queries, rough, source, 40, ferry.fetch))
+    for k in range(1, 200):
+        bank = some_held(everything, (2,), rows=1)
+        before = bank.own_positions.clone(), bank.own_keys.clone(), bank.own_values.clone()
+        scarce, failed = Scarce(k), False
+        try:
+            with scarce:
+                swap_in_place(bank, queries, rough, source, 40, ferry.fetch)
+        except torch.OutOfMemoryError:
+            failed = True
+        if not failed:
+            break
+        assert bank.own_positions.equal(before[0])
+        assert bank.own_keys.equal(before[1]) and bank.own_values.equal(before[2])
+        assert int(swap_in_place(bank, queries, rough, source, 40, ferry.fetch)) == came
+        assert lines(bank) == lines(whole)
+    assert 20 < k < 199
+
+
+@pytest.mark.parametrize("piece", [64, 100, 1 << 20])
+def test_no_copy_crosses_from_a_piece_to_the_next(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned, "PIECE", piece)
+    storage = torch.arange(500, dtype=torch.float32)
+    flat = storage[33:301]
+    parts = list(pinned.pieces(flat))
+    assert [at for part in parts for at in range(part.start, part.stop)] == list(range(268))
+    for part in parts:
+        assert (33 + part.start) * 4 // piece == (33 + part.stop - 1) * 4 // piece
+    whole, ferry = full_bank(70), Ferry(HOST)
+    source = whole.banks[0]
+    layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
+    for part in (slice(0, 50), slice(50, 70)):
+        given = (each[:, :, part] for each in (source.own_keys, source.own_values))
+        ferry.append(layer.banks[0], *given, source.own_positions[0, 0, part])
+    assert layer.banks[0].used == 70
+    back = LayerCache([((0, 1, 2), 80)], batch=1, dim=64, dtype=torch.float32, device=HOST).banks[0]
+    ferry.restore(layer.banks[0], back, 66)
+    for name in ("own_keys", "own_values", "own_positions"):
+        assert getattr(back, name)[:, :, :66].equal(getattr(source, name)[:, :, :66])
+
+
+class Runtime:
+    """Pinned memory of which there is so much."""
+
+    def __init__(self, most: int = 1 << 40) -> None:
+        self.most = most
+        self.held: dict[int, int] = {}
+        self.largest = 0
+
+    def register(self, address: int, size: int, device: torch.device) -> bool:
+        if sum(self.held.values()) + size > self.most:
+            return False
+        assert all(
+            address >= begin + length or address + size <= begin
+            for begin, length in self.held.items()
+        )
+        self.held[address] = size
+        self.largest = max(self.largest, size)
+        return True
+
+    def release(self, addresses: list[int], device: torch.device) -> None:
+        for address in addresses:
+            del self.held[address]
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime()
+    monkeypatch.setattr(pinned, "register", lambda *given: made.register(*given))
+    monkeypatch.setattr(pinned, "release", lambda *given: made.release(*given))
+    return made
+
+
+def small_layer() -> LayerCache:
+    return LayerCache([((0, 2), 100), ((1,), 60)], batch=1, dim=8, dtype=torch.half, device=HOST)
+
+
+def test_pinned_memory_is_taken_in_pieces_and_let_go_of(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned, "PIECE", 1 << 10)
+    layer = small_layer()
+    views, size = [layer.banks[0].own_keys, layer.banks[1].own_positions], layer.nbytes
+    assert pinned.pin(layer, HOST)
+    assert layer.nbytes == sum(runtime.held.values()) == size and runtime.largest == 1 << 10
+    assert views[0] is layer.banks[0].own_keys and views[1] is layer.banks[1].own_positions
+    layer.keys.copy_(torch.arange(260 * 8).view(1, 260, 8))
+    assert layer.banks[1].own_keys[0, 0, 0, 0] == 1600
+    for tensor in (layer.keys, layer.values, layer.positions):
+        begin = tensor.data_ptr()
+        assert begin in runtime.held and begin % 4096 == 0
+    left = layer.banks[0].own_keys
+    del layer, views, tensor
+    gc.collect()
+    assert sum(runtime.held.values()) == 260 * 8 * 2  # what is seen by a view stays
+    del left
+    gc.collect()
+    assert not runtime.held
+
+
+def test_where_nothing_can_be_pinned_memory_is_as_ever(runtime: Runtime) -> None:
+    runtime.most = 5000  # room for the keys alone
+    ferry, layer = Ferry(HOST), small_layer()
+    ferry.pins = True
+    before = [tensor.data_ptr() for tensor in layer.tensors]
+    ferry.pin(layer)
+    gc.collect()
+    assert not ferry.pins and not runtime.held
+    assert before == [tensor.data_ptr() for tensor in layer.tensors]
+    runtime.most = 1 << 40
+    ferry.pin(layer)
+    assert not runtime.held  # it is not tried again
+
+
+def test_tokens_of_an_answer_arrive_in_their_places(ferry: Ferry) -> None:
+    layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
+    bank, source = layer.banks[0], full_bank(80).banks[0]
+    layer.keys.fill_(torch.nan)
+    whole = slice(0, 60)
+    ferry.append(
+        bank,
+        source.own_keys[:, :, whole],
+        source.own_values[:, :, whole],
+        source.own_positions[0, 0, whole],
+    )
+    for at in range(60, 80):
+        own = slice(at, at + 1)
+        ferry.put(bank, source.own_keys[:, :, own], source.own_values[:, :, own], at)
+        assert bank.used == at + 1 and int(bank.own_positions[0, 2, at]) == at
+        if at == 70:
+            every = torch.arange(71).expand(1, 3, -1)
+            held = torch.full_like(every, -1)
+            fetched = ferry.fetch(bank, bank, every, held)
+            assert fetched.keys.equal(source.own_keys[:, :, :71])
+            needed = torch.ones_like(every, dtype=torch.bool)
+            assert fetched.values(every, needed).equal(source.own_values[:, :, :71])
+    ferry.wait()
+    assert bank.own_keys[:, :, :80].equal(source.own_keys)
+    assert bank.own_values[:, :, :80].equal(source.own_values)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "h2o"},
+        {"method": "snapkv:per_head=true"},
+        {"method": "pyramidinfer"},
+        {"kv_bits": "4"},
+        {"recall_bits": "4"},
+        {"recall": "disk"},
+    ],
+)
+@pytest.mark.parametrize("kind", [Ferry, Late])
+def test_conversations_are_the_same(
+    llama: Tiny,
+    settings: dict[str, str],
+    kind: type[Ferry],
+    runtime: Runtime,
+    no_loops: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns, a turn that is stopped, a tier that grows, and answers long enough for the index."""
+    told = []
+    for ferries in (False, True):
+        if ferries:
+            monkeypatch.setattr("kvlite.offload.tier.ferry_to", lambda device: pinning(kind))
+        given = {"method": "kvx", "budget": 90, "recall_entries": 40, **settings}
+        talk = chat(llama.model, max_new_tokens=40, **given)
+        found: list[Any] = []
+        for turn in range(3):
+            ids = random_ids(220 if turn == 0 else 40, turn)[0].tolist()
+            answer = talk.generate(ids, ignore_eos=True)
+            found += [answer.token_ids, answer.ledger.recalled_bytes]
+            _stopped(talk)
+        logits = last_logits(talk, [5, 6, 7])
+        told.append(found)
+        assert talk.tier is not None and (talk.tier.ferry is not None) == ferries
+    if "recall_bits" not in settings and settings.get("method") != "pyramidinfer":
+        upto = talk.token_ids[: len(talk.token_ids) - 39]
+        torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
+    assert told[0] == told[1]
+    assert bool(runtime.held) == ("recall_bits" not in settings and "recall" not in settings)
+
+
+def pinning(kind: type[Ferry]) -> Ferry:
+    made = kind(HOST)
+    made.pins = True
+    return made
+
+
+def _stopped(talk: Any) -> None:
+    """A turn that is begun and left after a token, and one that is stopped while it reads."""
+    pieces = talk.stream_tokens([9, 8], ignore_eos=True)
+    next(pieces)
+    pieces.close()
+
+    def stop(done: int, of: int) -> None:
+        if done > of / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.read([3] * 200, progress=stop)
