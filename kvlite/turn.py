@@ -27,6 +27,7 @@ from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier, host_desk
+from kvlite.offload.compiling import begin_compiling
 from kvlite.offload.room import place, tier_bytes
 from kvlite.settings import Settings
 
@@ -186,6 +187,8 @@ class Turn:
         say = notify or _nothing
         for note in self.notes:
             say(note)
+        if self.tier is not None and self.settings.recall_entries:
+            begin_compiling(self.model.device)
         with self._accounted():
             failed = ""
             try:

@@ -4,8 +4,11 @@
 much as all of this does, on so little.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
-from numba.core import types
+from numba import types
 from numba.extending import intrinsic
 
 from kvlite.cache.compiled import jitted
@@ -227,7 +230,7 @@ def _attention(queries, keys, named):
 
 
 @jitted
-def fill(queries, scores, heads, source, bank, count, candidates, first, recent):
+def fill(queries, scores, heads, source, bank, slots, count, candidates, first, recent):
     """Let a bank hold the `count` entries that one token wants most.
 
     Args:
@@ -235,8 +238,9 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
         scores: `(KV heads, n)` float32, roughly the attention that entries get.
         heads: `(heads of the bank,)` int64, which of the KV heads they are.
         source: keys and values `(KV heads, capacity, dim)` of everything; place is position.
-        bank: keys and values `(heads of the bank, slots, dim)` and positions `(heads of the bank,
-            slots)` int32, as many slots as are filled; written.
+        bank: keys and values `(heads of the bank, capacity, dim)` and positions `(heads of the
+            bank, capacity)` int32; written.
+        slots: how many are filled.
         candidates: how many entries' keys are looked at.
         first, recent: entries at both ends that are always wanted.
 
@@ -246,7 +250,7 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
     keys, values = source
     came = 0
     own_keys, own_values, own_positions = bank
-    entries, slots = scores.shape[1], own_positions.shape[1]
+    entries = scores.shape[1]
     mark = np.zeros(entries, np.uint8)
     tally = np.empty(BINS, np.int32)
     for head in range(heads.size):
@@ -292,3 +296,28 @@ def fill(queries, scores, heads, source, bank, count, candidates, first, recent)
                 out += 1
             mark[at] = 0
     return came
+
+
+def compile_all(wanted: Callable[[], bool]) -> None:
+    """Compile what is above, or take it from the disk, as long as it is `wanted`: one loop at a
+    time, so that little is left to wait for."""
+    real, whole, place = types.float32, types.int64, types.int32
+    line, lines, blocks = real[::1], real[:, ::1], real[:, :, ::1]
+    signs, places = types.uint64[:, :, ::1], whole[::1]
+    source = types.UniTuple(blocks, 2)
+    bank = types.Tuple((blocks, blocks, place[:, ::1]))
+    loops: list[tuple[Any, tuple[Any, ...]]] = [
+        (_exp, (real,)),
+        (search, (blocks, signs, lines, whole, whole)),
+        (_row, (whole, whole)),
+        (_ranked, (line, whole)),
+        (_largest, (line, whole)),
+        (_bin, (real,)),
+        (_likeliest, (line, whole, whole, whole, place[::1])),
+        (_attention, (lines, lines, places)),
+        (fill, (blocks, lines, places, source, bank, *(whole,) * 5)),
+    ]
+    for loop, given in loops:
+        if not wanted():
+            return
+        loop.compile(given)

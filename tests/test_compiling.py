@@ -1,0 +1,101 @@
+"""Recall's loops are compiled while a prompt is read, and nobody waits for what is not needed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlite.cache import LayerCache, Selection
+from kvlite.offload import Recall, Tier
+from kvlite.offload.compiling import begin_compiling
+from kvlite.offload.index import Index
+from kvlite.offload.tier import TierLayer
+from tests.conftest import Tiny
+
+from .test_packed import random_ids
+from .test_recall import chat, full_bank
+
+if find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from kvlite.offload import compiled
+
+CPU = torch.device("cpu")
+
+
+def test_what_is_compiled_is_what_is_used() -> None:
+    thread = begin_compiling(CPU)
+    assert thread is not None and begin_compiling(CPU) is thread
+    thread.join()
+    before = [len(loop.signatures) for loop in (compiled.search, compiled.fill)]
+    assert before == [1, 1]
+    everything = full_bank(300)
+    keys = everything.banks[0].keys
+    queries = torch.randn(1, 3, 4, 64)
+    index = Index.of(keys, queries.square().sum(2), 10)
+    tier = Tier([TierLayer(everything, None, 300, index)], None, seen=300)
+    for heads, capacity in (((0, 1, 2), 60), ((1,), 60), ((0, 2), 75)):
+        at = torch.arange(0, 180, 3).expand(1, len(heads), -1)
+        bank = LayerCache.gathered([Selection(everything.banks[0], at, heads)], [capacity]).banks[0]
+        recall = Recall(tier, 30)
+        own = queries[:, : len(heads)]
+        recall.bring_back(0, bank, own, recall.scores(0, queries))
+        assert recall.brought > 0
+    assert [len(loop.signatures) for loop in (compiled.search, compiled.fill)] == before
+
+
+def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Loop:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def compile(self, given: Any) -> None:
+            done.append(self.name)
+
+    for name in ("_exp", "search", "_row", "_ranked", "_largest", "_bin", "_likeliest", "fill"):
+        monkeypatch.setattr(compiled, name, Loop(name))
+    compiled.compile_all(lambda: len(done) < 2)
+    assert done == ["_exp", "search"]
+
+
+def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None:
+    script = (
+        "import torch; from kvlite.offload.compiling import begin_compiling\n"
+        "begin_compiling(torch.device('cpu'))\n"
+        "raise KeyboardInterrupt"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode != 0 and run.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert "Fatal" not in run.stderr and not list(tmp_path.rglob("*fill*"))
+
+
+def test_it_begins_where_a_turn_recalls(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[torch.device] = []
+    begin: Callable[[torch.device], None] = begun.append
+    monkeypatch.setattr("kvlite.turn.begin_compiling", begin)
+    for settings, wanted in (
+        ({"recall": "off"}, []),
+        ({"recall_entries": 0}, []),
+        ({"budget": 200}, []),
+        ({}, [CPU]),
+    ):
+        begun.clear()
+        chat(llama.model, **settings).read(random_ids(90)[0].tolist())
+        assert begun == wanted
+
+
+def test_there_is_nothing_to_compile_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert begin_compiling(torch.device("cuda")) is None
+    monkeypatch.setattr("kvlite.offload.compiling.has_compiled", lambda device: False)
+    assert begin_compiling.__wrapped__(CPU) is None
