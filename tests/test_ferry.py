@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlite.cache import Bank, LayerCache, Selection
+from kvlite.cache import Bank, KVBits, LayerCache, Selection
 from kvlite.offload import Recall, Tier, pinned
 from kvlite.offload.ferry import Ferry
 from kvlite.offload.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
@@ -224,6 +224,41 @@ def test_what_broke_off_may_be_tried_again(ferry: Ferry) -> None:
         assert int(swap_in_place(bank, queries, rough, source, 40, ferry.fetch)) == came
         assert lines(bank) == lines(whole)
     assert 20 < k < 199
+
+
+@pytest.mark.parametrize("bits", [None, KVBits(4, 4)])
+def test_what_was_read_may_be_handed_over_again(llama: Tiny, bits: KVBits | None) -> None:
+    """Whatever broke off: the first reading, or the next, which needs more room."""
+    read, energy = full_bank(300, heads=2, dim=16), torch.ones(1, 2, 16)
+    first = LayerCache.gathered(
+        [Selection(read.banks[0], torch.arange(200).expand(1, 2, -1))], [200]
+    )
+
+    def filled(fails: int) -> tuple[Tier, bool]:
+        tier, failed = Tier.empty(llama.model.shape, torch.float32, bits), False
+        for source, new in ((first, 200), (read, 100)):
+            scarce = Scarce(fails)
+            try:
+                with scarce:
+                    tier.add(0, source, energy, new, 9)
+            except torch.OutOfMemoryError:
+                failed = True
+                tier.add(0, source, energy, new, 9)
+        return tier, failed
+
+    whole = filled(0)[0].layers[0]
+    for k in range(1, 400):
+        tier, failed = filled(k)
+        own = tier.layers[0]
+        assert own.read == own.bank.used == 300 and own.index is not None
+        assert whole.index is not None and own.index.used == 300
+        for name in ("keys", "values", "positions"):
+            assert getattr(own.bank, name)[:, :, :300].equal(getattr(whole.bank, name)[:, :, :300])
+        assert own.index.signs[:, :, :300].equal(whole.index.signs[:, :, :300])
+        assert own.index.sizes[:, :, :300].equal(whole.index.sizes[:, :, :300])
+        if not failed:
+            break
+    assert 20 < k < 399
 
 
 @pytest.mark.parametrize("piece", [64, 100, 1 << 20])

@@ -66,6 +66,7 @@ class TierLayer:
             ferry: brings what stays exact, and in memory, from another device, without waiting.
         """
         new, before, own = keys.shape[2], self.cache, bits
+        self.bank.used = self.read  # an attempt may have failed
         if self.window is not None:
             reserve, spare, own, ferry = 0, 0, None, None  # answers do not enter it
         if self.bank.room < new + reserve:
@@ -174,7 +175,7 @@ class Tier:
 
     def add(self, index: int, source: LayerCache, energy: Tensor, new: int, reserve: int) -> None:
         """Take over the `new` entries that a layer read last, from any device; or all it has, as
-        long as nothing is here.
+        long as nothing is here. After an error it may be called again.
 
         Args:
             energy: squares of its queries, summed, `(batch, kv heads, dim)` float32.
@@ -186,6 +187,10 @@ class Tier:
         layer = self.layers[index]
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.banks[0].used)
+        if layer.window is None and layer.index is None:
+            layer.index = Index.of(keys, energy, reserve)
+        elif layer.window is None and layer.index is not None:
+            layer.index = layer.index.extended(start, keys, reserve)
         spare = layer.read // SPARE if self.spare and self.bits is None else 0
         if self.ferry is None:
             self.ferry = ferry_to(keys.device)
@@ -199,12 +204,6 @@ class Tier:
         if self.marked and self.bits is None and layer.window is None:
             # It begins with all that there was: what that was in is let go.
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
-        if layer.window is not None:
-            return
-        if layer.index is None:
-            layer.index = Index.of(keys, energy, reserve)
-        else:
-            layer.index = layer.index.extended(start, keys, reserve)
 
     def judge(self, index: int, found: Tensor, judge: str) -> None:
         """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
