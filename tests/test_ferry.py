@@ -1,6 +1,5 @@
 """What goes to the tier and back without waiting: the calls of CUDA, on a CPU."""
 
-import gc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlite.cache import Bank, KVBits, LayerCache, Selection
-from kvlite.offload import Recall, Tier, pinned
+from kvlite.offload import Recall, Tier
 from kvlite.offload.ferry import Ferry
 from kvlite.offload.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
 from kvlite.offload.tier import TierLayer
@@ -20,6 +19,7 @@ from tests.interpreted import DEVICE, kernels
 
 from .oracles import recall as oracle
 from .test_packed import random_ids
+from .test_pinned import pinning_runtime
 from .test_recall import chat, full_bank, last_logits, logits_of_the_whole
 
 HOST = torch.device("cpu")
@@ -261,103 +261,6 @@ def test_what_was_read_may_be_handed_over_again(llama: Tiny, bits: KVBits | None
     assert 20 < k < 399
 
 
-@pytest.mark.parametrize("piece", [64, 100, 1 << 20])
-def test_no_copy_crosses_from_a_piece_to_the_next(
-    piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pinned, "PIECE", piece)
-    storage = torch.arange(500, dtype=torch.float32)
-    flat = storage[33:301]
-    parts = list(pinned.pieces(flat))
-    assert [at for part in parts for at in range(part.start, part.stop)] == list(range(268))
-    for part in parts:
-        assert (33 + part.start) * 4 // piece == (33 + part.stop - 1) * 4 // piece
-    whole, ferry = full_bank(70), Ferry(HOST)
-    source = whole.banks[0]
-    layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
-    for part in (slice(0, 50), slice(50, 70)):
-        given = (each[:, :, part] for each in (source.own_keys, source.own_values))
-        ferry.append(layer.banks[0], *given, source.own_positions[0, 0, part])
-    assert layer.banks[0].used == 70
-    back = LayerCache([((0, 1, 2), 80)], batch=1, dim=64, dtype=torch.float32, device=HOST).banks[0]
-    ferry.restore(layer.banks[0], back, 66)
-    for name in ("own_keys", "own_values", "own_positions"):
-        assert getattr(back, name)[:, :, :66].equal(getattr(source, name)[:, :, :66])
-
-
-class Runtime:
-    """Pinned memory of which there is so much."""
-
-    def __init__(self, most: int = 1 << 40) -> None:
-        self.most = most
-        self.held: dict[int, int] = {}
-        self.largest = 0
-
-    def register(self, address: int, size: int, device: torch.device) -> bool:
-        if sum(self.held.values()) + size > self.most:
-            return False
-        assert all(
-            address >= begin + length or address + size <= begin
-            for begin, length in self.held.items()
-        )
-        self.held[address] = size
-        self.largest = max(self.largest, size)
-        return True
-
-    def release(self, addresses: list[int], device: torch.device) -> None:
-        for address in addresses:
-            del self.held[address]
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    made = Runtime()
-    monkeypatch.setattr(pinned, "register", lambda *given: made.register(*given))
-    monkeypatch.setattr(pinned, "release", lambda *given: made.release(*given))
-    return made
-
-
-def small_layer() -> LayerCache:
-    return LayerCache([((0, 2), 100), ((1,), 60)], batch=1, dim=8, dtype=torch.half, device=HOST)
-
-
-def test_pinned_memory_is_taken_in_pieces_and_let_go_of(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pinned, "PIECE", 1 << 10)
-    layer = small_layer()
-    views, size = [layer.banks[0].own_keys, layer.banks[1].own_positions], layer.nbytes
-    assert pinned.pin(layer, HOST)
-    assert layer.nbytes == sum(runtime.held.values()) == size and runtime.largest == 1 << 10
-    assert views[0] is layer.banks[0].own_keys and views[1] is layer.banks[1].own_positions
-    layer.keys.copy_(torch.arange(260 * 8).view(1, 260, 8))
-    assert layer.banks[1].own_keys[0, 0, 0, 0] == 1600
-    for tensor in (layer.keys, layer.values, layer.positions):
-        begin = tensor.data_ptr()
-        assert begin in runtime.held and begin % 4096 == 0
-    left = layer.banks[0].own_keys
-    del layer, views, tensor
-    gc.collect()
-    assert sum(runtime.held.values()) == 260 * 8 * 2  # what is seen by a view stays
-    del left
-    gc.collect()
-    assert not runtime.held
-
-
-def test_where_nothing_can_be_pinned_memory_is_as_ever(runtime: Runtime) -> None:
-    runtime.most = 5000  # room for the keys alone
-    ferry, layer = Ferry(HOST), small_layer()
-    ferry.pins = True
-    before = [tensor.data_ptr() for tensor in layer.tensors]
-    ferry.pin(layer)
-    gc.collect()
-    assert not ferry.pins and not runtime.held
-    assert before == [tensor.data_ptr() for tensor in layer.tensors]
-    runtime.most = 1 << 40
-    ferry.pin(layer)
-    assert not runtime.held  # it is not tried again
-
-
 def test_tokens_of_an_answer_arrive_in_their_places(ferry: Ferry) -> None:
     layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
     bank, source = layer.banks[0], full_bank(80).banks[0]
@@ -402,12 +305,11 @@ def test_conversations_are_the_same(
     llama: Tiny,
     settings: dict[str, str],
     kind: type[Ferry],
-    runtime: Runtime,
     no_loops: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Turns, a turn that is stopped, a tier that grows, and answers long enough for the index."""
-    told = []
+    runtime, told = pinning_runtime(monkeypatch), []
     for ferries in (False, True):
         if ferries:
             monkeypatch.setattr("kvlite.offload.tier.ferry_to", lambda device: pinning(kind))
