@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event
 from time import perf_counter
 from typing import Any
@@ -114,7 +115,8 @@ class Turn:
             chunk=self.settings.chunk or CHUNK,
             recalled=self.settings.recall_entries,
         )
-        made = forecast(model.hollow(), hollow(self.cache), self.rules, task, hollow(self.tier))
+        tier = None if self.tier is None else hollow(replace(self.tier, ferry=None))
+        made = forecast(model.hollow(), hollow(self.cache), self.rules, task, tier)
         return bytes_held(model.tensors()) + made.peak_bytes
 
     def _decide(self, tier: Tier | None, said: list[str]) -> None:
