@@ -115,7 +115,7 @@ class Turn:
             chunk=self.settings.chunk or CHUNK,
             recalled=self.settings.recall_entries,
         )
-        tier = None if self.tier is None else hollow(replace(self.tier, ferry=None))
+        tier = None if self.tier is None else hollow(replace(self.tier, ferry=None, disk=None))
         made = forecast(model.hollow(), hollow(self.cache), self.rules, task, tier)
         return bytes_held(model.tensors()) + made.peak_bytes
 

@@ -214,7 +214,9 @@ class Telling:
 def _part(bank: Bank, span: tuple[int, int], sinks: int, rows: int) -> _Part:
     """The first few entries and a passage, which may lie in other slots in other heads: from the
     first slot that any head has of it to the last."""
-    low, high = (min(each, bank.used) for each in span)
+    count = min(span[1] - span[0], bank.used)
+    low = min(span[0], bank.used - count)
+    high = low + count
     if not bank.own_positions.is_meta:
         positions = bank.positions[:, :, : bank.used]
         low = int((positions < span[0]).sum(-1).min())
