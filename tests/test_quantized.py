@@ -166,7 +166,7 @@ def test_vectors_are_replaced_and_picked_as_they_are() -> None:
     before, new = held.read(slice(0, 9)).clone(), vectors(1, 64, 5)[:, :, 0]
     places = torch.tensor([[0, 3, 8], [1, 1, 2]])
     where = torch.tensor([[True, False, True], [True, True, False]])
-    held.put(places, new, where)
+    held.putting(places, new, where)()
     after, alone = held.read(slice(0, 9)), Quantized.of(new[:, :, None], 4, 32).read(slice(0, 1))
     for b, h in np.ndindex(2, 3):
         for i in range(9):

@@ -8,12 +8,13 @@ the bank's first own slots and the rest.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.cache.front import Front, Places
+from kvlite.cache.front import Front, Places, Write
 from kvlite.cache.packed import Packed
 from kvlite.errors import CapacityError
 
@@ -183,25 +184,29 @@ class Bank:
         """
         if self.room:
             raise CapacityError(f"a bank with {self.room} free slots has nothing to overwrite")
+        moves: list[Write] = []
         if isinstance(self.front, Packed):
-            slots = self._packed_into(slots, self.front)
+            slots, moves = self._packed_into(slots, self.front)
         index = slots[:, :, None]
         own = self.own_slots(index)
         place = own[..., None].expand(-1, -1, 1, keys.shape[-1])
+        # All that has to be allocated is.
+        for move in moves:
+            move()
         self.own_keys.scatter_(2, place, keys)
         self.own_values.scatter_(2, place, values)
         self.own_positions.scatter_(2, own, position)
         if self.rows is not None:
             self.rows.scatter_(3, index[:, :, None].expand(-1, -1, self.rows.shape[2], 1), 0.0)
 
-    def _packed_into(self, slots: Tensor, front: Packed) -> Tensor:
-        """Make room for a new entry where `slots` (batch, heads) give way: there, or, where that
-        is in the front, in place of an exact entry that goes there."""
+    def _packed_into(self, slots: Tensor, front: Packed) -> tuple[Tensor, list[Write]]:
+        """Room for a new entry where `slots` (batch, heads) give way: there, or, where that is in
+        the front, in place of an exact entry that goes there; and what has to move for it."""
         start, end = front.start, front.start + self.in_front
         inside = (slots >= start) & (slots < end)
         oldest = self.own_positions[:, :, start:].argmin(-1) + start
         place = oldest[..., None, None].expand(-1, -1, 1, self.own_keys.shape[3])
-        front.put(
+        packed = front.putting(
             (slots - start).clamp(0, self.in_front - 1),
             self.own_keys.gather(2, place).squeeze(2),
             self.own_values.gather(2, place).squeeze(2),
@@ -209,48 +214,58 @@ class Bank:
             inside,
         )
         freed = torch.where(inside, oldest + self.in_front, slots)
-        if self.rows is not None:
-            count = self.rows.shape[2]
-            old, new = (each[:, :, None, None].expand(-1, -1, count, 1) for each in (freed, slots))
-            self.rows.scatter_(3, new, self.rows.gather(3, old))
-        return freed
+        if self.rows is None:
+            return freed, [packed]
+        count = self.rows.shape[2]
+        old, new = (each[:, :, None, None].expand(-1, -1, count, 1) for each in (freed, slots))
+        moved = partial(self.rows.scatter_, 3, new, self.rows.gather(3, old))
+        return freed, [packed, moved]
 
     def replace(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Put entries, `(n, dim)` with positions `(n,)`, in n slots, none of a front's that is
         fixed; what was remembered of those that were there is forgotten."""
-        batch, heads, slots = at
-        if self.rows is not None:
-            self.rows[batch, heads, :, slots] = 0.0
+        everywhere, (batch, heads, slots), write_packed = at, at, None
         if isinstance(self.front, Packed):
             places = slots - self.front.start
             inside = (places >= 0) & (places < self.in_front)
             if inside.any():
                 packed = batch[inside], heads[inside], places[inside]
-                self.front.replace(packed, keys[inside], values[inside], positions[inside])
+                write_packed = self.front.replacing(
+                    packed, keys[inside], values[inside], positions[inside]
+                )
                 outside = ~inside
                 batch, heads, slots = batch[outside], heads[outside], slots[outside]
                 keys, values, positions = keys[outside], values[outside], positions[outside]
         own = batch, heads, self.own_slots(slots)
+        # All that has to be allocated is; positions come last, as others choose by them.
+        if self.rows is not None:
+            batch, heads, slots = everywhere
+            self.rows[batch, heads, :, slots] = 0.0
         self.own_keys[own], self.own_values[own] = keys, values
+        if write_packed is not None:
+            write_packed()
         self.own_positions[own] = positions
 
     def keep_ends(self, first: int, last: int) -> None:
         """Let go, in place, of all entries but the first and the last ones."""
         assert self.front is None
-        recent, self.used = slice(self.used - last, self.used), first + last
-        kept = slice(first, self.used)
-        for each in (self.own_keys, self.own_values, self.own_positions):
-            each[:, :, kept] = each[:, :, recent].clone()
-        if self.former is not None:
-            places = self.former.places_of(recent.stop)
+        recent, kept = slice(self.used - last, self.used), slice(first, first + last)
+        held = (self.own_keys, self.own_values, self.own_positions)
+        copies, former = [each[:, :, recent].clone() for each in held], self.former
+        if former is not None:
+            places = former.places_of(recent.stop)
             both = torch.cat([places[:, :, :first], places[:, :, recent]], 2)
-            self.former = replace(self.former, places=both)
+            former = replace(former, places=both)
+        for each, copy in zip(held, copies, strict=True):
+            each[:, :, kept] = copy
+        self.used, self.former = kept.stop, former
 
     def record(self, row: Tensor) -> None:
         """Remember an attention row, `(batch, heads, used)`, in place of the oldest one."""
         assert self.rows is not None
-        self.newest_row = (self.newest_row + 1) % self.rows.shape[2]
-        self.rows[:, :, self.newest_row, : self.used] = row
+        newest = (self.newest_row + 1) % self.rows.shape[2]
+        self.rows[:, :, newest, : self.used] = row
+        self.newest_row = newest
 
     def add(self, row: Tensor) -> None:
         """Add attention, `(batch, heads, used)`, to the one row that is the sum of all."""

@@ -1,6 +1,6 @@
 """Entries held in a form smaller than keys and values, in the midst of a bank's own slots."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,10 @@ ELEMENTS_AT_ONCE = 1 << 19
 
 Places = tuple[Tensor, Tensor, Tensor]
 """Entries here and there: which sequence, head and place each has, `(n,)` int64."""
+
+Write = Callable[[], object]
+"""Something that is ready to be written, and allocates nothing when it is: where memory runs out
+before, nothing has changed."""
 
 
 class Front(Protocol):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
-from kvlite.cache.front import Places
+from kvlite.cache.front import Places, Write
 from kvlite.cache.quantized import Quantized
 
 
@@ -76,29 +76,46 @@ class Packed:
         self.values.write(part, values)
         self.positions[:, :, part] = positions
 
-    def put(
+    def putting(
         self, places: Tensor, keys: Tensor, values: Tensor, positions: Tensor, where: Tensor
-    ) -> None:
-        """Round one entry a head, `(batch, heads, dim)`, into `places` `(batch, heads)`.
+    ) -> Write:
+        """Round one entry a head, `(batch, heads, dim)`, to go into `places` `(batch, heads)`.
 
         Args:
             positions: theirs, `(batch, heads)` int32.
             where: `(batch, heads)` bool; elsewhere nothing changes.
         """
         assert isinstance(self.keys, Quantized)
-        self.keys.put(places, keys.float() - self.mean, where)
-        self.values.put(places, values, where)
+        sides = (
+            self.keys.putting(places, keys.float() - self.mean, where),
+            self.values.putting(places, values, where),
+        )
         index = places[..., None]
         held = self.positions.gather(2, index)
-        self.positions.scatter_(2, index, torch.where(where[..., None], positions[..., None], held))
+        placed = torch.where(where[..., None], positions[..., None], held)
 
-    def replace(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Round entries, `(n, dim)` with positions `(n,)`, into n places."""
+        def write() -> None:
+            for side in sides:
+                side()
+            self.positions.scatter_(2, index, placed)
+
+        return write
+
+    def replacing(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> Write:
+        """Round entries, `(n, dim)` with positions `(n,)`, to go into n places."""
         assert isinstance(self.keys, Quantized)
         batch, heads, _ = at
-        self.keys.replace(at, keys.float() - self.mean[batch, heads])
-        self.values.replace(at, values)
-        self.positions[at] = positions
+        sides = (
+            self.keys.replacing(at, keys.float() - self.mean[batch, heads]),
+            self.values.replacing(at, values),
+        )
+
+        def write() -> None:
+            for side in sides:
+                side()
+            self.positions[at] = positions
+
+        return write
 
     def copy(self, others: "Packed", where: Tensor) -> None:
         """Take over others, as many, as they are, `where` `(batch, heads, entries)` is True."""

@@ -14,7 +14,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import Places, blocks, dotted, weighed
+from kvlite.cache.front import Places, Write, blocks, dotted, weighed
 
 LARGEST = 65504.0
 
@@ -87,22 +87,33 @@ class Quantized:
             vectors
         )
 
-    def put(self, places: Tensor, vectors: Tensor, where: Tensor) -> None:
-        """Round one vector a head, `(batch, heads, dim)`, into `places` `(batch, heads)`, only
-        `where` that is True, `(batch, heads)`."""
+    def putting(self, places: Tensor, vectors: Tensor, where: Tensor) -> Write:
+        """Round one vector a head, `(batch, heads, dim)`, to go into `places` `(batch, heads)`,
+        only `where` that is True, `(batch, heads)`."""
         new = self._rounded(vectors[:, :, None])
-        wanted = where[:, :, None, None]
+        wanted, writes = where[:, :, None, None], []
         for each, its, along in zip(self.tensors, new, (2, 3, 3), strict=True):
             index = places[:, :, None, None].expand_as(its)
-            each.scatter_(along, index, torch.where(wanted, its, each.gather(along, index)))
+            its = torch.where(wanted, its, each.gather(along, index))
+            writes.append((each, along, index, its))
 
-    def replace(self, at: Places, vectors: Tensor) -> None:
-        """Round vectors `(n, dim)` into n places."""
+        def write() -> None:
+            for each, along, index, its in writes:
+                each.scatter_(along, index, its)
+
+        return write
+
+    def replacing(self, at: Places, vectors: Tensor) -> Write:
+        """Round vectors `(n, dim)` to go into n places."""
         codes, scales, zeros = self._rounded(vectors[None, None])
         batch, heads, places = at
-        self.codes[at] = codes[0, 0]
-        self.scales[batch, heads, :, places] = scales[0, 0].mT
-        self.zeros[batch, heads, :, places] = zeros[0, 0].mT
+
+        def write() -> None:
+            self.codes[at] = codes[0, 0]
+            self.scales[batch, heads, :, places] = scales[0, 0].mT
+            self.zeros[batch, heads, :, places] = zeros[0, 0].mT
+
+        return write
 
     def copy(self, others: "Quantized", where: Tensor) -> None:
         """Take over others, as many, as they are, `where` `(batch, heads, n)` is True."""

@@ -138,8 +138,10 @@ class Rule:
         if not self.method.decode_rows or self.method.judges_once:
             return
         last = replace(window.last(self.method.decode_rows), desk=ON_DEVICE)
-        for bank in layer.banks:
-            for row in window_rows(bank, last).unbind(2):
+        # All rows before the first is remembered: memory may run out in between.
+        found = [window_rows(bank, last).unbind(2) for bank in layer.banks]
+        for bank, rows in zip(layer.banks, found, strict=True):
+            for row in rows:
                 bank.record(row)
 
 
@@ -245,8 +247,8 @@ def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, roo
     fronts = rule.method.merge(layers[below].banks, layers[index].banks, rule.bits)
     if fronts:
         lower, upper = zip(*fronts, strict=True)
-        layers[below] = layers[below].behind(lower, room)
-        layers[index] = layers[index].behind(upper, room)
+        merged = layers[below].behind(lower, room), layers[index].behind(upper, room)
+        layers[below], layers[index] = merged
 
 
 def share_out(
@@ -259,23 +261,48 @@ def share_out(
         room: entries that lines may grow by at once.
         desk: where votes are compared.
     """
+    for index, selections in shares(layers, rules, desk):
+        take_share(layers, rules, index, selections, room)
+
+
+def shares(
+    layers: Sequence[LayerCache], rules: Sequence[Rule], desk: Desk = ON_DEVICE
+) -> list[tuple[int, list[Selection]]]:
+    """What layers keep that were provided with more than their budget, once all are read.
+
+    Args:
+        desk: where votes are compared.
+    """
     waiting = [index for index, rule in enumerate(rules) if rule.provision is not None]
     if not waiting:
-        return
+        return []
     rule = rules[waiting[0]]
     desk = _desk(rule.method, desk)
     with desk.timed():
-        shares = rule.method.share([layers[index] for index in waiting], rule.budget)
-        shared = [_brought(each, desk) for each in shares]
-    for index, selections in zip(waiting, shared, strict=True):
-        lines = [each.line for each in selections]
-        entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
-        rules[index] = replace(rule, provision=None, budget=ceil(entries / heads))
-        sizes = rules[index].capacities(lines, room)
-        like, bits = layers[index].like, rules[index].packs
-        layers[index] = LayerCache.gathered(
-            selections, sizes, rule.method.decode_rows, like=like, bits=bits
-        )
+        shared = rule.method.share([layers[index] for index in waiting], rule.budget)
+        brought = [_brought(each, desk) for each in shared]
+    return list(zip(waiting, brought, strict=True))
+
+
+def take_share(
+    layers: list[LayerCache],
+    rules: list[Rule],
+    index: int,
+    selections: Sequence[Selection],
+    room: int,
+) -> None:
+    """Cut one layer to its share; that and its own budget from there on are put in its place.
+
+    Args:
+        room: entries that lines may grow by at once.
+    """
+    lines = [each.line for each in selections]
+    entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
+    rule = replace(rules[index], provision=None, budget=ceil(entries / heads))
+    sizes = rule.capacities(lines, room)
+    like, bits, rows = layers[index].like, rule.packs, rule.method.decode_rows
+    layers[index] = LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
+    rules[index] = rule
 
 
 def _desk(method: Method, desk: Desk) -> Desk:

@@ -82,13 +82,13 @@ class Index:
         """Keys `(batch, kv heads, n, dim)` behind the others."""
         dim = keys.shape[3]
         turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
-        end = self.used + keys.shape[2]
+        at, end = self.used, self.used + keys.shape[2]
         for part in _parts(keys):
             turned = (part.float() - self.mean[:, :, None]) * balance @ turn
-            to = slice(self.used, self.used + part.shape[2])
+            to = slice(at, at + part.shape[2])
             self.signs[:, :, to] = packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1)
             self.sizes[:, :, to] = turned.abs().mean(-1)
-            self.used = to.stop
+            at = to.stop
         self.used = end
 
     def turned(self, queries: Tensor) -> Tensor:
