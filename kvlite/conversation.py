@@ -9,6 +9,7 @@ from kvlite.documents import whole_characters
 from kvlite.engine.prefill import Progress, empty_cache
 from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
+from kvlite.memory.ladder import Ladder
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
@@ -51,6 +52,7 @@ class Conversation:
         self._answer: Generator[Piece] | None = None
         self.cache = empty_cache(model)
         self.tier: Tier | None = None
+        self.ladder = Ladder(model.device)
 
     def read(
         self,
@@ -79,6 +81,7 @@ class Conversation:
         else:
             ids = _whole_numbers(content)
         if ids:
+            self._end_step(self.settings)
             ids = [*self._pending, *ids]
             self._read(ids, self.settings, progress, notify, cancel, answers=False)
             self._ahead = []
@@ -102,6 +105,7 @@ class Conversation:
         """
         if self._ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
+        self._end_step(self.settings)
         ahead = certain(self._said, text)
         turn = (
             self._turn_of([*self._unread, *ahead], self.settings, answers=False) if ahead else None
@@ -147,7 +151,7 @@ class Conversation:
         )
         return Answer(
             "".join(piece.text for piece in pieces),
-            [piece.token_id for piece in pieces],
+            [piece.token_id for piece in pieces if piece.token_id is not None],
             pieces[-1].ledger,
         )
 
@@ -166,6 +170,7 @@ class Conversation:
         ids = _whole_numbers(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
+        self._end_step(chosen)
         turn = self._read([*self._pending, *ids], chosen, progress, notify, cancel)
         self._ahead = []
         self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
@@ -185,6 +190,7 @@ class Conversation:
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
         chosen = self.settings.after_load(settings)
+        self._end_step(chosen)
         ids = [*self._unread, *self._after_ahead(text)]
         turn = self._read(ids, chosen, progress, notify, cancel)
         self._ahead = []
@@ -194,6 +200,17 @@ class Conversation:
         for piece in self._answer:
             answer["content"] += piece.text
             yield piece
+
+    def _end_step(self, settings: Settings) -> None:
+        """Go on with a token for which there was no memory in the middle of an answer, unless the
+        next turn reads it from the tier anyway.
+
+        Raises:
+            OutOfMemory: there is still not enough.
+        """
+        turn = self._turn
+        if turn is not None and (turn.tier is None or self._tier_for(settings) is None):
+            turn.finish_step()
 
     @property
     def _pending(self) -> list[int]:
@@ -217,7 +234,14 @@ class Conversation:
     def _turn_of(self, ids: list[int], settings: Settings, *, answers: bool) -> Turn:
         tier = self._tier_for(settings)
         return Turn(
-            self.model, self.cache, self.token_ids, ids, settings, tier=tier, answers=answers
+            self.model,
+            self.cache,
+            self.token_ids,
+            ids,
+            settings,
+            ladder=self.ladder,
+            tier=tier,
+            answers=answers,
         )
 
     def _take(
@@ -230,6 +254,7 @@ class Conversation:
         """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
         if self._answer is not None:
             self._answer.close()  # nobody listened to its end
+        self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, turn.gave_up
         turn.read(progress, notify, cancel)
         self._turn = turn
         turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))

@@ -33,6 +33,10 @@ class RecallError(KvliteError):
     """There is no room for what should be recalled later; without recall everything goes on."""
 
 
+class OutOfMemory(KvliteError):
+    """Memory ran out, and nothing is left to give up that would help; the conversation is kept."""
+
+
 class Stopped(KvliteError):
     """Someone asked to stop while a prompt was read; nothing of it was."""
 

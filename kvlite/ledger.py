@@ -7,7 +7,7 @@ from kvlite.cache.bits import UNCHANGED
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 
-FinishReason = Literal["stop", "length", "interrupted"]
+FinishReason = Literal["stop", "length", "interrupted", "memory"]
 
 _PLACES = {"ram": "in RAM", "disk": "on disk"}
 
@@ -17,9 +17,10 @@ class Ledger:
     """Accounting of one answer, as it stands.
 
     Attributes:
-        finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted";
-            None while the answer goes on.
+        finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted",
+            "memory" (it ran out, and nothing was left to give up); None while the answer goes on.
         notes: what the user should know of these settings, a sentence each.
+        rungs: what was given up in this turn because memory was short.
         model, device, weights, method: what was used.
         dtype: of activations, and of the cache where it is not quantized.
         kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
@@ -50,6 +51,7 @@ class Ledger:
 
     finish_reason: FinishReason | None
     notes: tuple[str, ...]
+    rungs: tuple[str, ...]
     model: str
     device: str
     weights: str
@@ -110,6 +112,7 @@ class Ledger:
             f"peak {readable(self.peak_bytes)}",
             f"first token {self.time_to_first_token_s:.1f} s",
             *self._chosen_on_host,
+            *([f"memory was short: {', '.join(self.rungs)}"] if self.rungs else []),
         ]
         if self.generated_tokens > 1:
             parts.append(f"{self.decode_tokens_per_s:.1f} tokens/s")
@@ -117,6 +120,8 @@ class Ledger:
             parts.append("stopped at the length limit")
         if self.finish_reason == "interrupted":
             parts.append("interrupted")
+        if self.finish_reason == "memory":
+            parts.append("ended for lack of memory")
         return " · ".join(parts)
 
     @property
@@ -149,9 +154,10 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer as it streams: a token, the text that became certain, the account."""
+    """A piece of an answer as it streams: a token, the text that became certain, the account. Where
+    memory runs out, the last piece has no token."""
 
-    token_id: int
+    token_id: int | None
     text: str
     ledger: Ledger
 

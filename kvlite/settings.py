@@ -116,6 +116,11 @@ class Settings:
         "memory is short",
         low=1,
     )
+    never_lossy: bool = _option(
+        False,
+        "where memory runs out, give up nothing that could make an answer worse (bits and entries "
+        "of the cache), and rather end it; the conversation can go on",
+    )
     measure: str = _option(
         "process",
         "what peak memory means: of the process (on CUDA its allocator), or of live tensors, "
@@ -178,6 +183,10 @@ def _checked(option: "dataclasses.Field[Any]", value: Any) -> Any:
     name, about = option.metadata["flag"] or f"--{option.name.replace('_', '-')}", option.metadata
     if about["choices"] and value not in about["choices"]:
         raise SettingError(f"{name} {value!r} is not one of {', '.join(about['choices'])}")
+    if option.type is bool:
+        if not isinstance(value, bool):
+            raise SettingError(f"{name} {value!r} is not True or False")
+        return value
     if option.type is str:
         if not isinstance(value, str | int | float | os.PathLike):
             raise SettingError(f"{name} {value!r} is not text")

@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 
-from kvlite.cache import KVCache, parse_kv_bits
+from kvlite.cache import KVBits, KVCache, parse_kv_bits
 from kvlite.cache.bits import written
 from kvlite.cache.front import bytes_held
-from kvlite.engine.decode import decode_step
+from kvlite.engine.decode import Step
 from kvlite.engine.forecast import Task, forecast
-from kvlite.engine.prefill import CHUNK, Progress, prefill
+from kvlite.engine.giving import LEAST, cache_offers
+from kvlite.engine.prefill import CHUNK as USUAL
+from kvlite.engine.prefill import Progress, prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
-from kvlite.errors import ContextError, RecallError, SettingError
+from kvlite.errors import ContextError, OutOfMemory, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
 from kvlite.memory.hollow import hollow
+from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, Ladder, T
 from kvlite.memory.meter import PeakMeter
 from kvlite.memory.room import capped_bytes
 from kvlite.methods.amount import method_and_amount
@@ -52,6 +55,7 @@ class Turn:
         ids: list[int],
         settings: Settings,
         *,
+        ladder: Ladder,
         tier: Tier | None = None,
         answers: bool = True,
     ) -> None:
@@ -59,6 +63,7 @@ class Turn:
 
         Args:
             ids: what to read, at least one token.
+            ladder: what the conversation has given up so far; takes what this turn gives up.
             tier: everything read so far; takes what is read and answered now.
             answers: whether an answer will follow.
 
@@ -73,15 +78,22 @@ class Turn:
         self.settings = settings
         self.answers = answers
         self.pending: list[int] = []
+        self.step: Step | None = None
+        self.ladder = ladder
+        self.say: Notify = _nothing
+        self.given_up = len(ladder.taken)
         self._require_known(ids)
         self.longest = self._within_context(settings.max_new_tokens if answers else 0)
         seen = cache.seen + len(ids)
         method, amount = method_and_amount(settings.method, settings.budget)
         self.method = method.fitted(model.shape, model.calibration)
-        bits = parse_kv_bits(settings.kv_bits)
+        bits = self.bits = _fewer(parse_kv_bits(settings.kv_bits), ladder)
         self.budget = amount.resolve(
             model.shape, self.method, seen, self.longest, model.dtype.itemsize, bits
         )
+        if times := ladder.times(BUDGET):
+            least = max(self.method.least_budget, LEAST)
+            self.budget = max(min(self.budget, seen) >> times, min(self.budget, least))
         if self.budget < seen:
             self.method.check(self.budget)
         grows = self.method.only_grows and self.method.settles is None
@@ -97,6 +109,8 @@ class Turn:
             aside,
             capped_bytes(settings.vram),
         )
+        if self.meter.capped is not None:
+            ladder.free = self.meter.capped.free
         self.planned = self._planned()
         self.streamed = 0
         self.generated = 0
@@ -105,6 +119,11 @@ class Turn:
         self.first_s = 0.0
         self.last_s = 0.0
 
+    @property
+    def chunk(self) -> int:
+        """Tokens that go through a layer together."""
+        return max(1, (self.settings.chunk or USUAL) >> self.ladder.times(CHUNK))
+
     def _planned(self) -> int:
         """The peak that this turn is expected to have, in bytes of live tensors."""
         model = self.model
@@ -112,7 +131,7 @@ class Turn:
             new=len(self.again) + len(self.ids),
             longest=self.longest,
             known=len(self.context) - len(self.again),
-            chunk=self.settings.chunk or CHUNK,
+            chunk=self.chunk,
             recalled=self.settings.recall_entries,
         )
         tier = None if self.tier is None else hollow(replace(self.tier, ferry=None, disk=None))
@@ -126,7 +145,7 @@ class Turn:
             said: what the user is told of recall.
         """
         model, cache = self.model, self.cache
-        seen, bits = cache.seen + len(self.ids), parse_kv_bits(self.settings.kv_bits)
+        seen, bits = cache.seen + len(self.ids), self.bits
         self.tier = tier
         self.recall = None if tier is None else Recall(tier, self.settings.recall_entries)
         # An answer was drawn from what the cache held; read with all there is, it is exact.
@@ -185,8 +204,9 @@ class Turn:
 
         Raises:
             Stopped: `cancel` was set.
+            OutOfMemory: nothing is left to give up.
         """
-        say = notify or _nothing
+        self.say = say = notify or _nothing
         for note in self.notes:
             say(note)
         if self.tier is not None and self.settings.recall_entries:
@@ -194,13 +214,13 @@ class Turn:
         with self._accounted():
             failed = ""
             try:
-                self.logits = self._prefilled(progress, cancel)
+                self.logits = self._safely(lambda: self._prefilled(progress, cancel))
             except RecallError as error:  # the disk filled up in the meantime
                 failed = str(error)
             if failed:
                 self._decide(None, [failed])
                 say(failed)
-                self.logits = self._prefilled(progress, cancel)
+                self.logits = self._safely(lambda: self._prefilled(progress, cancel))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         self.context += self.ids
@@ -216,19 +236,25 @@ class Turn:
             context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
             tier=self.tier,
             desk=self.desk or ON_DEVICE,
+            ladder=self.ladder,
             reserve=self.longest,
-            chunk=self.settings.chunk or CHUNK,
+            chunk=self.chunk,
             progress=progress,
             cancel=cancel,
         )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
-        """Draw tokens until the model ends, a stop string, the length limit, or `cancel`."""
+        """Draw tokens until the model ends, a stop string, the length limit, or `cancel`; or memory
+        runs out, and nothing is left to give up: then the last piece has no token."""
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         while True:
-            token = sampler(self.logits, self.context)
+            try:
+                token = self._safely(lambda: sampler(self.logits, self.context))
+            except OutOfMemory as error:
+                yield self._broken_off(text, error)
+                return
             self.pending = [token]
             self.generated += 1
             self.last_s = perf_counter() - self.started
@@ -239,11 +265,56 @@ class Turn:
                 yield Piece(token, shown + text.flush(), self.ledger(reason))
                 return
             yield Piece(token, shown, self.ledger(None))
-            step = torch.tensor([token], device=self.model.device)
+            try:
+                self._enter(token)
+            except OutOfMemory as error:
+                yield self._broken_off(text, error)
+                return
+
+    def _enter(self, token: int) -> None:
+        """Put a token that was drawn into the cache."""
+        with self._accounted():
+            self.step = self._safely(lambda: self._step(token))
+        self.finish_step()
+
+    def _step(self, token: int) -> Step:
+        step = torch.tensor([token], device=self.model.device)
+        return Step(self.model, self.cache, step, self.rules, self.recall, self.ladder)
+
+    def finish_step(self) -> None:
+        """Go on with a token on its way into the cache, if there is one, which may have been broken
+        off when memory ran out.
+
+        Raises:
+            OutOfMemory: there is still not enough.
+        """
+        if self.step is None:
+            return
+        try:
             with self._accounted():
-                self.logits = decode_step(self.model, self.cache, step, self.rules, self.recall)
-            self.context.append(token)
-            self.pending = []
+                self.logits = self.step.run()
+        except OutOfMemory:
+            raise
+        except BaseException:
+            self.step = None  # nobody knows where it was interrupted
+            raise
+        self.context += self.pending
+        self.pending, self.step = [], None
+
+    def _broken_off(self, text: TextStream, error: OutOfMemory) -> Piece:
+        """The end of an answer for which there is no memory."""
+        self.notes = (*self.notes, str(error))
+        self.say(str(error))
+        return Piece(None, text.flush(), self.ledger("memory"))
+
+    def _safely(self, work: Callable[[], T]) -> T:
+        """Do a part of the turn that can be done again."""
+        return self.ladder.run(work, cache_offers(self.model, self.cache, self.rules))
+
+    def gave_up(self, said: str) -> None:
+        """Note what was given up, when it is."""
+        self.notes = (*self.notes, said)
+        self.say(said)
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
@@ -287,6 +358,7 @@ class Turn:
         return Ledger(
             finish_reason=reason,
             notes=self.notes,
+            rungs=tuple(dict.fromkeys(self.ladder.taken[self.given_up :])),
             model=self.settings.model,
             device=str(model.device),
             weights=model.weights.name,
@@ -312,6 +384,13 @@ class Turn:
             prefill_tokens_per_s=(len(self.again) + len(self.ids)) / self.read_s,
             decode_tokens_per_s=(self.generated - 1) / decoding if decoding > 0 else 0.0,
         )
+
+
+def _fewer(bits: KVBits | None, ladder: Ladder) -> KVBits | None:
+    """What the user asked for, or what the conversation had to be content with."""
+    width = 4 if ladder.times(FOUR_BITS) else 8 if ladder.times(EIGHT_BITS) else 16
+    held = 16 if bits is None else min(bits.keys, bits.values)
+    return KVBits(width, width) if width < held else bits
 
 
 def _nothing(note: str) -> None:

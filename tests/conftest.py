@@ -128,10 +128,12 @@ def made_up_calibration(shape: ModelShape) -> Calibration:
     )
 
 
-def make_tiny(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tiny:
+def make_tiny(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, **sizes: Any
+) -> Tiny:
     register_attention()
     kind, changes = ARCHITECTURES[name]
-    config = getattr(transformers, kind)(**{**SIZES, **changes})
+    config = getattr(transformers, kind)(**{**SIZES, **changes, **sizes})
     auto = transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     reference = auto.from_config(deepcopy(config), attn_implementation="eager")

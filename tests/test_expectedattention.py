@@ -91,7 +91,7 @@ def test_small_spreads_about_large_means_are_not_lost() -> None:
     q = torch.randn(1, 2, 300, 8) * 0.01 + 100
     statistics = QueryStatistics()
     for part in q.split(7, 2):
-        statistics.add(part)
+        statistics = statistics.joined(part)
     expected = statistics.expected((torch.ones(1, 1, 8), torch.zeros(1, 1, 8)))
     assert expected is not None
     for head in range(2):

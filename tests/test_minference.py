@@ -42,10 +42,11 @@ def test_a_chunk_sees_what_the_oracle_says(
     )
     positions = torch.arange(53, dtype=torch.int32)
     reader = LayerReader(layer, Rule(parse_method(spec), 60), positions, 53, NONE)
-    parts = [
-        reader.attend(*(each[:, :, at : at + chunk] for each in (q, k, v)), 0.35, None)
-        for at in range(0, 53, chunk)
-    ]
+    parts = []
+    for at in range(0, 53, chunk):
+        given = (each[:, :, at : at + chunk] for each in (q, k, v))
+        parts.append(reader.attend(*given, 0.35, None))
+        reader.count()
     wanted = read_by_columns(q[0], k[0], v[0], 0.35, chunk, count, near, observed, sinks)
     assert torch.cat(parts, 2)[0].double().numpy() == pytest.approx(wanted, abs=1e-5)
 

@@ -86,6 +86,8 @@ def ask(
             reason = _answer(talk, said, screen, as_json)
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
+            if reason == "memory":
+                raise typer.Exit(BAD_INPUT)
             return
         with _reading(screen) as (bar, cancel):
             talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)

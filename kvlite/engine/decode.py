@@ -1,6 +1,8 @@
 """Answering: one token a step through all layers, written in place."""
 
 import functools
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,8 +10,10 @@ from torch import Tensor
 from kvlite.attention import attend, attend_with_rows, grouped
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
 from kvlite.engine.fronts import attend_front
+from kvlite.engine.giving import cache_offers
 from kvlite.engine.heads import over_banks
 from kvlite.engine.sight import Sight, sights
+from kvlite.memory.ladder import Ladder, T
 from kvlite.methods.base import LayerView
 from kvlite.methods.rules import ROOM, Rule
 from kvlite.methods.scores import Window
@@ -19,7 +23,16 @@ from kvlite.offload import Recall
 
 
 class LayerStep:
-    """Runs one layer over one new token a sequence."""
+    """Runs one layer over one new token a sequence.
+
+    Where memory runs out, the layer is simply run again: what was done for good is known, and is
+    not done twice.
+
+    Attributes:
+        layer, rule: as they stand.
+        done: what was, by KV heads of a bank.
+        asked: what the method is to settle by, once all of the layer went through.
+    """
 
     def __init__(
         self,
@@ -39,16 +52,19 @@ class LayerStep:
         self.sight = sight
         self.recall = recall
         self.positions = torch.full((1,), position, dtype=torch.int32, device=layer.keys.device)
+        self.done: set[tuple[str, tuple[int, ...]]] = set()
+        self.asked: Window | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
         """Write the token into every bank, then attend over all of it."""
-        if not all(bank.room for bank in self.layer.banks):
+        if not self.done and not all(bank.room for bank in self.layer.banks):
             self._grow()
         recall = self.recall
         if recall is not None:
-            recall.tier.answer(self.index, k, v, self.position)
+            add = partial(recall.tier.answer, self.index, k, v, self.position)
+            self._once("told", tuple(range(k.shape[1])), add)
 
         @functools.cache
         def scores() -> Tensor:
@@ -56,10 +72,11 @@ class LayerStep:
             return recall.scores(self.index, _queries(q, k.shape[1], scale))
 
         def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._write(bank, k, v)
+            self._once("written", bank.heads, partial(self._write, bank, k, v))
             if recall is not None and recall.reaches(self.index, bank):
                 queries = _queries(q, len(bank.heads), scale)
-                recall.bring_back(self.index, bank, queries, scores())
+                come = partial(recall.bring_back, self.index, bank, queries)
+                self._once("recalled", bank.heads, lambda: come(scores()))
             if bank.front is not None and self.sight is None:
                 return self._over_front(bank, q, scale, softcap)
             keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
@@ -74,8 +91,14 @@ class LayerStep:
 
         out = over_banks(self.layer, q, k, v, over)
         if self.rule.method.settles == "step":
-            self._settle(Window(q, self.position, k.shape[1], scale, softcap))
+            self.asked = Window(q, self.position, k.shape[1], scale, softcap)
         return out
+
+    def _once(self, what: str, heads: tuple[int, ...], act: Callable[[], None]) -> None:
+        """Do something that allocates all it needs before it changes anything, unless it was."""
+        if (what, heads) not in self.done:
+            act()
+            self.done.add((what, heads))
 
     def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
         remembers = self._remembers(bank)
@@ -89,16 +112,17 @@ class LayerStep:
         return bank.rows is not None and self.rule.method.rehearsal is None
 
     def _remember(self, bank: Bank, row: Tensor) -> None:
-        (bank.add if self.rule.method.cumulative else bank.record)(row)
+        add = bank.add if self.rule.method.cumulative else bank.record
+        self._once("judged", bank.heads, partial(add, row))
 
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
-        view = LayerView(
-            self.index, self.layer.banks, window, self.rule.budget, like=self.layer.like
-        )
-        self.rule = self.rule.settled(view)
-        if self.rule.packs is not None or not self.rule.keeps_all(view.lines):
-            self.layer = self.rule.cut(view, ROOM)
+        layer = self.layer
+        view = LayerView(self.index, layer.banks, window, self.rule.budget, like=layer.like)
+        rule = self.rule.settled(view)
+        if rule.packs is not None or not rule.keeps_all(view.lines):
+            layer = rule.cut(view, ROOM)
+        self.rule, self.layer, self.asked = rule, layer, None
 
     def _grow(self) -> None:
         """Take more storage, where the rule lets a full line grow."""
@@ -116,6 +140,8 @@ class LayerStep:
 
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""
+        if self.asked is not None:
+            self._settle(self.asked)
         method, banks = self.rule.method, self.layer.banks
         if not method.trims:
             return self.layer
@@ -137,6 +163,85 @@ def _queries(q: Tensor, kv_heads: int, scale: float) -> Tensor:
     return grouped(q, kv_heads)[:, :, :, 0].float() * scale
 
 
+class Step:
+    """One token a sequence on its way through the layers. Where memory runs out, and something can
+    be given up, it goes on from the last layer it got through; else it can be run again, later.
+
+    Attributes:
+        hidden: `(batch, 1, hidden size)`, what comes into the next layer.
+        index: that layer.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        token_ids: Tensor,
+        rules: list[Rule],
+        recall: Recall | None = None,
+        ladder: Ladder | None = None,
+    ) -> None:
+        """As in `decode_step`."""
+        cache.require_whole()
+        self.model = model
+        self.cache = cache
+        self.rules = rules
+        self.recall = recall
+        self.ladder = ladder
+        self.offers = cache_offers(model, cache, rules)
+        self.index = 0
+        self.hidden = model.embed(token_ids[:, None])
+        self.rotations = model.rotations(cache.seen, 1)
+        self.sights = sights(model, rules)
+        self.step: LayerStep | None = None
+        self.through: Tensor | None = None
+
+    @torch.inference_mode()
+    def run(self) -> Tensor:
+        """Go through the layers that are left; logits of the next token.
+
+        Raises:
+            OutOfMemory: with a ladder, if nothing is left to give up; the step can be run again.
+        """
+        self.cache.writing = True
+        while self.index < len(self.rules):
+            self._safely(self._layer)
+        logits = self._safely(lambda: self.model.logits(self.hidden[:, -1]))
+        self.cache.seen += 1
+        self.cache.writing = False
+        return logits
+
+    def _safely(self, work: Callable[[], T]) -> T:
+        """Do a part of the step that can be done again."""
+        return work() if self.ladder is None else self.ladder.run(work, self.offers)
+
+    def _layer(self) -> None:
+        """Go through the next layer, or on with it."""
+        index, layers = self.index, self.cache.layers
+        step = self.step = self._begun()
+        try:
+            if self.through is None:
+                module, rotation = self.model.layers[index], self.rotations[index]
+                self.through = module(self.hidden, position_embeddings=rotation, kvlite=step)
+            trimmed = step.trimmed()
+        finally:
+            # What is given up next is looked for there.
+            layers[index], self.rules[index] = step.layer, step.rule
+        layers[index] = trimmed
+        self.hidden, self.index, self.step, self.through = self.through, index + 1, None, None
+
+    def _begun(self) -> LayerStep:
+        """The step through the next layer, which may have become smaller since it began."""
+        index, position = self.index, self.cache.seen
+        layer, rule, step = self.cache.layers[index], self.rules[index], self.step
+        if step is None:
+            rotation, sight = self.rotations[index], self.sights[index]
+            return LayerStep(index, layer, rule, position, rotation, sight, self.recall)
+        step.layer, step.rule = layer, rule
+        return step
+
+
 @torch.inference_mode()
 def decode_step(
     model: LoadedModel,
@@ -155,17 +260,4 @@ def decode_step(
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
     """
-    cache.require_whole()
-    cache.writing = True
-    hidden = model.embed(token_ids[:, None])
-    rotations, seeing = model.rotations(cache.seen, 1), sights(model, rules)
-    for index, (module, rule) in enumerate(zip(model.layers, rules, strict=True)):
-        layer, sight = cache.layers[index], seeing[index]
-        step = LayerStep(index, layer, rule, cache.seen, rotations[index], sight, recall)
-        hidden = module(hidden, position_embeddings=rotations[index], kvlite=step)
-        cache.layers[index] = step.trimmed()
-        rules[index] = step.rule
-    logits = model.logits(hidden[:, -1])
-    cache.seen += 1
-    cache.writing = False
-    return logits
+    return Step(model, cache, token_ids, rules, recall).run()

@@ -138,20 +138,23 @@ class _Foresight(Reading):
         self.passed, self.meter.peak = self.meter.peak, self.meter.live
         return reader
 
-    def _spans(self, index: int) -> list[slice]:
-        """The last full chunk and what follows it, but all that a method wants queries of; where
-        chunks are compared, one more."""
-        spans, rule = super()._spans(index), self.rules[index]
-        observed = spans[-1].stop - max(rule.method.observation(rule.budget), 1)
-        seen = sum(span.stop > observed for span in spans)
+    def _begin(self, index: int) -> int:
+        """The last full chunk, but all that a method wants queries of; where chunks are compared,
+        one more."""
+        rule = self.rules[index]
+        length: int = self.hidden.shape[1]
+        end = length - 1 if self._final(index) else length
+        starts: list[int] = [*range(0, end, self.chunk), *([end] if self._final(index) else [])]
+        observed = length - max(rule.method.observation(rule.budget), 1)
+        seen = sum(at + self.chunk > observed for at in starts)
         more = self._final(index) + (self.coming[index] is not None)
-        return spans[-max(2 + more, seen) :]
+        return starts[-min(max(2 + more, seen), len(starts))]
 
     def _roomy(self, index: int) -> LayerCache:
         layer = super()._roomy(index)
         self.roomy = layer.nbytes
         for bank in layer.banks:  # under a mask it is full from then on
-            bank.used = min(bank.used + self._spans(index)[0].start, bank.capacity)
+            bank.used = min(bank.used + self._begin(index), bank.capacity)
         return layer
 
 

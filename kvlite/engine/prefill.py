@@ -6,21 +6,27 @@ activations.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from threading import Event
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, LayerCache, Selection
+from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.layer import Mark
+from kvlite.engine.giving import cache_offers
 from kvlite.engine.reader import LayerReader
-from kvlite.engine.rehearsal import Repetition
+from kvlite.engine.rehearsal import Repetition, asked_for
+from kvlite.engine.relief import embedded, foresee, may_wait, reading_offers
+from kvlite.engine.roomy import grows, rewound, roomy_copy
 from kvlite.engine.sight import require_served, sights
 from kvlite.errors import Stopped
+from kvlite.memory.free import ran_out
+from kvlite.memory.ladder import HIDDEN, Ladder, T
 from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.desk import ON_DEVICE, Desk
-from kvlite.methods.rules import ROOM, Rule, merge_below, share_out
+from kvlite.methods.rules import ROOM, Rule, merge_below, shares, take_share
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Tier
@@ -34,7 +40,9 @@ class Reading:
     """New tokens on their way through the layers, one layer at a time.
 
     Attributes:
-        hidden: `(batch, n, hidden size)` of the tokens still on their way.
+        layers: what was kept of those that were read.
+        hidden: `(batch, n, hidden size)` of the tokens still on their way, on the device, or in
+            host memory where it was short on the device.
         rows: `(n,)` int64, which of the new tokens these are; None while it is all of them.
         repetition: of what was read, if a method judges by that.
         rehearsed: tokens that the cache will hold judgements of.
@@ -54,6 +62,7 @@ class Reading:
         context: Tensor | None = None,
         tier: Tier | None = None,
         desk: Desk = ON_DEVICE,
+        ladder: Ladder | None = None,
         whole: bool = False,
     ) -> None:
         """As in `prefill`.
@@ -71,6 +80,8 @@ class Reading:
         self.desk = desk
         if tier is not None:
             tier.mark()
+        self.ladder = ladder
+        self.layers: list[LayerCache] = []
         self.rules = rules
         self.reserve = reserve
         self.room = min(reserve, ROOM)
@@ -81,7 +92,7 @@ class Reading:
         self.start = tier.seen if tier is not None and tier.begun else cache.seen
         self.new = token_ids.shape[1]
         self.end = self.start + self.new
-        self.hidden = model.embed(token_ids)
+        self.hidden = embedded(model, token_ids, chunk, ladder)
         self.rows: Tensor | None = None
         self.rotations = model.rotations(self.start, self.new)
         self.sights = sights(model, rules)
@@ -106,14 +117,28 @@ class Reading:
         Raises:
             Stopped: `cancel` was set.
         """
-        rule, module = self.rules[index], self.model.layers[index]
+        if self.ladder is not None:
+            foresee(self, index, self.ladder)
+        reader = self._safely(partial(self._reader, index))
+        at, length = self._begin(index), self.hidden.shape[1]
+        reader.done = at
+        while at < length:
+            self._require_wanted()
+            at = self._safely(partial(self._read_chunk, index, reader, at))
+            self._passed(index, at * self.new // length)
+        if self.repetition is not None:
+            answers = index < len(self.rules) - 1
+            passed, safely = partial(self._repeated, index), self._safely
+            layer, rule = reader.layer, reader.rule
+            self.repetition.rate(index, layer, rule, answers=answers, passed=passed, safely=safely)
+        return reader
+
+    def _reader(self, index: int) -> LayerReader:
+        """What reads a layer, with room for all that it will."""
         cos, sin, positions = *self.rotations[index], self.positions
         if self.rows is not None:
             cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
-        length = self.hidden.shape[1]
-        layer = self._roomy(index)
-        if rule.method.cumulative and self.cache.rehearsed:
-            layer.clear_rows()  # they hold what a rehearsal found, not sums
+        rule, layer = self.rules[index], self._roomy(index)
         reader = LayerReader(
             layer,
             rule,
@@ -124,21 +149,27 @@ class Reading:
             self.coming[index],
             measures=self.tier is not None,
         )
-        spans = self._spans(index)
-        reader.done = spans[0].start
-        for span in spans:
-            self._require_wanted()
-            # Nothing reads the final layer's output but the last token: of the others it needs
-            # keys, values and queries alone.
-            answers = not self._final(index) or span.stop == length or rule.method.cumulative
-            hidden = self.hidden[:, span]
-            self.hidden[:, span] = reader.take(module, hidden, answers=answers)
-            self._passed(index, span.stop * self.new // length)
-        if self.repetition is not None:
-            answers = index < len(self.rules) - 1
-            passed = partial(self._repeated, index)
-            self.repetition.rate(index, layer, rule, answers=answers, passed=passed)
+        if rule.method.cumulative and self.cache.rehearsed:
+            layer.clear_rows()  # they hold what a rehearsal found, not sums
         return reader
+
+    def _begin(self, index: int) -> int:
+        """The row of the hidden states to begin with."""
+        return 0
+
+    def _read_chunk(self, index: int, reader: LayerReader, at: int) -> int:
+        """Take a chunk through a layer, from row `at` of the hidden states on; the row after it."""
+        length = self.hidden.shape[1]
+        # In the final layer the last token is a chunk by itself.
+        end = length - 1 if self._final(index) and at < length - 1 else length
+        span = slice(at, min(at + self.chunk, end))
+        # Nothing reads the final layer's output but the last token: of the others it needs
+        # keys, values and queries alone.
+        answers = not self._final(index) or span.stop == length or reader.rule.method.cumulative
+        hidden = self.hidden[:, span].to(self.model.device)
+        out = reader.take(self.model.layers[index], hidden, answers=answers)
+        self.hidden[:, span] = out
+        return span.stop
 
     def _passed(self, index: int, rows: int) -> None:
         """Say how far reading is: rows of layer `index`, those of a repetition after the tokens."""
@@ -154,29 +185,62 @@ class Reading:
         if self.cancel is not None and self.cancel.is_set():
             raise Stopped
 
+    def read(self) -> Tensor:
+        """Take all tokens through all layers, compressing each as soon as it is done; next-token
+        logits, as of `logits`.
+
+        Raises:
+            Stopped: `cancel` was set.
+            OutOfMemory: nothing is left to give up that may be.
+        """
+        for index in range(len(self.rules)):
+            layer = self.compressed(index)
+            self.layers.append(layer)
+            del layer
+            self._safely(partial(merge_below, self.layers, self.rules, index, self.room))
+        shared = self._safely(lambda: shares(self.layers, self.rules, self.desk))
+        for index, kept in shared:
+            cut = partial(take_share, self.layers, self.rules, index, kept, self.room)
+            self._safely(cut)
+        return self._safely(self.logits)
+
     def compressed(self, index: int) -> LayerCache:
         """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
         reader = self.read_layer(index)
-        view = reader.view(index, self.desk)
+        view = self._safely(lambda: reader.view(index, self.desk))
         self.remember(index, reader)
-        self._narrow(view)
-        if self.rules[index].method.settles == "read":
-            self.rules[index] = self.rules[index].settled(view)
-        if index in self.marks or self.rules[index].partner is not None:
-            self.rules[index].cast_first_votes(reader.layer, view.window)
-            return reader.layer
-        return self.rules[index].cut(view, self.room)
+        self._safely(lambda: self._narrow(view))
+        return self._safely(lambda: self._cut(index, reader.layer, view))
+
+    def _cut(self, index: int, layer: LayerCache, view: LayerView) -> LayerCache:
+        """What the rule of a layer keeps of it."""
+        # It may have been given less since the layer began.
+        rule = self.rules[index]
+        view = replace(view, budget=rule.budget)
+        if rule.method.settles == "read":
+            rule = rule.settled(view)
+        if index not in self.marks and rule.partner is None:
+            layer = rule.cut(view, self.room)
+        else:
+            if rule.packs is not None:  # since it began
+                sizes = [bank.capacity for bank in layer.banks]
+                layer = layer.resized(sizes, layer.rows, rule.packs)
+            rule.cast_first_votes(layer, view.window)
+        if index in self.marks:
+            self.cache.layers[index] = layer
+        self.rules[index] = rule
+        return layer
 
     def remember(self, index: int, reader: LayerReader) -> None:
         """Hand over to the tier, if there is one, what was read and what a method found of it:
         before anything is dropped."""
-        if self.tier is None or reader.energy is None:
+        tier, energy = self.tier, reader.energy
+        if tier is None or energy is None:
             return
-        layer, method = reader.layer, self.rules[index].method
-        self.tier.add(index, layer, reader.energy, self.hidden.shape[1], self.reserve)
+        layer, method, new = reader.layer, self.rules[index].method, self.hidden.shape[1]
+        self._safely(lambda: tier.add(index, layer, energy, new, self.reserve))
         if method.judges_once and layer.rows:
-            found = layer.in_order([bank.scores() for bank in layer.banks])
-            self.tier.judge(index, found, method.spec)
+            self._safely(lambda: tier.judge(index, _scores(layer), method.spec))
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
@@ -187,21 +251,32 @@ class Reading:
         with self.desk.timed():
             going = narrowing.method.narrow(view, through, narrowing.width)
             going = self.desk.slots(going).long()
-        self.hidden = self.hidden[:, going]
-        self.rows = going if self.rows is None else self.rows[going]
+        rows = going if self.rows is None else self.rows[going]
+        self.hidden = self.hidden[:, going.to(self.hidden.device)]
+        self.rows = rows
 
     def logits(self) -> Tensor:
         """Next-token logits `(batch, vocab)` float32, after the last layer."""
-        return self.model.logits(self.hidden[:, -1])
+        return self.model.logits(self.hidden[:, -1].to(self.model.device))
 
     def rewind(self) -> None:
-        """Make the cache, and the tier, what they were before."""
+        """Make the cache, and the tier, what they were before; but for what was given up and, where
+        there is no memory for that, room that was made."""
         if self.tier is not None:
             self.tier.rewind()
         for index, marks in self.marks.items():
-            layer, rows = self.cache.layers[index], self.rules[index].method.decode_rows
-            layer.rewind(marks)
-            self.cache.layers[index] = layer.resized(self.capacities[index], rows)
+            rule = self.rules[index]
+            layer = self.cache.layers[index] = rewound(self.cache.layers[index], marks)
+            try:
+                sizes, rows = self.capacities[index], rule.method.decode_rows
+                self.cache.layers[index] = layer.resized(sizes, rows, rule.packs)
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+
+    def _safely(self, work: Callable[[], T]) -> T:
+        """Do a part of the reading that can be done again."""
+        return work() if self.ladder is None else self.ladder.run(work, reading_offers(self))
 
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
@@ -209,33 +284,16 @@ class Reading:
         what is quantized written out; or all that it ever read, where the cache has lost some and
         a tier has it."""
         rule, layer = self.rules[index], self.cache.layers[index]
+        self.marks.pop(index, None)
         if self.tier is not None and self.tier.begun:
             judge = rule.method.spec if rule.method.judges_once else ""
             return self.tier.restored(index, self.hidden.shape[1], layer.keys.device, judge)
-        lines = [(heads, used + self.hidden.shape[1]) for heads, used in layer.lines]
-        rows = rule.method.decode_rows
-        same = layer.rows == rows or not layer.entries_mean
-        same &= not (layer.computed and rule.method.bounded)
-        same &= rule.packs is None and not layer.packed
-        counted = [(heads, used + self.hidden.shape[1]) for heads, used in rule.counted(layer)]
-        if not rule.keeps_all(counted) or rule.method.settles == "read" or not same:
-            sizes = [entries for _, entries in lines]
-            if rule.mask is not None:
-                sizes = [
-                    min(size, max(used, rule.budget) + self.chunk)
-                    for (_, used), size in zip(layer.lines, sizes, strict=True)
-                ]
-                # What slides must be written out, not lie behind a front.
-                everything = [Selection.everything(bank) for bank in layer.banks]
-                return LayerCache.gathered(
-                    everything, sizes, like=layer.like, origins=rule.bits is not None
-                )
-            origins = rule.bits is not None and rule.partner is None
-            held = rows if rule.method.judges_once else 0
-            return layer.resized(sizes, held, origins=origins)
-        sizes = rule.capacities(lines, self.room)
-        layer = self.cache.layers[index] = layer.resized(sizes, rows)
-        self.marks[index] = layer.mark()
+        new = self.hidden.shape[1]
+        if not grows(rule, layer, new):
+            return roomy_copy(rule, layer, new, self.chunk)
+        lines = [(heads, used + new) for heads, used in layer.lines]
+        layer = layer.resized(rule.capacities(lines, self.room), rule.method.decode_rows)
+        self.marks[index], self.cache.layers[index] = layer.mark(), layer
         return layer
 
     def _repetition(self, context: Tensor) -> Repetition | None:
@@ -244,19 +302,7 @@ class Reading:
         Args:
             context: `(batch, n)` int64, all that was read, these tokens included.
         """
-        asked, begin = None, self.cache.rehearsed
-        for index, (rule, layer) in enumerate(zip(self.rules, self.cache.layers, strict=True)):
-            if rule.method.rehearsal is None:
-                continue
-            lines = [(heads, used + self.new) for heads, used in layer.lines]
-            if self.tier is not None and self.tier.begun:
-                source = self.tier.layers[index]
-                lines = [(len(source.bank.heads), source.read + self.new)]
-                begin = begin if self.tier.judged_by(rule.method.spec) else 0
-            if not rule.keeps_all(lines):
-                asked = rule.method.rehearsal
-            if layer.entries_mean and not layer.rows and rule.method.settles is None:
-                begin = 0  # another method held this layer
+        asked, begin = asked_for(self.rules, self.cache, self.tier, self.new)
         if asked is None:
             return None
         if context.shape[1] != self.end:
@@ -274,12 +320,10 @@ class Reading:
     def _final(self, index: int) -> bool:
         return index == len(self.rules) - 1 and not self.whole
 
-    def _spans(self, index: int) -> list[slice]:
-        """The chunks; in the final layer the last token is one by itself."""
-        length = self.hidden.shape[1]
-        end = length - 1 if self._final(index) else length
-        spans = [slice(at, min(at + self.chunk, end)) for at in range(0, end, self.chunk)]
-        return [*spans, slice(end, length)] if self._final(index) else spans
+
+def _scores(layer: LayerCache) -> Tensor:
+    """What a layer's banks remember of attention, `(batch, KV heads, entries)`."""
+    return layer.in_order([bank.scores() for bank in layer.banks])
 
 
 def empty_cache(model: LoadedModel) -> KVCache:
@@ -300,6 +344,7 @@ def prefill(
     context: Tensor | None = None,
     tier: Tier | None = None,
     desk: Desk = ON_DEVICE,
+    ladder: Ladder | None = None,
     reserve: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
@@ -316,6 +361,7 @@ def prefill(
         tier: takes everything that is read. Once it has, layers read on from there, not from the
             cache: reading is exact, and what is kept is chosen anew from all.
         desk: where attention becomes a choice of what is kept.
+        ladder: what is given up where memory runs out; without it, that is an error.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
@@ -328,8 +374,13 @@ def prefill(
 
     Raises:
         Stopped: `cancel` was set; the cache is as it was, as after any other exception.
+        OutOfMemory: with a ladder, if nothing is left to give up.
     """
-    reading = Reading(
+    beginning = cache_offers(model, cache, rules, token_ids.shape[1]) | {
+        HIDDEN: lambda: may_wait(model, ladder)
+    }
+    begin = partial(
+        Reading,
         model,
         cache,
         token_ids,
@@ -337,22 +388,19 @@ def prefill(
         context=context,
         tier=tier,
         desk=desk,
+        ladder=ladder,
         reserve=reserve,
         chunk=chunk,
         progress=progress,
         cancel=cancel,
     )
+    reading = begin() if ladder is None else ladder.run(begin, beginning)
     try:
-        layers: list[LayerCache] = []
-        for index in range(len(rules)):
-            layers.append(reading.compressed(index))
-            merge_below(layers, rules, index, reading.room)
-        share_out(layers, rules, reading.room, desk)
-        logits = reading.logits()
+        logits = reading.read()
     except BaseException:
         reading.rewind()
         raise
-    cache.layers = layers
+    cache.layers = reading.layers
     cache.seen = reading.end
     cache.writing = False
     if tier is not None:

@@ -1,5 +1,7 @@
 """What queries of a layer are like: their mean and covariance, gathered chunk by chunk."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from kvlite.methods.scores import Expected
 from kvlite.model.rotary import Rotation, rotated
 
 
+@dataclass(frozen=True)
 class QueryStatistics:
     """Mean and covariance of un-rotated queries, in float64, none of which is held.
 
@@ -14,28 +17,25 @@ class QueryStatistics:
     covariance is the difference of large sums.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean: Tensor | None = None
-        self.scatter: Tensor | None = None
+    count: int = 0
+    mean: Tensor | None = None
+    scatter: Tensor | None = None
 
-    def add(self, q: Tensor) -> None:
-        """Count queries `(batch, heads, n, dim)` float32."""
+    def joined(self, q: Tensor) -> "QueryStatistics":
+        """With queries `(batch, heads, n, dim)` float32 counted too."""
         count = q.shape[2]
         if not count:
-            return
+            return self
         mean = q.mean(2, keepdim=True)
         centred = q - mean
         scatter = torch.matmul(centred.transpose(-1, -2), centred).double()
         mean = mean.squeeze(2).double()
         if self.mean is None or self.scatter is None:
-            self.count, self.mean, self.scatter = count, mean, scatter
-            return
+            return QueryStatistics(count, mean, scatter)
         both, apart = self.count + count, mean - self.mean
         between = apart[..., :, None] * apart[..., None, :]
-        self.scatter += scatter + between * (self.count * count / both)
-        self.mean += apart * (count / both)
-        self.count = both
+        scatter += self.scatter + between * (self.count * count / both)
+        return QueryStatistics(both, self.mean + apart * (count / both), scatter)
 
     def expected(self, rotation: Rotation) -> Expected | None:
         """The same queries under a mean rotation; None if none was counted."""

@@ -1,5 +1,6 @@
 """One layer reads, chunk by chunk: over all earlier entries freely, over itself causally."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,12 +40,31 @@ def through(
     return out
 
 
+@dataclass
+class Found:
+    """What was found while one chunk went through; it counts once all of the chunk is.
+
+    Attributes:
+        length: of the chunk.
+        queries: its last, where they are among the last that are observed.
+        energy, statistics: as the reader's, this chunk's queries counted too.
+        sums: attention that entries of a bank got, where it is added up.
+    """
+
+    length: int
+    queries: Tensor | None
+    energy: Tensor | None
+    statistics: QueryStatistics
+    sums: list[tuple[Bank, Tensor]] = field(default_factory=list)
+
+
 class LayerReader:
     """Runs one layer over the new tokens chunk by chunk, keeping its keys, values and the last
-    queries.
+    queries. A chunk that was not got through, because memory ran out, may be taken once more.
 
     Attributes:
         layer: everything read so far; written in place.
+        found: of the chunk that goes through now.
         energy: squares of all queries, summed, `(batch, KV heads, dim)` float32; None if nobody
             asked.
     """
@@ -84,38 +104,64 @@ class LayerReader:
         self.queries: list[Tensor] = []
         self.energy = torch.zeros((), device=positions.device) if measures else None
         self.answers = True  # else keys, values and queries are wanted alone
+        self.found: Found | None = None
         self.kv_heads = 0
         self.scale = 1.0
         self.softcap: float | None = None
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
-        """Put the next chunk through a decoder layer, as `through` does."""
+        """Put the next chunk through a decoder layer, as `through` does, or leave everything as it
+        was."""
         self.answers = answers
-        rotation = self._rotation(hidden.shape[1])
-        return through(module, hidden, rotation, self, answers=answers)
+        length = hidden.shape[1]
+        rotation = self._rotation(length)
+        if self.sight is not None:
+            make_room(self.layer, self.sight.mask, length)
+        before = [bank.used for bank in self.layer.banks]
+        try:
+            out = through(module, hidden, rotation, self, answers=answers)
+        except BaseException:
+            for bank, used in zip(self.layer.banks, before, strict=True):
+                bank.used = used
+            self.found = None
+            raise
+        self.count()
+        return out
+
+    def count(self) -> None:
+        """Let the chunk that went through be one of those before the next; allocates nothing."""
+        found, self.found = self.found, None
+        assert found is not None
+        if found.queries is not None:
+            self.queries.append(found.queries)
+        for bank, sums in found.sums:
+            bank.add(sums)
+        self.energy, self.statistics = found.energy, found.statistics
+        self.done += found.length
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """One chunk: over all earlier entries freely, over itself causally; without `answers`
-        the result means nothing."""
+        """One chunk, to be followed by `count`: over all earlier entries freely, over itself
+        causally; without `answers` the result means nothing."""
         self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
-        length = q.shape[2]
-        if self.energy is not None:
-            self.energy = self.energy + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
-        if self.sight is not None:
-            make_room(self.layer, self.sight.mask, length)
+        self.found = self._found(q)
+        return over_banks(self.layer, q, k, v, self._over_bank)
+
+    def _found(self, q: Tensor) -> Found:
+        """What a chunk's queries tell."""
+        length, queries, energy, statistics = q.shape[2], None, self.energy, self.statistics
+        if energy is not None:
+            energy = energy + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
         after = self.positions.shape[0] - self.done - length
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
-            self.queries.append(q[:, :, length - wanted :].clone())
+            queries = q[:, :, length - wanted :].clone()
         outlook = self.rule.method.outlook
         if outlook is not None:
             late = self.positions[self.done : self.done + length] >= outlook.skipped
-            self.statistics.add(unrotated(q, self._rotation(length))[:, :, late])
-        out = over_banks(self.layer, q, k, v, self._over_bank)
-        self.done += length
-        return out
+            statistics = statistics.joined(unrotated(q, self._rotation(length))[:, :, late])
+        return Found(length, queries, energy, statistics)
 
     def _over_bank(self, bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         before, window = bank.used, self.rule.window
@@ -136,7 +182,9 @@ class LayerReader:
                 return seen
         out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
         if self.rule.method.cumulative:
-            bank.add(attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap))
+            assert self.found is not None
+            sums = attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap)
+            self.found.sums.append((bank, sums))
         return out
 
     def _rotation(self, length: int) -> Rotation:

@@ -5,21 +5,25 @@ the whole cache is read first and then repeated to; here a layer is repeated to 
 read, and cut before the next, so the whole cache never exists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlite.attention import attend, attend_causal, attention_peaks, merged
-from kvlite.cache import Bank, LayerCache
+from kvlite.cache import Bank, KVCache, LayerCache
 from kvlite.engine.heads import over_banks
 from kvlite.engine.reader import LayerReader, through
 from kvlite.engine.watch import Watch
+from kvlite.memory.ladder import Safely, at_once
 from kvlite.methods.base import Rehearsal
 from kvlite.methods.rules import Rule
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, rotations_after
+from kvlite.offload import Tier
 
 BEGIN = "\n\nRepeat the previous context exactly.\n\n"
 GO_ON = "\n\nRepeat the part of the previous context exactly, starting with "
@@ -38,6 +42,31 @@ class Passage:
     first: int
     end: int
     hidden: Tensor
+
+
+def asked_for(
+    rules: Sequence[Rule], cache: KVCache, tier: Tier | None, new: int
+) -> tuple[Rehearsal | None, int]:
+    """How what was read has to be repeated before layers are cut, if any method wants that; and the
+    position from which on it was not yet.
+
+    Args:
+        new: tokens that are read now.
+    """
+    asked, begin = None, cache.rehearsed
+    for index, (rule, layer) in enumerate(zip(rules, cache.layers, strict=True)):
+        if rule.method.rehearsal is None:
+            continue
+        lines = [(heads, used + new) for heads, used in layer.lines]
+        if tier is not None and tier.begun:
+            source = tier.layers[index]
+            lines = [(len(source.bank.heads), source.read + new)]
+            begin = begin if tier.judged_by(rule.method.spec) else 0
+        if not rule.keeps_all(lines):
+            asked = rule.method.rehearsal
+        if layer.entries_mean and not layer.rows and rule.method.settles is None:
+            begin = 0  # another method held this layer
+    return asked, begin
 
 
 class Repetition:
@@ -76,6 +105,11 @@ class Repetition:
             self.end, self.end + max(rows), dtype=torch.int32, device=model.device
         )
 
+    def to_host(self) -> None:
+        """Let hidden states wait in host memory."""
+        for passage in self.passages:
+            passage.hidden = passage.hidden.cpu()
+
     def _size(self, passage: int) -> int:
         """Tokens a passage, no more than the model was trained to see behind what it read; where
         there is no room left it goes a little beyond."""
@@ -105,6 +139,7 @@ class Repetition:
         *,
         answers: bool,
         passed: Callable[[int], None],
+        safely: Safely = at_once,
     ) -> None:
         """Take every passage through a layer that holds all that was read.
 
@@ -113,28 +148,32 @@ class Repetition:
                 to an entry of its own passage, in the row of its banks.
             answers: whether a layer follows.
             passed: told how many rows went through, chunk by chunk.
+            safely: does each chunk.
         """
-        rates, rows, module = rule.method.rehearsal is not None, 0, self.model.layers[index]
+        rates, rows = rule.method.rehearsal is not None, 0
         if rates and self.fresh:
             layer.clear_rows()
         for passage in self.passages:
-            count = passage.hidden.shape[1]
+            count, at = passage.hidden.shape[1], 0
             cos, sin = (each[:, :count] for each in self.rotations[index])
-            telling: Telling | LayerReader
-            if rates:
-                telling = Telling(layer, (passage.first, passage.end), self.sinks, count, answers)
-            else:
-                telling = self._looking_on(layer, rule.window, count, (cos, sin))
-                telling.answers = answers
-            for at in range(0, count, self.chunk):
-                span = slice(at, min(at + self.chunk, count))
-                rotation = cos[:, span], sin[:, span]
-                hidden = passage.hidden[:, span]
-                passage.hidden[:, span] = through(
-                    module, hidden, rotation, telling, answers=answers
-                )
-                rows += hidden.shape[1]
+            rotation, part = (cos, sin), (passage.first, passage.end)
+            looking_on = partial(self._looking_on, layer, rule.window, count, rotation)
+            rating = partial(Telling, layer, part, self.sinks, rotation)
+            telling = safely(rating) if rates else safely(looking_on)
+            while at < count:
+                to = safely(partial(self._take, index, passage, telling, at, answers))
+                rows, at = rows + to - at, to
                 passed(rows)
+
+    def _take(
+        self, index: int, passage: Passage, telling: "Telling | LayerReader", at: int, answers: bool
+    ) -> int:
+        """Take a chunk of a passage, from row `at` on, through a layer; the row after it."""
+        span = slice(at, min(at + self.chunk, passage.hidden.shape[1]))
+        hidden = passage.hidden[:, span].to(self.model.device)
+        out = telling.take(self.model.layers[index], hidden, answers=answers)
+        passage.hidden[:, span] = out
+        return span.stop
 
     def _looking_on(
         self, layer: LayerCache, window: int | None, rows: int, rotation: Rotation
@@ -169,7 +208,7 @@ class Telling:
     """Takes the rows of one passage through one layer, and rates its entries."""
 
     def __init__(
-        self, layer: LayerCache, span: tuple[int, int], sinks: int, rows: int, answers: bool
+        self, layer: LayerCache, span: tuple[int, int], sinks: int, rotation: Rotation
     ) -> None:
         """Set aside what the rows are judged by.
 
@@ -177,12 +216,30 @@ class Telling:
             layer: entries ascending in position; the rows of its banks are raised.
             span: positions of the passage, first and end.
             sinks: first entries that are looked at beside it.
-            rows: tokens to come.
-            answers: whether attention is wanted, or the ratings alone.
+            rotation: of the tokens to come.
         """
         self.layer = layer
-        self.answers = answers
+        self.rotation = rotation
+        self.done = 0
+        self.answers = True  # else the ratings are wanted alone
+        rows = rotation[0].shape[1]
         self.parts = {bank.heads: _part(bank, span, sinks, rows) for bank in layer.banks}
+
+    def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
+        """Put the next chunk through a decoder layer, as `reader.through` does, or leave everything
+        as it was; ratings that are raised twice are the same."""
+        self.answers = answers
+        span = slice(self.done, self.done + hidden.shape[1])
+        cos, sin = self.rotation
+        before = [part.used for part in self.parts.values()]
+        try:
+            out = through(module, hidden, (cos[:, span], sin[:, span]), self, answers=answers)
+        except BaseException:
+            for part, used in zip(self.parts.values(), before, strict=True):
+                part.used = used
+            raise
+        self.done = span.stop
+        return out
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None

@@ -54,5 +54,9 @@ class Sampler:
         scores: Tensor = self.processors(cast(torch.LongTensor, context.long()), logits)
         if self.greedy:
             return int(scores.argmax(-1))
-        draw = torch.multinomial(scores.softmax(-1), 1, generator=self.generator)
-        return int(draw)
+        chances, before = scores.softmax(-1), self.generator.get_state()
+        try:
+            return int(torch.multinomial(chances, 1, generator=self.generator))
+        except BaseException:
+            self.generator.set_state(before)  # a draw that fails is none
+            raise

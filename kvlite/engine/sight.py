@@ -136,7 +136,7 @@ def require_served(
 
 
 def _holds_first(bank: Bank, sinks: int, seen: int) -> bool:
-    if bank.used == seen:
+    if bank.used == seen or bank.own_positions.is_meta:
         return True
     first = torch.arange(sinks, device=bank.positions.device)
     line = bank.positions[:, :, : bank.used].sort(-1).values[..., :sinks]

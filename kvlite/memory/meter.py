@@ -81,6 +81,11 @@ class TensorMeter(TorchDispatchMode):
             )
         return result
 
+    def free(self, device: torch.device) -> int:
+        """Bytes that tensors of a device may still take under the cap."""
+        assert self.cap is not None
+        return max(0, self.cap - self.live)
+
     def _takes_memory(self, tensor: Tensor) -> bool:
         return not tensor.is_meta
 
@@ -134,6 +139,11 @@ class PeakMeter:
             self.tensors = TensorMeter(held, host=host, device=device, cap=cap)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+
+    @property
+    def capped(self) -> TensorMeter | None:
+        """What keeps a CPU's tensors to a cap, if anything does."""
+        return None if self.tensors is None or self.tensors.cap is None else self.tensors
 
     def watch(self) -> AbstractContextManager[Any]:
         """Enter this around every piece of torch work that is to be measured."""

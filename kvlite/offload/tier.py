@@ -184,7 +184,9 @@ class Tier:
         Raises:
             RecallError: the disk that it goes to is full or fails.
         """
-        layer = self.layers[index]
+        # What was taken over counts when all of it was: memory may run out in between.
+        layer = replace(self.layers[index])
+        layer.bank.used = layer.read
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.banks[0].used)
         if layer.window is None and layer.index is None:
@@ -204,6 +206,7 @@ class Tier:
         if self.marked and self.bits is None and layer.window is None:
             # It begins with all that there was: what that was in is let go.
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
+        self.layers[index] = layer
 
     def judge(self, index: int, found: Tensor, judge: str) -> None:
         """Remember what a method found of all entries of a layer, `(batch, heads, entries)`

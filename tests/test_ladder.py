@@ -1,0 +1,341 @@
+"""Memory runs out anywhere: every answer is finished, and by what costs nothing it is the same."""
+
+import gc
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from kvlite.cache import front
+from kvlite.conversation import Conversation
+from kvlite.errors import OutOfMemory
+from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, RUNGS, Ladder
+from kvlite.model.load import LoadedModel
+from kvlite.settings import Settings
+from tests.conftest import make_tiny
+
+from .faults import Faults, Site, quick_collections
+from .test_packed import random_ids
+
+LOSSY = {rung.name for rung in RUNGS if rung.lossy}
+DEFAULT = Settings().method
+RANDOM_RUNS = 240
+
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "kvx": {"method": DEFAULT},
+    "snapkv, heads compete": {"method": "snapkv:window=8,per_head=true"},
+    "h2o": {"method": "h2o"},
+    "4 bits": {"method": DEFAULT, "kv_bits": 4, "budget": 60},
+    "h2o in 4 bits": {"method": "h2o", "kv_bits": 4, "budget": 60},
+    "simlayerkv": {"method": "simlayerkv:threshold=0.2,recent=20+kvx"},
+    "simlayerkv, first step": {"method": "simlayerkv:threshold=0.2,recent=20,detect=decode"},
+    "minicache": {"method": "minicache:start=0"},
+    "kvzip": {"method": "kvzip"},
+    "shared layers": {"method": "snapkv:window=8,layers=global"},
+    "lambda mask": {"method": "lminfinite"},
+    "expected queries": {"method": "expectedattention:future=16"},
+    "tokens left behind": {"method": "pyramidinfer"},
+    "recall": {"method": DEFAULT, "recall": "ram", "recall_entries": 8},
+    "recall, h2o in 4 bits": {
+        "method": "h2o",
+        "kv_bits": 4,
+        "budget": 60,
+        "recall": "ram",
+        "recall_entries": 8,
+    },
+    "recall in 4 bits": {"method": "tova", "recall": "ram", "recall_bits": "4"},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    torch.set_num_threads(1)
+    return make_tiny("llama", num_hidden_layers=2, hidden_size=32, intermediate_size=48).model
+
+
+def conversation(model: LoadedModel, **settings: Any) -> Conversation:
+    given = {"recall": "off", "budget": 40, "chunk": 48, "max_new_tokens": 3, **settings}
+    return Conversation(model, Settings(**given))
+
+
+TURNS = [random_ids(80)[0].tolist(), random_ids(24, 1)[0].tolist()]
+
+
+def said(talk: Conversation) -> list[list[int]]:
+    """Two turns."""
+    answers = [talk.generate(ids, ignore_eos=True) for ids in TURNS]
+    assert [each.finish_reason for each in answers] == ["length"] * 2
+    return [each.token_ids for each in answers]
+
+
+@dataclass(frozen=True)
+class Straight:
+    """A conversation that nothing disturbed.
+
+    Attributes:
+        sites: of its allocations, in order.
+        firsts: which of them are the first at a place where no case before had any.
+    """
+
+    said: list[list[int]]
+    nbytes: int
+    sites: list[Site]
+    firsts: list[int]
+
+
+@pytest.fixture(scope="module")
+def straight(model: LoadedModel) -> dict[str, Straight]:
+    made: dict[str, Straight] = {}
+    known: set[Site] = set()
+    for name, settings in CASES.items():
+        first = said(conversation(model, **settings))  # compiles, and fills what is made once
+        talk = conversation(model, **settings)
+        with Faults(traces=True) as faults:
+            assert said(talk) == first
+        places = [site[:3] for site in faults.sites]
+        firsts = [at for at, place in enumerate(places) if place not in {*places[:at], *known}]
+        known |= set(places)
+        made[name] = Straight(first, talk.cache.nbytes, faults.sites, firsts)
+    return made
+
+
+def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> list[str]:
+    """Two turns with some allocations that fail: they are finished, the same if nothing was given
+    up that costs quality, and nothing stays behind. What was given up."""
+    talk, faults = conversation(model, **CASES[name]), Faults(at)
+    where = f"{name}, allocation {at.start}, {straight.sites[at.start]}"
+    with faults:
+        for ids in TURNS:
+            try:
+                answer = talk.generate(ids, ignore_eos=True)
+            except OutOfMemory:  # nothing helps where a first turn begins
+                assert not talk.token_ids and not talk.cache.entries_mean, where
+                answer = talk.generate(ids, ignore_eos=True)
+            assert answer.finish_reason == "length", where
+    assert faults.failed == len(at), where
+    heard = talk.token_ids + talk._pending
+    taken = talk.ladder.taken
+    if not LOSSY & {*taken}:
+        whole = [
+            token
+            for pair in zip(TURNS, straight.said, strict=True)
+            for each in pair
+            for token in each
+        ]
+        assert heard == whole, where
+        assert talk.cache.nbytes == straight.nbytes, where
+    del talk, answer
+    gc.collect()
+    assert faults.live == 0, where
+    return taken
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(straight: dict[str, Straight]) -> Iterator[None]:
+    with quick_collections():
+        yield
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wherever_memory_runs_out_once_nothing_is_given_up(
+    model: LoadedModel, straight: dict[str, Straight], name: str
+) -> None:
+    for at in straight[name].firsts:
+        assert survives(model, name, straight[name], range(at, at + 1)) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wherever_memory_runs_out_again_and_again_the_answer_goes_on(
+    model: LoadedModel, straight: dict[str, Straight], name: str
+) -> None:
+    for at in straight[name].firsts[::3]:
+        survives(model, name, straight[name], range(at, at + 3))
+
+
+def test_it_may_run_out_at_any_time_and_for_as_long(
+    model: LoadedModel, straight: dict[str, Straight]
+) -> None:
+    draw = random.Random(0)
+    for _ in range(RANDOM_RUNS):
+        name = draw.choice(list(CASES))
+        at = draw.randrange(len(straight[name].sites) - 5)
+        survives(model, name, straight[name], range(at, at + draw.randint(1, 3)))
+
+
+def test_there_were_a_thousand_runs(straight: dict[str, Straight]) -> None:
+    firsts = [len(each.firsts) for each in straight.values()]
+    assert sum(firsts) + sum(-(-count // 3) for count in firsts) + RANDOM_RUNS >= 1000
+
+
+def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:
+    """A first turn in which memory runs out at one allocation, and all that follow fail too; what
+    was answered, and what the user was told."""
+    told: list[str] = []
+    with Faults(range(at, 10**6)):
+        try:
+            answer = talk.generate(TURNS[0], ignore_eos=True, notify=told.append)
+        except OutOfMemory as error:
+            return [], str(error)
+    assert answer.finish_reason == answer.ledger.finish_reason == "memory"
+    assert told[-1] == answer.ledger.notes[-1]
+    assert "ended for lack of memory" in answer.ledger.line()
+    return answer.token_ids, told[-1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_nothing_may_be_given_up_the_conversation_is_kept(
+    model: LoadedModel, straight: dict[str, Straight], name: str
+) -> None:
+    """A step that broke off is gone on with; a turn that did can be read again."""
+    known, broken_off = straight[name], 0
+    single = conversation(model, **CASES[name])
+    with Faults() as faults:
+        single.generate(TURNS[0], ignore_eos=True)
+    for at in range(5, faults.count, faults.count // 9):
+        talk = conversation(model, never_lossy=True, **CASES[name])
+        heard, sentence = run_dry(talk, at)
+        assert "--never-lossy" in sentence and "can go on" in sentence
+        assert not LOSSY & {*talk.ladder.taken}
+        assert heard == known.said[0][: len(heard)]
+        if not heard:
+            assert (talk.token_ids, talk.cache.seen, talk.cache.nbytes) == ([], 0, 0)
+            assert talk.generate(TURNS[0], ignore_eos=True).token_ids == known.said[0]
+            continue
+        broken_off += 1
+        assert talk._turn is not None
+        talk._turn.finish_step()
+        assert talk.token_ids + talk._pending == TURNS[0] + heard
+        assert talk.cache.seen == len(talk.token_ids)
+        if not talk._pending:
+            after = [*heard, int(talk._turn.logits.argmax())]
+            assert after[: len(known.said[0])] == known.said[0][: len(after)]
+        assert talk.generate(TURNS[1], ignore_eos=True).finish_reason == "length"
+    assert broken_off
+
+
+def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedModel) -> None:
+    """Or is not needed, where the next turn reads from the tier."""
+    for settings in ({"method": "full"}, CASES["recall"]):
+        with Faults() as faults:
+            conversation(model, **settings).generate(TURNS[0], max_new_tokens=2, ignore_eos=True)
+        talk, whole = (conversation(model, never_lossy=True, **settings) for _ in range(2))
+        heard, _ = run_dry(talk, faults.count - 4)
+        assert len(heard) == 1 and talk.cache.writing
+        answer = talk.generate(TURNS[1], max_new_tokens=2, ignore_eos=True)
+        whole.generate(TURNS[0], max_new_tokens=1, ignore_eos=True)
+        assert answer.token_ids == whole.generate(TURNS[1], max_new_tokens=2).token_ids
+        assert talk.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "share", "rungs"),
+    [
+        ({"method": "h2o", "budget": 300, "chunk": 256}, 0.6, {CHUNK}),
+        ({"method": DEFAULT, "budget": 400}, 0.9, {CHUNK, EIGHT_BITS}),
+        ({"method": DEFAULT, "budget": 400}, 0.8, {CHUNK, EIGHT_BITS, FOUR_BITS}),
+    ],
+)
+def test_another_process_takes_memory_while_a_prompt_is_read(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], share: float, rungs: set[str]
+) -> None:
+    """What may live shrinks to a share of what was needed; what is given up makes up for it."""
+    # A model so small would else be worked on in one piece, and that would be what does not fit.
+    monkeypatch.setattr(front, "ELEMENTS_AT_ONCE", 1 << 12)
+    model = make_tiny("llama", num_hidden_layers=8, hidden_size=32, intermediate_size=48).model
+    given, ids = {"chunk": 64, "max_new_tokens": 8, **settings}, random_ids(900)[0].tolist()
+    talk, straight = (conversation(model, **given) for _ in range(2))
+    with Faults() as free:
+        whole = straight.generate(ids, ignore_eos=True)
+    faults, told = Faults(), []
+
+    def taken_by_others(done: int, of: int) -> None:
+        if done > 0.8 * of:
+            faults.cap = int(share * free.peak)
+
+    with faults:
+        answer = talk.generate(ids, ignore_eos=True, progress=taken_by_others, notify=told.append)
+    assert faults.failed and faults.live <= share * free.peak
+    assert {*answer.ledger.rungs} == rungs
+    assert all(any(name in note for note in told) for name in rungs)
+    assert f"memory was short: {answer.ledger.rungs[0]}" in answer.ledger.line()
+    assert LOSSY & rungs or answer.token_ids == whole.token_ids
+    assert (answer.kv_bytes < 0.6 * whole.kv_bytes) == bool(LOSSY & rungs)
+
+
+def test_what_was_given_up_stays_so_for_later_turns(model: LoadedModel) -> None:
+    talk = conversation(model, method=DEFAULT, budget=80)
+    talk.ladder.taken = [CHUNK, EIGHT_BITS, FOUR_BITS, BUDGET]
+    answer = talk.generate(TURNS[0], ignore_eos=True)
+    assert (answer.ledger.kv_bits, answer.ledger.budget, answer.ledger.rungs) == ("4", 40, ())
+    bare = conversation(model, method=DEFAULT, budget=40, kv_bits=4, chunk=24)
+    assert bare.generate(TURNS[0], ignore_eos=True).token_ids == answer.token_ids
+    assert bare.cache.nbytes == talk.cache.nbytes
+
+
+def test_hidden_states_may_wait_in_host_memory(model: LoadedModel) -> None:
+    talk, usual = (conversation(model, method=DEFAULT) for _ in range(2))
+    talk.ladder.taken = [HIDDEN]
+    assert said(talk) == said(usual)
+
+
+def test_a_layer_is_not_begun_in_chunks_for_which_there_is_no_memory() -> None:
+    ladder, chunks, told = Ladder(torch.device("cpu")), [64], []
+    ladder.free, ladder.tell = lambda device: 1000, told.append
+
+    def halve() -> bool:
+        chunks.append(chunks[-1] // 2)
+        return True
+
+    ladder.foresee(900, lambda: 10 * chunks[-1], {CHUNK: halve})
+    assert chunks == [64, 32, 16, 8] and ladder.times(CHUNK) == len(told) == 3
+    ladder.foresee(1100, lambda: 10, {CHUNK: halve})  # in vain
+    ladder.foresee(100, lambda: 1000, {EIGHT_BITS: halve})  # never for a forecast
+    assert ladder.times(CHUNK) == len(told) == 3
+
+
+def test_what_is_no_lack_of_memory_is_not_survived() -> None:
+    ladder, tries = Ladder(torch.device("cpu")), []
+
+    def work() -> None:
+        tries.append(1)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        ladder.run(work, {CHUNK: lambda: True})
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+    ],
+)
+def test_every_kind_of_it_is(error: Exception) -> None:
+    ladder, errors, given = Ladder(torch.device("cpu")), [error, error], []
+    done = ladder.run(lambda: _raised(errors), {CHUNK: lambda: not given.append(1)})
+    assert done == "done" and given == [1] and ladder.taken == [CHUNK]
+
+
+def _raised(errors: list[Exception]) -> str:
+    if errors:
+        raise errors.pop()
+    return "done"
+
+
+def test_what_cannot_be_given_up_for_lack_of_memory_is_passed_over() -> None:
+    ladder, errors = Ladder(torch.device("cpu")), [MemoryError()] * 2
+
+    def no_room() -> bool:
+        raise torch.OutOfMemoryError
+
+    offers = {CHUNK: no_room, EIGHT_BITS: lambda: False, BUDGET: lambda: True}
+    assert ladder.run(lambda: _raised(errors), offers) == "done"
+    assert ladder.taken == [BUDGET]
