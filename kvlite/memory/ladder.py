@@ -57,7 +57,11 @@ RUNGS = (
     Rung("hidden states in RAM", "what goes from layer to layer waits in host memory"),
     Rung("8-bit cache", "the cache is rounded to 8 bits, which costs next to nothing", lossy=True),
     Rung("4-bit cache", "the cache is rounded to 4 bits", lossy=True),
-    Rung("smaller budget", "only half of the budget is kept in the cache", lossy=True),
+    Rung(
+        "smaller budget",
+        "the cache keeps half of its budget; with recall the next turn still reads everything",
+        lossy=True,
+    ),
     Rung("streamed weights", "layers' weights wait in host memory, which makes answers slow"),
 )
 (CHUNK, HIDDEN, EIGHT_BITS, FOUR_BITS, BUDGET, STREAM) = (rung.name for rung in RUNGS)
