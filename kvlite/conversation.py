@@ -293,6 +293,11 @@ class Conversation:
         return Tier.empty(self.model.shape, self.model.dtype, bits)
 
     @property
+    def planned_peak_bytes(self) -> int:
+        """What live tensors were expected to come to in the last turn; 0 before the first."""
+        return 0 if self._turn is None else self._turn.planned
+
+    @property
     def _unread(self) -> list[int]:
         """What of the last answer goes before a new message: the template closes it itself."""
         if self.model.tokenizer.chat_template is None or not self.messages:

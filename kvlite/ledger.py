@@ -43,6 +43,8 @@ class Ledger:
         peak_bytes: peak memory, weights included.
         planned_peak_bytes: what live tensors on the device were expected to come to, before
             anything was read.
+        plan_error: by which part of the peak that was too much, where the peak is that of tensors,
+            not of the process.
         score_bytes_to_host, score_bytes_back: what was copied to choose on the host, scores or
             logits there and indices back; None where the device chose.
         score_s: seconds spent in choosing, the device's part included; likewise.
@@ -74,6 +76,7 @@ class Ledger:
     streamed_bytes: int
     peak_bytes: int
     planned_peak_bytes: int
+    plan_error: float | None
     score_bytes_to_host: int | None
     score_bytes_back: int | None
     score_s: float | None
@@ -109,7 +112,7 @@ class Ledger:
             size,
             *self._recalled,
             *streamed,
-            f"peak {readable(self.peak_bytes)}",
+            f"peak {readable(self.peak_bytes)}{self._planned}",
             f"first token {self.time_to_first_token_s:.1f} s",
             *self._chosen_on_host,
             *([f"memory was short: {', '.join(self.rungs)}"] if self.rungs else []),
@@ -123,6 +126,12 @@ class Ledger:
         if self.finish_reason == "memory":
             parts.append("ended for lack of memory")
         return " · ".join(parts)
+
+    @property
+    def _planned(self) -> str:
+        if self.plan_error is None:
+            return ""
+        return f" (planned {readable(self.planned_peak_bytes)}, {self.plan_error:+.1%})"
 
     @property
     def _recalled(self) -> list[str]:

@@ -21,6 +21,7 @@ from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
 from kvlite.errors import ContextError, OutOfMemory, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
+from kvlite.memory.card import card_use, spill_note
 from kvlite.memory.hollow import hollow
 from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, Ladder, T
 from kvlite.memory.meter import PeakMeter
@@ -223,6 +224,8 @@ class Turn:
                 self.logits = self._safely(lambda: self._prefilled(progress, cancel))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
+        if said := spill_note(card_use(self.model.device)):
+            self.gave_up(said)
         self.context += self.ids
         self.read_s = perf_counter() - self.started
 
@@ -312,7 +315,7 @@ class Turn:
         return self.ladder.run(work, cache_offers(self.model, self.cache, self.rules))
 
     def gave_up(self, said: str) -> None:
-        """Note what was given up, when it is."""
+        """Note what happened to memory, when it does."""
         self.notes = (*self.notes, said)
         self.say(said)
 
@@ -355,6 +358,7 @@ class Turn:
         """The account as it stands."""
         model, cache = self.model, self.cache
         decoding, desk = self.last_s - self.first_s, self.desk
+        peak = self.meter.peak_bytes
         return Ledger(
             finish_reason=reason,
             notes=self.notes,
@@ -375,8 +379,9 @@ class Turn:
             **self._recalled(),
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
             streamed_bytes=self.streamed,
-            peak_bytes=self.meter.peak_bytes,
+            peak_bytes=peak,
             planned_peak_bytes=self.planned,
+            plan_error=self.planned / peak - 1 if self.meter.of_tensors else None,
             score_bytes_to_host=None if desk is None else desk.wire.to_host,
             score_bytes_back=None if desk is None else desk.wire.back,
             score_s=None if desk is None else desk.seconds,

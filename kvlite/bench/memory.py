@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from kvlite.bench.grid import label
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache.bits import UNCHANGED
+from kvlite.cache.front import bytes_held
 from kvlite.engine.fork import Choice
 from kvlite.runner import Runner
 from kvlite.sizes import readable
@@ -24,6 +25,7 @@ class MemoryRow:
         kv_bytes: storage held for them: keys, values, positions, remembered attention.
         full_kv_bytes: keys and values alone, were none dropped.
         peak_bytes: peak of live tensors over the weights while reading.
+        planned_bytes: what that was expected to be; 0 in runs that did not ask.
     """
 
     KEY: ClassVar = ("length", "method", "budget", "kv_bits")
@@ -36,6 +38,7 @@ class MemoryRow:
     kv_bytes: int
     full_kv_bytes: int
     peak_bytes: int
+    planned_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by name."""
@@ -74,6 +77,7 @@ def memory(
                 kv_bytes=talk.cache.nbytes,
                 full_kv_bytes=runner.shape.full_kv_bytes(length, runner.model.dtype.itemsize),
                 peak_bytes=peak,
+                planned_bytes=talk.planned_peak_bytes - bytes_held(runner.model.tensors()),
             )
 
 
@@ -96,6 +100,9 @@ class MemoryLine:
             "share of full's": _share(row.kv_bytes, full.kv_bytes if full else None),
             "peak over the weights": readable(row.peak_bytes),
             "share of full's peak": _share(row.peak_bytes, full.peak_bytes if full else None),
+            "planned": f"{row.planned_bytes / row.peak_bytes - 1:+.2%}"
+            if row.planned_bytes
+            else "?",
         }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from math import gcd
 
 import torch
@@ -77,9 +78,11 @@ class Quantized:
         return self.codes, self.scales, self.zeros
 
     def blocks(self) -> Iterator[slice]:
-        """Parts of the vectors whose float32 copies are a few megabytes."""
+        """Parts of the vectors whose float32 copies are a few megabytes; without numbers, one
+        stands for all."""
         batch, heads = self.codes.shape[:2]
-        return blocks(self.count, batch * heads * self.dim)
+        parts = blocks(self.count, batch * heads * self.dim)
+        return islice(parts, 1) if self.codes.is_meta else parts
 
     def write(self, part: slice, vectors: Tensor) -> None:
         """Round vectors `(batch, heads, n, dim)` into n of the places."""

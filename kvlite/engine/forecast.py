@@ -236,7 +236,7 @@ def _forecast(
     if tier is not None:
         tier.read(reading.end)
     known.clear()
-    del reading, ids, context, logits
+    del reading, ids, context, logits, layers
     answering = _answer(meter, model, cache, rules, task, tier)
     return Forecast(read, chosen, answering, last.kv, meter.host)
 
@@ -294,12 +294,28 @@ def _grown(layer: LayerCache, rule: Rule, longest: int) -> LayerCache:
         if all(new <= size for new, size in zip(more, sizes, strict=True)):
             break  # from here on tokens overwrite others
         sizes = [max(pair) for pair in zip(more, sizes, strict=True)]
-    if sizes != held:
-        layer = layer.resized(sizes)
+    rows, packs = rule.method.decode_rows, rule.packs
+    if sizes != held and layer.computed:
+        layer = layer.resized(sizes, rows, packs)
+    elif sizes != held:
+        layer = _roomy_like(layer, sizes, 0 if packs else rows)
         _fill(layer, wanted)
-        layer = layer.resized(sizes, rule.method.decode_rows, rule.packs)
+        layer = layer.resized(sizes, rows, packs) if packs else layer
     _fill(layer, wanted)
     return layer
+
+
+def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCache:
+    """Banks of the same heads with so many slots, nothing quantized."""
+    return LayerCache(
+        [(bank.heads, size) for bank, size in zip(layer.banks, sizes, strict=True)],
+        batch=layer.keys.shape[0],
+        dim=layer.keys.shape[2],
+        dtype=layer.keys.dtype,
+        device=layer.keys.device,
+        decode_rows=rows,
+        like=layer.like,
+    )
 
 
 def _fill(layer: LayerCache, wanted: Sequence[int]) -> None:

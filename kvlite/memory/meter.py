@@ -141,6 +141,11 @@ class PeakMeter:
             torch.cuda.reset_peak_memory_stats(device)
 
     @property
+    def of_tensors(self) -> bool:
+        """Whether the peak is that of tensors on the device, not of a process with all it has."""
+        return self.tensors is not None or self.device.type == "cuda"
+
+    @property
     def capped(self) -> TensorMeter | None:
         """What keeps a CPU's tensors to a cap, if anything does."""
         return None if self.tensors is None or self.tensors.cap is None else self.tensors

@@ -309,7 +309,8 @@ class Planner:
         the budget begins to grow with it: a few forecasts tell all others.
         """
         most = self.shape.max_context - self.settings.max_new_tokens
-        bends = choice.chunk, int(AUTO_LEAST / AUTO_SHARE)
+        grows = choice.budget == "auto" and self.method.frees_memory
+        bends = [choice.chunk, *([int(AUTO_LEAST / AUTO_SHARE)] if grows else [])]
         lengths = [*(n for n in bends if n < most), *([most] if most > 0 else [])]
         fit, before = 0, None
         for length in lengths:

@@ -1,13 +1,12 @@
 """What a device offers: memory that tensors may take, and how fast it is read."""
 
-import platform
-import sys
 from dataclasses import dataclass
 
 import psutil
 import torch
 
 from kvlite.errors import SettingError
+from kvlite.memory.card import spills
 from kvlite.sizes import parse_bytes, readable
 
 # What torch's allocator does not hand out: the driver's context, kernels, cuBLAS' workspaces.
@@ -136,5 +135,4 @@ def bandwidth(name: str) -> float | None:
 
 def margin() -> int:
     """Bytes that are left alone on this system."""
-    spills = sys.platform == "win32" or "microsoft" in platform.uname().release.lower()
-    return SPILLING_MARGIN if spills else MARGIN
+    return SPILLING_MARGIN if spills() else MARGIN

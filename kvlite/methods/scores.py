@@ -123,7 +123,8 @@ class Window:
         size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
 
         def parts() -> Iterator[tuple[slice, Tensor]]:
-            for at in range(0, shape[3], size):
+            starts = range(0, shape[3], size)
+            for at in starts[:1] if keys.is_meta else starts:
                 part = slice(at, min(at + size, shape[3]))
                 logits = torch.matmul(queries, keys[:, part].float().transpose(-1, -2))
                 logits = capped(logits, self.softcap).view(*shape[:3], -1)
@@ -156,7 +157,7 @@ def window_scores(
     batch, queried, count = window.queries.shape[:3]
     group, place = queried // window.kv_heads, window.place
     scores = torch.empty(batch, len(bank.heads), bank.used, device=place)
-    for head in range(len(bank.heads)):
+    for head in _looked_at(bank):
         total = torch.zeros(batch, group, bank.used, device=place)
         for rows, part in window.blocks(bank, head):
             if weights is not None:
@@ -185,10 +186,15 @@ def window_rows(bank: Bank, window: Window) -> Tensor:
     """
     shape = window.queries.shape[0], len(bank.heads), window.queries.shape[2], bank.used
     each = torch.empty(shape, device=window.place)
-    for head in range(len(bank.heads)):
+    for head in _looked_at(bank):
         for rows, part in window.blocks(bank, head, complete=False):
             each[:, head, rows] = part.mean(1)
     return each
+
+
+def _looked_at(bank: Bank) -> range:
+    """A bank's heads, as indices; without numbers, one stands for all."""
+    return range(1 if bank.own_keys.is_meta else len(bank.heads))
 
 
 def _reduce(scores: Tensor, how: Reduce) -> Tensor:

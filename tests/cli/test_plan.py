@@ -1,0 +1,72 @@
+"""`kvlite plan`, and plans of other commands, by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import Refused, Run
+from tests.test_plan import LLAMA_8B, WEIGHTS
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def test_a_card_that_is_not_here(kvlite: Run, llama: Path) -> None:
+    found = kvlite(
+        "plan", llama, "--vram", "24GiB", "--card", "RTX 4090", "--context", 65536, "--json"
+    ).json()
+    assert found["phases"]["load"]["weights"] == WEIGHTS
+    assert found["peak_bytes"] == max(sum(items.values()) for items in found["phases"].values())
+    assert found["fits"]
+    assert (found["tokens"], found["asked_tokens"], found["max_context"]) == (65536, 65536, 131072)
+    assert found["tokens_per_s_at_most"] > 40
+    assert len(found["fitting"]) == 18
+    assert len(found["reasons"]) == 1
+
+
+def test_tables_for_people(kvlite: Run, llama: Path) -> None:
+    shown = kvlite("plan", llama / "config.json", "--vram", "4GiB")
+    assert shown.code == 0
+    for part in ("to load", "to read", "to choose", "to answer", "one layer's KV", "margin"):
+        assert part in shown.out
+    assert "does not fit" in shown.out
+    assert "smaller model" in shown.out
+
+
+def test_a_document_is_counted_by_the_models_own_tokenizer(
+    kvlite: Run, model: Path, text: Path
+) -> None:
+    found = kvlite("plan", model, "--device", "cpu", "--doc", text, "--json").json()
+    assert 200 < found["asked_tokens"] < 320
+    assert found["device"] == "this machine's RAM"
+    assert found["host_bytes"] == 0
+
+
+def test_bad_input(refused: Refused, llama: Path, text: Path) -> None:
+    refused(["plan", llama, "--vram", "lots"], "--vram", "lots")
+    refused(["plan", llama, "--device", "cuda"], "cuda", "--vram")
+    refused(["plan", llama / "nothing"], "nothing")
+    refused(["plan", llama, "--context", 5, "--doc", text], "--context", "--doc")
+    refused(["plan", llama, "--vram", "24GiB", "--method", "mine"], "mine")
+
+
+def test_asking_says_what_was_planned(kvlite: Run, model: Path, text: Path) -> None:
+    args = ("ask", text, "Why?", "--model", model, "--max-tokens", 4, "--vram", "64MiB")
+    found = kvlite(*args, "--json").json()
+    assert found["peak_bytes"] <= 64 << 20
+    assert found["plan_error"] == pytest.approx(0, abs=0.02)
+    assert f"planned {found['planned_peak_bytes'] / (1 << 20):.1f} MiB" in kvlite(*args).err
+
+
+def test_what_does_not_fit_is_not_begun(refused: Refused, model: Path, text: Path) -> None:
+    refused(["ask", text, "Why?", "--model", model, "--vram", "3MiB"], "needs at least", "3.0 MiB")

@@ -1,0 +1,224 @@
+"""Plans: arithmetic by hand, what is chosen when memory is short, and that it then fits."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from kvlite.errors import SettingError
+from kvlite.memory.card import CardUse, spill_note
+from kvlite.memory.plan import Plan, Planner
+from kvlite.memory.planning import open_planner
+from kvlite.memory.reach import reaches
+from kvlite.memory.room import CONTEXT, MARGIN, bandwidth, capped_bytes, margin
+from kvlite.runner import open_runner
+from kvlite.settings import Settings
+from tests.conftest import SIZES
+from tests.test_packed import random_ids
+
+GIB = 1 << 30
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+ATTENTION = 2 * 4096 * 4096 + 2 * 4096 * 1024
+MLP = 3 * 4096 * 14336
+WEIGHTS = 2 * (2 * 128256 * 4096 + 32 * (ATTENTION + MLP) + 65 * 4096)
+ENTRY = 2 * 128 * 2 + 4
+"""Bytes of a KV head's key and value in bf16, and a position."""
+
+
+@pytest.fixture
+def llama_8b(tmp_path: Path) -> str:
+    """A folder with the config of Llama-3.1-8B, and nothing else."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return str(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def planner(model: str, vram: str = "24GiB", **settings: object) -> Planner:
+    return open_planner(Settings(model=model, vram=vram).replace(settings))
+
+
+def plan(model: str, tokens: int, **settings: object) -> Plan:
+    made = planner(model, **settings)
+    stream, weights = made.offers[0]
+    return made.plan(next(made._choices(weights, stream)), tokens)
+
+
+def test_a_full_cache_of_8k_tokens_by_hand(llama_8b: str) -> None:
+    made, n = plan(llama_8b, 8192, method="full", max_new_tokens=64), 8192
+    assert made.weight_bytes == WEIGHTS == 16_060_522_496
+    lines = 8 * ENTRY * (n + 64)
+    reading = made.phases["read"]
+    assert reading["one layer's KV"] == lines
+    # All layers but the one that is read, which takes every row through its MLP.
+    assert 30 * lines <= reading["KV cache"] <= 31 * lines
+    tables = 8 * n + 4 * n + 2 * 2 * 128 * n
+    assert n * 4096 * 2 + tables <= reading["hidden states"] <= n * 4096 * 2 + 2 * tables
+    chunk = 1024
+    assert 2 * 14336 * 2 * chunk < reading["activations and scores"] < 5 * 14336 * 2 * chunk
+    answering = made.phases["answer"]
+    assert answering["KV cache"] == 32 * lines
+    assert made.fits
+    assert made.room.tensors == 24 * GIB - CONTEXT - margin()
+
+
+def test_a_quarter_of_128k_tokens_by_hand(llama_8b: str) -> None:
+    n = 131072 - 256
+    made = plan(llama_8b, n)
+    kept = 8 * ENTRY * (n // 4 + 64)
+    assert made.phases["read"]["one layer's KV"] == 8 * ENTRY * n
+    index = 8 * ((n + 256) * (128 // 8 + 4) + 8 * 128)
+    choosing = made.phases["choose"]
+    assert choosing["KV cache"] == pytest.approx(31 * (kept + index), rel=0.01)
+    host = 32 * 8 * ENTRY * (n + 256)
+    assert made.forecast.host_bytes == pytest.approx(host, rel=0.01)
+    by_hand = WEIGHTS + 31 * (kept + index) + 8 * ENTRY * n + n * 4096 * 2
+    assert by_hand < made.peak_bytes < by_hand + 1.2 * GIB
+    assert made.fits
+
+
+def test_weights_of_4_bits_by_hand(llama_8b: str) -> None:
+    made = plan(llama_8b, 8192, weights="nf4", kv_bits="4", method="full")
+    numbers = 32 * (ATTENTION + MLP)
+    # 4 bits, and 8 of a scale for every 64 with one more of 32 for every 256 of these.
+    packed = numbers // 2 + numbers // 64 + 4 * numbers // 64 // 256
+    assert made.weight_bytes == pytest.approx(
+        2 * (2 * 128256 * 4096 + 65 * 4096) + packed, rel=1e-3
+    )
+    assert made.phases["load"]["a weight on its way"] == 2 * 128256 * 4096
+    # Two groups of 64 channels a side, each with a scale and an offset; the ends are exact.
+    entry = 128 + 2 * 2 * 2 * 2 + 4
+    lines = (8192 + 256) * entry + 36 * ENTRY
+    assert made.phases["answer"]["KV cache"] == pytest.approx(32 * 8 * lines, rel=0.02)
+
+
+def test_what_fits_grows_with_what_is_given_up(llama_8b: str) -> None:
+    rows = {(row.weights, row.method, row.kv_bits): row for row in reaches(planner(llama_8b))}
+    assert len(rows) == 18
+    for weights in ("bf16", "int8", "nf4"):
+        for method in ("full", "the default"):
+            tokens = [rows[weights, method, bits].tokens for bits in ("16", "8", "4")]
+            assert tokens == sorted(tokens)
+            assert tokens[0] > 0
+    full = [rows[weights, "full", "16"].tokens for weights in ("bf16", "int8", "nf4")]
+    assert full == sorted(full)
+    exact = planner(llama_8b, method="full")
+    choice = next(exact._choices(exact.offers[0][1], "off"))
+    assert exact.plan(choice, full[0] - 64).fits
+    assert not exact.plan(choice, full[0] + 600).fits
+    assert rows["bf16", "the default", "16"].all_of_it
+
+
+def test_what_is_given_up_comes_in_order_and_is_said(llama_8b: str) -> None:
+    ample = planner(llama_8b, method="full").best(8192)
+    assert len(ample.reasons) == 1
+    assert not ample.changes
+    tight = planner(llama_8b, method="full").best(80_000)
+    assert tight.fits
+    assert (tight.choice.weights.name, tight.choice.kv_bits) == ("bf16", "8")
+    assert any("8 bits" in reason for reason in tight.changes)
+    small = planner(llama_8b, vram="12GiB").best(8192)
+    assert (small.choice.weights.name, small.choice.stream, small.fits) == ("int8", "off", True)
+    smaller = planner(llama_8b, vram="8GiB").best(8192)
+    assert (smaller.choice.weights.name, smaller.fits) == ("nf4", True)
+    smallest = planner(llama_8b, vram="5GiB").best(8192)
+    assert (smallest.choice.stream, smallest.fits) == ("ram", True)
+    assert not planner(llama_8b, vram="3GiB").best(8192).fits
+
+
+def test_what_the_user_chose_stays(llama_8b: str) -> None:
+    chosen = planner(llama_8b, vram="12GiB", weights="bf16", stream="off").best(8192)
+    assert not chosen.fits
+    assert (chosen.choice.weights.name, chosen.choice.stream) == ("bf16", "off")
+    fixed = planner(llama_8b, method="full", kv_bits="16", chunk=777).best(80_000).choice
+    assert (fixed.kv_bits, fixed.chunk) == ("16", 777)
+
+
+def test_speed_is_bounded_by_what_is_read_for_a_token(llama_8b: str) -> None:
+    made = open_planner(Settings(model=llama_8b, vram="24GiB"), card="NVIDIA GeForce RTX 4090")
+    best = made.best(8192)
+    read = WEIGHTS - 2 * 128256 * 4096 + best.forecast.answering.kv
+    assert best.tokens_per_s == pytest.approx(1008e9 / read)
+    assert bandwidth("something else") is None
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose chunks take more than its weights."""
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    shutil.copytree(tiny_folder, folder)
+    sizes = {**SIZES, "vocab_size": 49_152, "hidden_size": 16, "intermediate_size": 8192}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.25, 0.0])
+def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
+    """Every cap down to the least that a plan calls possible is kept to."""
+    settings = Settings(
+        model=str(wide_folder), method="snapkv:window=8", max_new_tokens=8, device="cpu"
+    )
+    usual = open_planner(settings.replace({"vram": "8GiB"})).best(900)
+    least = open_planner(settings.replace({"vram": "1MiB"})).best(900)
+    assert least.peak_bytes < 0.5 * usual.peak_bytes
+    peak = least.peak_bytes + share * (usual.peak_bytes - least.peak_bytes)
+    cap = int(peak / 0.98) + 1
+    within = settings.replace({"vram": f"{cap}B"})
+    runner = open_runner(within, None, lambda tokenizer: 900)
+    assert runner.plan is not None
+    answer = runner.generate(random_ids(900)[0].tolist(), ignore_eos=True)
+    ledger = answer.ledger
+    assert ledger.generated_tokens == 8
+    assert ledger.peak_bytes <= cap
+    assert ledger.planned_peak_bytes == pytest.approx(ledger.peak_bytes, rel=0.02)
+    assert ledger.plan_error == pytest.approx(ledger.planned_peak_bytes / ledger.peak_bytes - 1)
+
+
+def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path) -> None:
+    settings = Settings(model=str(wide_folder), max_new_tokens=8, device="cpu", vram="1MiB")
+    least = open_planner(settings).best(900)
+    assert not least.fits
+    enough = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) + 2}B"})
+    assert open_planner(enough).best(900).fits
+    below = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) - 4096}B"})
+    with pytest.raises(SettingError, match=r"needs at least .* MiB .* offers .* MiB"):
+        open_runner(below, None, lambda tokenizer: 900)
+
+
+def test_sizes_that_are_none_are_refused() -> None:
+    assert capped_bytes("auto") is None
+    assert capped_bytes("24GiB") == 24 * GIB
+    for text in ("24", "much", "0GiB"):
+        with pytest.raises(SettingError, match="--vram"):
+            capped_bytes(text)
+
+
+def test_tensors_that_a_driver_moved_away_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = CardUse(total=24 * GIB, used=20 * GIB, held=23 * GIB)
+    assert (use.spilled, use.others, use.free) == (3 * GIB, 0, 4 * GIB)
+    monkeypatch.setattr("kvlite.memory.card.spills", lambda: True)
+    assert "3.00 GiB" in spill_note(use)
+    assert spill_note(replace(use, held=18 * GIB)) == ""
+    assert spill_note(None) == ""
+    monkeypatch.setattr("kvlite.memory.card.spills", lambda: False)
+    assert spill_note(use) == ""
+    assert margin() == MARGIN
