@@ -294,8 +294,8 @@ class Conversation:
 
     @property
     def planned_peak_bytes(self) -> int:
-        """What live tensors were expected to come to in the last turn; 0 before the first."""
-        return 0 if self._turn is None else self._turn.planned
+        """What live tensors were expected to come to in the last turn; 0 if that is not known."""
+        return 0 if self._turn is None else self._turn.planned or 0
 
     @property
     def _unread(self) -> list[int]:

@@ -37,6 +37,10 @@ class OutOfMemory(KvliteError):
     """Memory ran out, and nothing is left to give up that would help; the conversation is kept."""
 
 
+class ForecastError(KvliteError):
+    """What a turn would take cannot be told; it can go on without a plan."""
+
+
 class Stopped(KvliteError):
     """Someone asked to stop while a prompt was read; nothing of it was."""
 

@@ -42,7 +42,9 @@ class Ledger:
         streamed_bytes: bytes of weights that came to the device for this answer.
         peak_bytes: peak memory, weights included.
         planned_peak_bytes: what live tensors on the device were expected to come to, before
-            anything was read.
+            anything was read; None where that could not be told.
+        phase_peak_bytes, planned_phase_bytes: likewise of reading and answering ("read", "answer");
+            empty where they are not known.
         plan_error: by which part of the peak that was too much, where the peak is that of tensors,
             not of the process.
         score_bytes_to_host, score_bytes_back: what was copied to choose on the host, scores or
@@ -75,7 +77,9 @@ class Ledger:
     full_kv_bytes: int
     streamed_bytes: int
     peak_bytes: int
-    planned_peak_bytes: int
+    planned_peak_bytes: int | None
+    phase_peak_bytes: dict[str, int]
+    planned_phase_bytes: dict[str, int]
     plan_error: float | None
     score_bytes_to_host: int | None
     score_bytes_back: int | None
@@ -129,7 +133,7 @@ class Ledger:
 
     @property
     def _planned(self) -> str:
-        if self.plan_error is None:
+        if self.plan_error is None or self.planned_peak_bytes is None:
             return ""
         return f" (planned {readable(self.planned_peak_bytes)}, {self.plan_error:+.1%})"
 

@@ -8,6 +8,7 @@ from typing import Any
 from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
+from kvlite.errors import ForecastError
 from kvlite.ledger import Answer
 from kvlite.memory.plan import Plan, refusal
 from kvlite.memory.planning import offers_here, planner_of, read_tokenizer
@@ -30,7 +31,7 @@ class Runner:
     Attributes:
         model: the loaded model.
         settings: defaults for everything asked of it, what was left open decided by the plan.
-        plan: made before a weight was read.
+        plan: made before a weight was read, if one could be.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings, plan: Plan | None = None) -> None:
@@ -125,10 +126,14 @@ def open_runner(
     planner.method.fitted(planner.shape, planner.forecaster.calibration)
     tokens = TOKENS if reads is None or tokenizer is None else reads(tokenizer)
     most = planner.shape.max_context - settings.max_new_tokens
-    plan = planner.best(max(1, min(tokens, most)))
-    if not plan.fits:
+    try:
+        plan = planner.best(max(1, min(tokens, most)))
+    except ForecastError:
+        plan = None
+    if plan is not None and not plan.fits:
         raise refusal(plan)
-    choice, calibration = plan.choice, planner.forecaster.calibration
+    choice = planner.usual() if plan is None else plan.choice
+    calibration = planner.forecaster.calibration
     hold(device, settings.vram)
     opened = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
     model = opened(folder, device=device, weights=choice.weights, calibration=calibration)

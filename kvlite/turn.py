@@ -19,7 +19,7 @@ from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import Progress, prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
-from kvlite.errors import ContextError, OutOfMemory, RecallError, SettingError
+from kvlite.errors import ContextError, ForecastError, OutOfMemory, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
 from kvlite.memory.card import card_use, spill_note
 from kvlite.memory.hollow import hollow
@@ -112,7 +112,8 @@ class Turn:
         )
         if self.meter.capped is not None:
             ladder.free = self.meter.capped.free
-        self.planned = self._planned()
+        self.planned_phases = self._planned()
+        self.planned = max(self.planned_phases.values(), default=None)
         self.streamed = 0
         self.generated = 0
         self.started = perf_counter()
@@ -125,8 +126,9 @@ class Turn:
         """Tokens that go through a layer together."""
         return max(1, (self.settings.chunk or USUAL) >> self.ladder.times(CHUNK))
 
-    def _planned(self) -> int:
-        """The peak that this turn is expected to have, in bytes of live tensors."""
+    def _planned(self) -> dict[str, int]:
+        """The peak that each phase is expected to have, in bytes of live tensors; none where that
+        cannot be told."""
         model = self.model
         task = Task(
             new=len(self.again) + len(self.ids),
@@ -136,8 +138,12 @@ class Turn:
             recalled=self.settings.recall_entries,
         )
         tier = None if self.tier is None else hollow(replace(self.tier, ferry=None, disk=None))
-        made = forecast(model.hollow(), hollow(self.cache), self.rules, task, tier)
-        return bytes_held(model.tensors()) + made.peak_bytes
+        try:
+            made = forecast(model.hollow(), hollow(self.cache), self.rules, task, tier)
+        except ForecastError:
+            return {}
+        weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
+        return {"read": weights + reading, "answer": weights + made.answering.total}
 
     def _decide(self, tier: Tier | None, said: list[str]) -> None:
         """Decide what is read, and by which rules.
@@ -224,6 +230,7 @@ class Turn:
                 self.logits = self._safely(lambda: self._prefilled(progress, cancel))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
+        self.meter.end_phase("read")
         if said := spill_note(card_use(self.model.device)):
             self.gave_up(said)
         self.context += self.ids
@@ -359,6 +366,8 @@ class Turn:
         model, cache = self.model, self.cache
         decoding, desk = self.last_s - self.first_s, self.desk
         peak = self.meter.peak_bytes
+        if reason is not None:
+            self.meter.end_phase("answer")
         return Ledger(
             finish_reason=reason,
             notes=self.notes,
@@ -381,7 +390,9 @@ class Turn:
             streamed_bytes=self.streamed,
             peak_bytes=peak,
             planned_peak_bytes=self.planned,
-            plan_error=self.planned / peak - 1 if self.meter.of_tensors else None,
+            phase_peak_bytes=self.meter.phases,
+            planned_phase_bytes=self.planned_phases,
+            plan_error=self.planned / peak - 1 if self.planned and self.meter.of_tensors else None,
             score_bytes_to_host=None if desk is None else desk.wire.to_host,
             score_bytes_back=None if desk is None else desk.wire.back,
             score_s=None if desk is None else desk.seconds,

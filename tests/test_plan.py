@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from kvlite.conversation import Conversation
 from kvlite.errors import SettingError
 from kvlite.memory.card import CardUse, spill_note
 from kvlite.memory.plan import Plan, Planner
@@ -17,7 +18,7 @@ from kvlite.memory.reach import reaches
 from kvlite.memory.room import CONTEXT, MARGIN, bandwidth, capped_bytes, margin
 from kvlite.runner import open_runner
 from kvlite.settings import Settings
-from tests.conftest import SIZES
+from tests.conftest import SIZES, Tiny
 from tests.test_packed import random_ids
 
 GIB = 1 << 30
@@ -202,6 +203,32 @@ def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path)
     below = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) - 4096}B"})
     with pytest.raises(SettingError, match=r"needs at least .* MiB .* offers .* MiB"):
         open_runner(below, None, lambda tokenizer: 900)
+
+
+def test_each_phase_is_measured_beside_its_plan(llama: Tiny) -> None:
+    talk = Conversation(
+        llama.model, Settings(method="snapkv:window=8", budget="64", measure="tensors")
+    )
+    for new in (300, 40):
+        ids = random_ids(new)[0].tolist()
+        ledger = talk.generate(ids, max_new_tokens=12, ignore_eos=True).ledger
+        assert set(ledger.phase_peak_bytes) == {"read", "answer"}
+        assert ledger.peak_bytes == max(ledger.phase_peak_bytes.values())
+        assert ledger.planned_peak_bytes == max(ledger.planned_phase_bytes.values())
+        for phase, peak in ledger.phase_peak_bytes.items():
+            assert ledger.planned_phase_bytes[phase] == pytest.approx(peak, rel=0.03)
+
+
+def test_a_turn_without_a_plan_goes_on(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("asks for numbers")
+
+    monkeypatch.setattr("kvlite.engine.forecast._forecast", fails)
+    talk = Conversation(llama.model, Settings(measure="tensors"))
+    ledger = talk.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True).ledger
+    assert (ledger.planned_peak_bytes, ledger.plan_error) == (None, None)
+    assert ledger.generated_tokens == 2
+    assert "planned" not in ledger.line()
 
 
 def test_sizes_that_are_none_are_refused() -> None:

@@ -77,7 +77,7 @@ def memory(
                 kv_bytes=talk.cache.nbytes,
                 full_kv_bytes=runner.shape.full_kv_bytes(length, runner.model.dtype.itemsize),
                 peak_bytes=peak,
-                planned_bytes=talk.planned_peak_bytes - bytes_held(runner.model.tensors()),
+                planned_bytes=max(0, talk.planned_peak_bytes - bytes_held(runner.model.tensors())),
             )
 
 

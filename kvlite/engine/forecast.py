@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.front import bytes_held
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.prefill import CHUNK, Reading
 from kvlite.engine.reader import LayerReader
 from kvlite.engine.sight import sights
+from kvlite.errors import ForecastError, KvliteError, reason
 from kvlite.memory.hollow import HollowMeter
 from kvlite.methods.rules import Rule, merge_below, share_out
 from kvlite.model.load import LoadedModel
@@ -98,6 +100,7 @@ class _Took:
         whole: of these, its entries while it was read.
         kept, host: what is live after it, on the device and beside it.
         layer, rule: what was kept, and by which rule.
+        indexed: whether an index has taken the place of another, which is let go once all is read.
     """
 
     reading: int
@@ -107,6 +110,7 @@ class _Took:
     host: int
     layer: LayerCache
     rule: Rule
+    indexed: bool
 
 
 class _Foresight(Reading):
@@ -121,6 +125,7 @@ class _Foresight(Reading):
     def take(self, index: int) -> _Took:
         """Read and cut one layer."""
         live, host, self.meter.peak = self.meter.live, self.meter.host, self.meter.live
+        before = self._index(index)
         layer = self.compressed(index)
         return _Took(
             reading=self.passed - live,
@@ -130,7 +135,13 @@ class _Foresight(Reading):
             host=self.meter.host - host,
             layer=layer,
             rule=self.rules[index],
+            indexed=before is not None and self._index(index) is not before,
         )
+
+    def _index(self, index: int) -> Any:
+        """The storage of a layer's index, if it has one."""
+        made = None if self.tier is None else self.tier.layers[index].index
+        return None if made is None else made.signs
 
     def read_layer(self, index: int) -> LayerReader:
         """As `Reading`; then the peak begins anew."""
@@ -173,10 +184,21 @@ def forecast(
         cache: what is held before it, of any number of sequences, without numbers; consumed.
         rules: one a layer, as for reading.
         tier: likewise, if what is read is to be kept aside.
+
+    Raises:
+        ForecastError: something in it does not run without numbers.
     """
-    meter = HollowMeter(model.tensors())
-    with meter:
-        return _forecast(meter, model, cache, [*rules], task, tier)
+    index, aside = (tier.index_tensors, tier.tensors) if tier else ([], [])
+    meter = HollowMeter([*model.tensors(), *cache.tensors, *index], host=aside)
+    meter.live -= bytes_held(model.tensors())
+    del index, aside  # what a turn lets go of must be free
+    try:
+        with meter:
+            return _forecast(meter, model, cache, [*rules], task, tier)
+    except KvliteError:
+        raise
+    except Exception as error:  # of torch, or of a model that asks for numbers
+        raise ForecastError(f"no plan can be made: {reason(error)}") from error
 
 
 def _forecast(
@@ -188,8 +210,7 @@ def _forecast(
     tier: Tier | None,
 ) -> Forecast:
     batch, device = cache.layers[0].keys.shape[0], model.device
-    held = meter.live = meter.peak = cache.nbytes + (tier.index_bytes if tier else 0)
-    meter.host = tier.nbytes if tier else 0
+    held = meter.peak = meter.live
     ids = torch.empty(batch, task.new, dtype=torch.int64, device=device)
     context = torch.empty(batch, task.known, dtype=torch.int64, device=device)
     reading = _Foresight(
@@ -207,6 +228,7 @@ def _forecast(
     read, chosen = Moment(held, meter.peak - held), Moment()
     known: dict[Any, _Took] = {}
     layers: list[LayerCache] = []
+    outdated: list[int] = []
     for index in range(len(rules)):
         hidden = beside + reading.hidden.nbytes
         kv, key = meter.live - hidden, _kind(reading, index)
@@ -217,6 +239,8 @@ def _forecast(
                 known[key] = took
         else:
             meter.live, meter.host = meter.live + took.kept, meter.host + took.host
+            if took.indexed:
+                outdated.append(index)
             reading.rules[index] = took.rule
         read = _higher(read, _moment(kv, hidden, took.whole, took.reading))
         chosen = _higher(chosen, _moment(kv, hidden, took.whole, took.choosing))
@@ -235,6 +259,8 @@ def _forecast(
     cache.layers, cache.seen = layers, reading.end
     if tier is not None:
         tier.read(reading.end)
+        for index in outdated:
+            tier.layers[index].index = None
     known.clear()
     del reading, ids, context, logits, layers
     answering = _answer(meter, model, cache, rules, task, tier)

@@ -115,7 +115,11 @@ class TensorMeter(TorchDispatchMode):
 
 
 class PeakMeter:
-    """The peak a run reports, and what it must be measured with."""
+    """The peak a run reports, and what it must be measured with.
+
+    Attributes:
+        phases: peaks of those that ended, by name.
+    """
 
     def __init__(
         self,
@@ -134,6 +138,7 @@ class PeakMeter:
         """
         self.device = device
         self.tensors = None
+        self.phases: dict[str, int] = {}
         if kind == "tensors" or (cap is not None and device.type == "cpu"):
             cap = cap if device.type == "cpu" else None
             self.tensors = TensorMeter(held, host=host, device=device, cap=cap)
@@ -154,9 +159,24 @@ class PeakMeter:
         """Enter this around every piece of torch work that is to be measured."""
         return nullcontext() if self.tensors is None else self.tensors
 
+    def end_phase(self, name: str) -> None:
+        """Note the peak of what was measured since the last phase ended, and measure anew; of a
+        process it cannot be."""
+        if not self.of_tensors:
+            return
+        self.phases[name] = self._peak
+        if self.tensors is not None:
+            self.tensors.peak = self.tensors.live
+        else:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     @property
     def peak_bytes(self) -> int:
-        """The peak so far."""
+        """The peak so far, of all phases."""
+        return max(self._peak, *self.phases.values(), 0)
+
+    @property
+    def _peak(self) -> int:
         if self.tensors is not None:
             return self.tensors.peak
         if self.device.type == "cuda":

@@ -245,6 +245,11 @@ class Planner:
         assert frugal is not None
         return replace(frugal, reasons=tuple(self._reasons(frugal)))
 
+    def usual(self) -> Choice:
+        """What is chosen where nothing is known."""
+        stream, weights = self.offers[0]
+        return next(self._choices(weights, stream))
+
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
         """What may be left open, the best first."""
         settings = self.settings
@@ -265,8 +270,7 @@ class Planner:
     def _reasons(self, plan: Plan) -> Iterator[str]:
         settings, choice, room = self.settings, plan.choice, plan.room
         offered = f"{readable(room.tensors)} for tensors of {room.name}"
-        stream, weights = self.offers[0]
-        first = next(self._choices(weights, stream))
+        first = self.usual()
         usual = self.plan(first, plan.tokens)
         if usual.fits:
             yield f"everything fits: {readable(plan.peak_bytes)} of {offered}"

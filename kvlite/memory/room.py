@@ -98,7 +98,7 @@ def room_of(device: torch.device, vram: str) -> Room:
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
         return Room(name, "cpu", total, 0, int(ERROR * total), free)
     unused, all_there = torch.cuda.mem_get_info(device)
-    mine = torch.cuda.memory_reserved(device)
+    mine = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     properties = torch.cuda.get_device_properties(device)
     total = min(all_there if cap is None else cap, unused + mine)
     # The context is there already: it is not in what is unused.

@@ -62,6 +62,8 @@ class Recall:
         """Let a bank that is reached hold what one token wants most; `scores` are those of all KV
         heads. The device is waited for once at most where all is exact and on CUDA, not at all
         where that reads the host's memory by itself."""
+        if queries.is_meta:  # it takes next to nothing
+            return
         source, count, ferry = self.tier.layers[layer].bank, self._count(bank), self.tier.ferry
         plain = _plain(bank, source)
         if plain and _compiles(bank, len(queries)):
