@@ -42,7 +42,7 @@ class Ledger:
         streamed_bytes: bytes of weights that came to the device for this answer.
         peak_bytes: peak memory, weights included.
         planned_peak_bytes: what live tensors on the device were expected to come to, before
-            anything was read; None where that could not be told.
+            anything was read; None where that could not be told, or is not worth it.
         phase_peak_bytes, planned_phase_bytes: likewise of reading and answering ("read", "answer");
             empty where they are not known.
         plan_error: by which part of the peak that was too much, where the peak is that of tensors,

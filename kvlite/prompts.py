@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvlite.documents import Document
+from kvlite.documents import Document, whole_characters
 
 _ANSWER, _TEXT = "<kvlite answer>", "<kvlite text>"
 
@@ -79,3 +79,8 @@ def _turn(tokenizer: Any, text: str, *, opening: bool) -> str:
 def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text
+
+
+def tokens_of(tokenizer: Any, text: str) -> int:
+    """How many tokens a text has, without what a template adds."""
+    return len(tokenizer.encode(whole_characters(text)))

@@ -38,6 +38,9 @@ from kvlite.settings import Settings
 
 Notify = Callable[[str], None]
 
+# Multiplications, below which a turn takes less time than its plan.
+PLANNED_FROM = 10**9
+
 
 class Turn:
     """Reads into a cache and answers from it.
@@ -112,7 +115,9 @@ class Turn:
         )
         if self.meter.capped is not None:
             ladder.free = self.meter.capped.free
-        self.planned_phases = self._planned()
+        work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
+        worth_it = self.meter.of_tensors or work >= PLANNED_FROM
+        self.planned_phases = self._planned() if worth_it else {}
         self.planned = max(self.planned_phases.values(), default=None)
         self.streamed = 0
         self.generated = 0

@@ -70,14 +70,14 @@ def ask(
             f"standard input is the document, so no question can come from it: {_USAGE}"
         )
     from kvlite.documents import read_document
-    from kvlite.prompts import all_of, asked_of, question_about
+    from kvlite.prompts import all_of, asked_of, question_about, tokens_of
     from kvlite.runner import open_runner
 
     screen = console(quiet)
     documents = [read_document(file) for file in files]
     said = question_about(documents, question) if question else all_of(documents)
     with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update, lambda own: len(own.encode(said)))
+        runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))
     for why in runner.plan.changes if runner.plan else ():
         screen.print(f"Plan: {why}", style="dim", markup=False)
     talk = runner.conversation()

@@ -13,6 +13,7 @@ from kvlite.memory.room import Room
 from kvlite.methods.amount import AUTO_LEAST, AUTO_SHARE, method_and_amount
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import PLAIN, Weights
+from kvlite.prompts import tokens_of
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 
@@ -179,7 +180,7 @@ class Planner:
     def tokens_of(self, text: str) -> int:
         """Tokens of a text; without the model's tokenizer, four bytes for one."""
         tokenizer = self.forecaster.tokenizer
-        return len(tokenizer.encode(text)) if tokenizer else len(text.encode()) // 4 + 1
+        return tokens_of(tokenizer, text) if tokenizer else len(text) // 4 + 1
 
     def plan(self, choice: Choice, tokens: int, reasons: Sequence[str] = ()) -> Plan:
         """What a choice takes for so many tokens."""
