@@ -1,8 +1,9 @@
 """A conversation: what was read and answered, on one cache that stays compressed."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from threading import Event
 from typing import Any
+from weakref import ref
 
 from kvlite.cache import parse_kv_bits
 from kvlite.documents import whole_characters
@@ -254,7 +255,7 @@ class Conversation:
         """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
         if self._answer is not None:
             self._answer.close()  # nobody listened to its end
-        self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, turn.gave_up
+        self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
         turn.read(progress, notify, cancel)
         self._turn = turn
         turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))
@@ -326,6 +327,18 @@ class Conversation:
         text = whole_characters(text)
         ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+
+def _telling(turn: Turn) -> Callable[[str], None]:
+    """Tells a turn what is given up, without keeping it: it holds the ladder that does."""
+    held = ref(turn)
+
+    def tell(said: str) -> None:
+        current = held()
+        if current is not None:
+            current.gave_up(said)
+
+    return tell
 
 
 def _whole_numbers(token_ids: Any) -> list[int]:

@@ -8,9 +8,9 @@ from typing import Any
 from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
-from kvlite.errors import ForecastError
+from kvlite.errors import ForecastError, SettingError
 from kvlite.ledger import Answer
-from kvlite.memory.plan import Plan, refusal
+from kvlite.memory.plan import Plan, Planner, refusal
 from kvlite.memory.planning import offers_here, planner_of, read_tokenizer
 from kvlite.memory.room import capped_bytes, hold, room_of
 from kvlite.methods.amount import method_and_amount
@@ -22,7 +22,8 @@ from kvlite.offload.room import ram_limit
 from kvlite.offload.streaming import load_streamed
 from kvlite.settings import Settings
 
-TOKENS = 4096
+# Tokens that are planned for where nobody says how many are to be read, and those that must fit.
+TOKENS, FEW = 4096, 256
 
 
 class Runner:
@@ -126,10 +127,9 @@ def open_runner(
     planner.method.fitted(planner.shape, planner.forecaster.calibration)
     tokens = TOKENS if reads is None or tokenizer is None else reads(tokenizer)
     most = planner.shape.max_context - settings.max_new_tokens
-    try:
-        plan = planner.best(max(1, min(tokens, most)))
-    except ForecastError:
-        plan = None
+    plan = _planned(planner, max(1, min(tokens, most)))
+    if plan is not None and not plan.fits and reads is None:
+        plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
     if plan is not None and not plan.fits:
         raise refusal(plan)
     choice = planner.usual() if plan is None else plan.choice
@@ -140,3 +140,11 @@ def open_runner(
     if choice.weights.stored:
         require_own_answers(model)
     return Runner(model, choice.applied(settings), plan)
+
+
+def _planned(planner: Planner, tokens: int) -> Plan | None:
+    """A plan; None where none can be made, and a turn that does not fit will say why."""
+    try:
+        return planner.best(tokens)
+    except (ForecastError, SettingError):
+        return None

@@ -169,7 +169,9 @@ class Settings:
         Raises:
             SettingError: as `replace`, or a value that only loading could heed.
         """
-        for name in ("model", "device", "weights", "stream", "vram"):
+        loaded = ("device", "weights", "stream", "vram")  # auto is how they are
+        values = {name: v for name, v in values.items() if name not in loaded or v != "auto"}
+        for name in ("model", *loaded):
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "

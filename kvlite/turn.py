@@ -75,6 +75,7 @@ class Turn:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
+        self.started = perf_counter()
         self.model = model
         self.cache = cache
         self.context = context
@@ -121,7 +122,6 @@ class Turn:
         self.planned = max(self.planned_phases.values(), default=None)
         self.streamed = 0
         self.generated = 0
-        self.started = perf_counter()
         self.read_s = 0.0
         self.first_s = 0.0
         self.last_s = 0.0

@@ -13,9 +13,10 @@ from kvlite.conversation import Conversation
 from kvlite.errors import SettingError
 from kvlite.memory.card import CardUse, spill_note
 from kvlite.memory.plan import Plan, Planner
-from kvlite.memory.planning import open_planner
+from kvlite.memory.planning import offers_here, open_planner
 from kvlite.memory.reach import reaches
-from kvlite.memory.room import CONTEXT, MARGIN, bandwidth, capped_bytes, margin
+from kvlite.memory.room import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
+from kvlite.model.weights import Weights
 from kvlite.runner import open_runner
 from kvlite.settings import Settings
 from tests.conftest import SIZES, Tiny
@@ -136,12 +137,54 @@ def test_what_is_given_up_comes_in_order_and_is_said(llama_8b: str) -> None:
     assert (tight.choice.weights.name, tight.choice.kv_bits) == ("bf16", "8")
     assert any("8 bits" in reason for reason in tight.changes)
     small = planner(llama_8b, vram="12GiB").best(8192)
-    assert (small.choice.weights.name, small.choice.stream, small.fits) == ("int8", "off", True)
-    smaller = planner(llama_8b, vram="8GiB").best(8192)
-    assert (smaller.choice.weights.name, smaller.fits) == ("nf4", True)
+    assert (small.choice.weights.name, small.choice.stream, small.fits) == ("nf4", "off", True)
     smallest = planner(llama_8b, vram="5GiB").best(8192)
     assert (smallest.choice.stream, smallest.fits) == ("ram", True)
     assert not planner(llama_8b, vram="3GiB").best(8192).fits
+
+
+def test_nothing_lossy_is_chosen_where_that_is_forbidden(llama_8b: str) -> None:
+    made = planner(llama_8b, vram="20GiB", never_lossy=True, method="full").best(120_000)
+    assert (made.choice.budget, made.choice.kv_bits) == ("auto", "16")
+
+
+def test_a_method_that_needs_more_than_the_least_budget_is_planned(llama_8b: str) -> None:
+    made = planner(llama_8b, vram="2GiB", method="snapkv:window=300").best(8192)
+    assert not made.fits
+    assert int(made.choice.budget) > 300
+
+
+def test_an_answer_is_no_longer_than_the_model_goes(llama_8b: str) -> None:
+    made = planner(llama_8b, max_new_tokens=10**6).best(8192)
+    assert made.longest == 131072 - 8192
+    assert made.fits
+
+
+def test_what_is_streamed_can_be_chosen_beside_other_weights(
+    llama_8b: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = card("24GiB")
+    offers = offers_here(
+        Settings(stream="disk", weights="bf16"), torch.device("cpu"), Path(llama_8b), room
+    )
+    assert offers == [("disk", Weights("bf16", torch.bfloat16))]
+
+
+def test_a_checkpoint_that_is_quantized_is_planned_as_it_is(llama_8b: str) -> None:
+    path = Path(llama_8b) / "config.json"
+    config = {**LLAMA_8B, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    path.write_text(json.dumps(config))
+    made = planner(llama_8b, vram="12GiB").best(8192)
+    assert (made.choice.weights.name, made.fits) == ("awq", True)
+    assert 5 * GIB < made.weight_bytes < 7 * GIB
+
+
+def test_what_was_loaded_may_be_called_auto() -> None:
+    settings = Settings(weights="bf16", stream="off", vram="2GiB")
+    same = settings.after_load({"weights": "auto", "stream": "auto", "vram": "auto", "seed": 5})
+    assert same == settings.replace({"seed": 5})
+    with pytest.raises(SettingError, match="stream 'disk'"):
+        settings.after_load({"stream": "disk"})
 
 
 def test_what_the_user_chose_stays(llama_8b: str) -> None:
@@ -158,6 +201,9 @@ def test_speed_is_bounded_by_what_is_read_for_a_token(llama_8b: str) -> None:
     read = WEIGHTS - 2 * 128256 * 4096 + best.forecast.answering.kv
     assert best.tokens_per_s == pytest.approx(1008e9 / read)
     assert bandwidth("something else") is None
+    assert bandwidth("NVIDIA L40") is None
+    assert bandwidth("NVIDIA GeForce RTX 3060 Ti") == 448e9
+    assert bandwidth("NVIDIA A100 80GB PCIe") == 1935e9
 
 
 @pytest.fixture(scope="module")

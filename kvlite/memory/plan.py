@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlite.cache.bits import parse_kv_bits, written
+from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
 from kvlite.engine.forecast import Forecast, Moment
 from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError
 from kvlite.memory.forecaster import Forecaster, Way
 from kvlite.memory.room import Room
 from kvlite.methods.amount import AUTO_LEAST, AUTO_SHARE, method_and_amount
-from kvlite.model.shape import ModelShape
+from kvlite.model.shape import GROUPS, ModelShape
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.prompts import tokens_of
 from kvlite.settings import Settings
@@ -159,12 +159,15 @@ class Planner:
         room: Room,
         settings: Settings,
         offers: Sequence[tuple[str, Weights]],
+        in_files: int = 0,
     ) -> None:
         """For some settings, of which those left open are chosen.
 
         Args:
             offers: where the model's layers may stay, and what it may be loaded as, the best
                 first.
+            in_files: bytes of the model's files, if there are any: what a checkpoint that is
+                quantized already takes.
 
         Raises:
             SettingError: the method or the budget is none.
@@ -174,6 +177,7 @@ class Planner:
         self.room = room
         self.settings = settings
         self.offers = list(offers)
+        self.in_files = in_files
         self.method, self.amount = method_and_amount(settings.method, settings.budget)
         self.known: dict[Any, Forecast] = {}
 
@@ -184,14 +188,14 @@ class Planner:
 
     def plan(self, choice: Choice, tokens: int, reasons: Sequence[str] = ()) -> Plan:
         """What a choice takes for so many tokens."""
-        held = weights_held(self.shape, choice.weights, choice.stream)
+        held = self._held(choice.weights, choice.stream)
         made = self.forecast(choice, tokens)
         return Plan(
             model=self.settings.model,
             room=self.room,
             choice=choice,
             tokens=tokens,
-            longest=self.settings.max_new_tokens,
+            longest=self._longest(tokens),
             weights=held,
             passing=self._passing(choice.weights),
             forecast=made,
@@ -208,9 +212,21 @@ class Planner:
                 self.way(choice),
                 choice.weights,
                 tokens=tokens,
-                longest=self.settings.max_new_tokens,
+                longest=self._longest(tokens),
             )
         return self.known[key]
+
+    def _longest(self, tokens: int) -> int:
+        """Tokens that an answer may have, as far as the model goes."""
+        return max(0, min(self.settings.max_new_tokens, self.shape.max_context - tokens))
+
+    def _held(self, weights: Weights, stream: str) -> dict[str, int]:
+        """Bytes of weights on the device, by group."""
+        if not weights.stored:
+            return weights_held(self.shape, weights, stream)
+        if self.in_files:
+            return dict.fromkeys(GROUPS, 0) | {"mlp": self.in_files}
+        return weights_held(self.shape, Weights("nf4", weights.dtype), stream)
 
     def way(self, choice: Choice) -> Way:
         """How a choice is read."""
@@ -235,6 +251,9 @@ class Planner:
         frugal: Plan | None = None
         for stream, weights in self.offers:
             choices = list(self._choices(weights, stream))
+            usual = self.plan(choices[0], tokens)
+            if usual.fits:
+                return replace(usual, reasons=tuple(self._reasons(usual)))
             least = self.plan(choices[-1], tokens)
             if frugal is None or least.peak_bytes < frugal.peak_bytes:
                 frugal = least
@@ -255,9 +274,12 @@ class Planner:
         """What may be left open, the best first."""
         settings = self.settings
         budgets = [settings.budget]
-        if settings.budget == "auto" and self.method.frees_memory:
-            budgets += [str(least) for least in LEASTS]
-        bits = BITS if settings.kv_bits == "auto" and self._quantizable else (settings.kv_bits,)
+        lossy = not settings.never_lossy
+        if settings.budget == "auto" and self.method.frees_memory and lossy:
+            budgets += [str(least) for least in LEASTS if least >= self.method.least_budget]
+        bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
+        if settings.kv_bits == AUTO and self._quantizable and lossy:
+            bits = BITS
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
         for budget in budgets:
             for width in bits:
@@ -277,8 +299,9 @@ class Planner:
             yield f"everything fits: {readable(plan.peak_bytes)} of {offered}"
             return
         yield (
-            f"with {first.weights.name} weights, a cache of 16 bits and chunks of {first.chunk} "
-            f"tokens the peak would be {readable(usual.peak_bytes)}, more than {offered}"
+            f"with {first.weights.name} weights, a cache of {first.kv_bits} bits and chunks of "
+            f"{first.chunk} tokens the peak would be {readable(usual.peak_bytes)}, more than "
+            f"{offered}"
         )
         if settings.weights == "auto" and choice.weights != first.weights:
             saved = sum(usual.weights.values()) - plan.weight_bytes
@@ -288,7 +311,8 @@ class Planner:
         if choice.kv_bits != first.kv_bits:
             yield f"the cache has {choice.kv_bits} bits a number"
         if choice.budget != first.budget:
-            yield f"a KV head keeps {choice.budget} entries, the rest is recalled from host memory"
+            rest = "forgotten" if settings.recall == "off" else "recalled from host memory"
+            yield f"a KV head keeps {choice.budget} entries, the rest is {rest}"
         if choice.chunk != first.chunk:
             yield f"{choice.chunk} tokens go through a layer together, which changes no answer"
 
@@ -300,7 +324,7 @@ class Planner:
     def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:
         if self.room.bandwidth is None:
             return None
-        passed = sum(weights_held(self.shape, choice.weights, "off").values())
+        passed = sum(self._held(choice.weights, "off").values())
         read = passed - held["embedding"] * (held["head"] > 0)
         seconds = (read + made.answering.kv) / self.room.bandwidth
         if choice.stream != "off":
@@ -315,8 +339,10 @@ class Planner:
         """
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.frees_memory
-        bends = [choice.chunk, *([int(AUTO_LEAST / AUTO_SHARE)] if grows else [])]
-        lengths = [*(n for n in bends if n < most), *([most] if most > 0 else [])]
+        _, amount = method_and_amount(self.settings.method, choice.budget)
+        bends = {1, choice.chunk, *self.shape.windows, amount.entries}
+        bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
+        lengths = [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
         fit, before = 0, None
         for length in lengths:
             phases = [sum(items.values()) for items in self.plan(choice, length).phases.values()]

@@ -15,7 +15,7 @@ from kvlite.model.calibration import find_calibration
 from kvlite.model.load import PLACE, choose_device
 from kvlite.model.shape import read_config, shape_of
 from kvlite.model.source import find_config
-from kvlite.model.weights import EXPERTS, PLAIN, Weights, choose_weights
+from kvlite.model.weights import EXPERTS, PLAIN, Weights, choose_weights, stored_name
 from kvlite.offload.streaming import require_streamable
 from kvlite.settings import Settings
 
@@ -39,7 +39,7 @@ def open_planner(
         SettingError: a setting is out of range, or does not fit the model.
     """
     folder = find_config(settings.model, notify)
-    if _elsewhere(settings):
+    if card or _elsewhere(settings):
         room = _room(settings, card)
         offers = [
             (stream, weights)
@@ -76,7 +76,8 @@ def planner_of(
         path = folder / "config.json"
         raise ModelError(f"{path} does not describe a model: {reason(error)}") from error
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
-    return Planner(forecaster, room, settings, offers)
+    in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return Planner(forecaster, room, settings, offers, in_files)
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -103,16 +104,17 @@ def offers_here(
     shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
         found.append(choose_weights("nf4", device, folder))
-    offers = []
+    offers, refused = [], list[SettingError]()
     for stream in _streams(settings, room):
         for weights in found:
             try:
                 require_streamable(stream, folder, device=device, weights=weights)
-            except SettingError:
-                if settings.stream != "auto":
-                    raise
+            except SettingError as error:
+                refused.append(error)
                 continue
             offers.append((stream, weights))
+    if not offers:
+        raise refused[0]
     return offers
 
 
@@ -120,7 +122,7 @@ def _streams(settings: Settings, room: Room) -> tuple[str, ...]:
     """Where layers may stay, the best first."""
     if settings.stream != "auto":
         return (settings.stream,)
-    return ("off", "disk" if room.kind == "cpu" else "ram")
+    return ("off", "disk") if room.kind == "cpu" else ("off", "ram", "disk")
 
 
 def _elsewhere(settings: Settings) -> bool:
@@ -133,20 +135,22 @@ def _elsewhere(settings: Settings) -> bool:
 def _room(settings: Settings, name: str) -> Room:
     if settings.vram == "auto":
         raise SettingError(
-            f"--device {settings.device} is not here: say how much memory the card has, as in "
-            "--vram 24GiB"
+            f"{name or f'--device {settings.device}'} is not here: say how much memory it has, as "
+            "in --vram 24GiB"
         )
     return card(settings.vram, name)
 
 
 def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
     half = torch.bfloat16
+    if stored := read_config(folder).get("quantization_config"):
+        return [Weights(stored_name(stored), half, stored=True)]
     if settings.weights in PLAIN:
         return [Weights(settings.weights, PLAIN[settings.weights])]
     if settings.weights != "auto":
         return [Weights(settings.weights, half)]
     found = [Weights("bf16", half)]
-    return found if _has_experts(folder) else [*found, Weights("int8", half), Weights("nf4", half)]
+    return found if _has_experts(folder) else [*found, Weights("nf4", half), Weights("int8", half)]
 
 
 def _has_experts(folder: Path) -> bool:

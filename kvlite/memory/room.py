@@ -1,5 +1,6 @@
 """What a device offers: memory that tensors may take, and how fast it is read."""
 
+import re
 from dataclasses import dataclass
 
 import psutil
@@ -31,11 +32,13 @@ _BANDWIDTHS = {
     "RTX 3090": 936,
     "RTX 3080 Ti": 912,
     "RTX 3080": 760,
+    "RTX 3060 Ti": 448,
     "RTX 3060": 360,
     "RTX A6000": 768,
     "RTX 6000 Ada": 960,
     "L40S": 864,
     "L4": 300,
+    "A100.*80GB": 1935,
     "A100": 1555,
     "H100": 3350,
     "H200": 4800,
@@ -94,7 +97,7 @@ def room_of(device: torch.device, vram: str) -> Room:
     """
     cap, free = capped_bytes(vram), psutil.virtual_memory().available
     if device.type == "cpu":
-        total = free if cap is None else cap
+        total = free if cap is None else min(cap, free)
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
         return Room(name, "cpu", total, 0, int(ERROR * total), free)
     unused, all_there = torch.cuda.mem_get_info(device)
@@ -120,7 +123,10 @@ def card(vram: str, name: str = "") -> Room:
 def hold(device: torch.device, vram: str) -> None:
     """Keep torch's allocator on a GPU to what may be taken; a CPU's tensors a meter counts."""
     cap = capped_bytes(vram)
-    if cap is None or device.type == "cpu":
+    if device.type == "cpu":
+        return
+    if cap is None:  # a model loaded before may have had one
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
@@ -128,7 +134,11 @@ def hold(device: torch.device, vram: str) -> None:
 
 def bandwidth(name: str) -> float | None:
     """Bytes a second of a card's memory, if it is known."""
-    found = (speed for part, speed in _BANDWIDTHS.items() if part.lower() in name.lower())
+    found = (
+        speed
+        for part, speed in _BANDWIDTHS.items()
+        if re.search(rf"\b{part}\b(?! Ti| SUPER)", name, re.IGNORECASE)
+    )
     speed = next(found, None)
     return None if speed is None else speed * 1e9
 

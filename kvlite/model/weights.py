@@ -69,7 +69,7 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     config = read_config(folder)
     stored = config.get("quantization_config")
     if stored:
-        name = _stored_name(stored)
+        name = stored_name(stored)
         if setting != "auto":
             raise SettingError(
                 f"--weights {setting} cannot be had of {folder}, whose weights are {name} "
@@ -94,7 +94,7 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     return Weights(setting, _natural_dtype(device))
 
 
-def _stored_name(stored: Any) -> str:
+def stored_name(stored: Any) -> str:
     """What a checkpoint calls its quantization; bitsandbytes' as kvlite does."""
     about = stored if isinstance(stored, dict) else {}
     if about.get("load_in_4bit"):
