@@ -22,7 +22,7 @@ from kvlite.offload import Recall, Tier
 from kvlite.settings import Settings
 from tests.conftest import ARCHITECTURES, make_tiny
 
-CASES_EACH, LONGEST, CLOSE, UNDER = 11, 12, 0.03, 0.02
+CASES_EACH, LONGEST, CLOSE, UNDER = 11, 12, 0.01, 0.005
 
 
 @dataclass(frozen=True)
