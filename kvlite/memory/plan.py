@@ -307,7 +307,8 @@ class Planner:
             saved = sum(usual.weights.values()) - plan.weight_bytes
             yield f"weights are {choice.weights.name}, which takes {readable(saved)} less"
         if choice.stream != first.stream:
-            yield f"layers stay in {choice.stream} and come to the device in turn, which is slow"
+            where = "on disk" if choice.stream == "disk" else "in host memory"
+            yield f"layers stay {where} and come to the device in turn, which is slow"
         if choice.kv_bits != first.kv_bits:
             yield f"the cache has {choice.kv_bits} bits a number"
         if choice.budget != first.budget:
