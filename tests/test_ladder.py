@@ -231,6 +231,9 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
         assert "--never-lossy" in sentence and "can go on" in sentence
         assert not LOSSY & {*talk.ladder.taken}
         assert heard == known.said[0][: len(heard)]
+        if not heard and talk.token_ids:
+            assert talk.token_ids == [*TURNS[0]]  # read, and memory ran out at the first draw
+            continue
         if not heard:
             assert (talk.token_ids, talk.cache.seen, talk.cache.nbytes) == ([], 0, 0)
             assert talk.generate(TURNS[0], ignore_eos=True).token_ids == known.said[0]

@@ -78,11 +78,11 @@ class Quantized:
         return self.codes, self.scales, self.zeros
 
     def blocks(self) -> Iterator[slice]:
-        """Parts of the vectors whose float32 copies are a few megabytes; without numbers, one
-        stands for all."""
+        """Parts of the vectors whose float32 copies are a few megabytes; without numbers, two
+        stand for all."""
         batch, heads = self.codes.shape[:2]
         parts = blocks(self.count, batch * heads * self.dim)
-        return islice(parts, 1) if self.codes.is_meta else parts
+        return islice(parts, 2) if self.codes.is_meta else parts
 
     def write(self, part: slice, vectors: Tensor) -> None:
         """Round vectors `(batch, heads, n, dim)` into n of the places."""

@@ -182,7 +182,7 @@ class Selection:
 
     def blocks(self, part: slice) -> list[slice]:
         """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
-        where all has to be restored to pick some; without numbers, one stands for all."""
+        where all has to be restored to pick some; without numbers, two stand for all."""
         front = self.source.front
         if front is not None and not self._picks(front):
             return [part] if part.start < part.stop else []
@@ -191,7 +191,7 @@ class Selection:
         smaller = blocks(count, batch * heads * dim)
         return [
             slice(part.start + each.start, part.start + each.stop)
-            for each in (islice(smaller, 1) if self.source.own_keys.is_meta else smaller)
+            for each in (islice(smaller, 2) if self.source.own_keys.is_meta else smaller)
         ]
 
     def packed(self, bits: KVBits) -> Packed | None:

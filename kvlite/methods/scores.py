@@ -124,7 +124,7 @@ class Window:
 
         def parts() -> Iterator[tuple[slice, Tensor]]:
             starts = range(0, shape[3], size)
-            for at in starts[:1] if keys.is_meta else starts:
+            for at in starts[:2] if keys.is_meta else starts:
                 part = slice(at, min(at + size, shape[3]))
                 logits = torch.matmul(queries, keys[:, part].float().transpose(-1, -2))
                 logits = capped(logits, self.softcap).view(*shape[:3], -1)
@@ -193,8 +193,8 @@ def window_rows(bank: Bank, window: Window) -> Tensor:
 
 
 def _looked_at(bank: Bank) -> range:
-    """A bank's heads, as indices; without numbers, one stands for all."""
-    return range(1 if bank.own_keys.is_meta else len(bank.heads))
+    """A bank's heads, as indices; without numbers, two stand for all."""
+    return range(min(2, len(bank.heads)) if bank.own_keys.is_meta else len(bank.heads))
 
 
 def _reduce(scores: Tensor, how: Reduce) -> Tensor:

@@ -164,7 +164,7 @@ def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(keys: Tensor) -> Iterator[Tensor]:
-    """Parts of keys whose float32 copies are a few megabytes; without numbers, one for all."""
+    """Parts of keys whose float32 copies are a few megabytes; without numbers, two for all."""
     batch, heads, count, dim = keys.shape
     parts = blocks(count, batch * heads * dim)
-    return (keys[:, :, part] for part in (islice(parts, 1) if keys.is_meta else parts))
+    return (keys[:, :, part] for part in (islice(parts, 2) if keys.is_meta else parts))
