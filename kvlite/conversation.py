@@ -1,21 +1,21 @@
-"""A conversation: what was read and answered, on one cache that stays compressed."""
+"""A conversation: what was said and answered, on one context that stays compressed."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Any
-from weakref import ref
 
-from kvlite.cache import parse_kv_bits
-from kvlite.documents import whole_characters
-from kvlite.engine.prefill import Progress, empty_cache
+from kvlite.branches import Branch, Message, Path, Said
+from kvlite.cache import KVCache, parse_kv_bits
+from kvlite.checkpoint import Checkpoint
+from kvlite.context import NOBODY, Audience, Context, checkpoint_limit
+from kvlite.engine.prefill import Progress
 from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
-from kvlite.memory.ladder import Ladder
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 from kvlite.offload.room import ram_limit
-from kvlite.prompts import certain, user_turn
+from kvlite.prompts import certain, goes_on, said_tokens, text_tokens, token_list
 from kvlite.settings import Settings
 from kvlite.turn import Notify, Turn
 
@@ -24,12 +24,7 @@ class Conversation:
     """Turns of one conversation. Not safe for use from several threads at once.
 
     Attributes:
-        cache: keys and values held.
-        tier: everything that was read, if turns recall.
-        token_ids: every token in the cache, in order; an answer's last one follows with the
-            next turn.
-        messages: the turns that went through the chat template; the last answer as far as it
-            was heard.
+        context: what was read, as tokens.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
@@ -41,19 +36,56 @@ class Conversation:
         """
         parse_kv_bits(settings.kv_bits)
         ram_limit(settings.recall_limit, 0)
+        checkpoint_limit(settings)
         method, _ = method_and_amount(settings.method, settings.budget)
         method.fitted(model.shape, model.calibration)
         self.model = model
         self.settings = settings
-        self.token_ids: list[int] = []
-        self.messages: list[dict[str, str]] = []
+        self.context = Context(model)
+        self._paths = [Path()]
+        self._at = 0
         self._ahead: list[int] = []
-        self._noted: tuple[str, ...] = ()
-        self._turn: Turn | None = None
-        self._answer: Generator[Piece] | None = None
-        self.cache = empty_cache(model)
-        self.tier: Tier | None = None
-        self.ladder = Ladder(model.device)
+        self._before: Said | None = None
+        self._here: Said | None = None
+        self._read_last: Checkpoint | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """The turns that went through the chat template; the last answer as far as it was heard."""
+        return self._path.messages
+
+    @property
+    def cache(self) -> KVCache:
+        """Keys and values held."""
+        return self.context.cache
+
+    @property
+    def tier(self) -> Tier | None:
+        """Everything that was read, if turns recall."""
+        return self.context.tier
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token in the cache, in order; an answer's last one follows with the next turn."""
+        return self.context.token_ids
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The ways it went, in the order in which they were begun."""
+        return [
+            Branch([*path.messages], index == self._at) for index, path in enumerate(self._paths)
+        ]
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of host memory that it takes to go back without reading again."""
+        return self.context.checkpoint_bytes
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """What live tensors were expected to come to in the last turn; 0 if that is not known."""
+        turn = self.context.turn
+        return 0 if turn is None else turn.planned or 0
 
     def read(
         self,
@@ -78,13 +110,14 @@ class Conversation:
             Stopped: `cancel` was set; nothing of it was read.
         """
         if isinstance(content, str):
-            ids = self._encoded(content, special=not self.token_ids)
+            ids = text_tokens(self.model.tokenizer, content, first=not self.token_ids)
         else:
-            ids = _whole_numbers(content)
+            ids = token_list(content)
         if ids:
-            self._end_step(self.settings)
-            ids = [*self._pending, *ids]
-            self._read(ids, self.settings, progress, notify, cancel, answers=False)
+            self.context.end_step(self.settings)
+            ids = [*self.context.pending, *ids]
+            turn = self.context.next_turn(ids, self.settings, answers=False)
+            self._take(turn, Audience(progress, notify, cancel))
             self._ahead = []
 
     def read_ahead(
@@ -106,15 +139,16 @@ class Conversation:
         """
         if self._ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
-        self._end_step(self.settings)
+        self.context.end_step(self.settings)
         ahead = certain(self._said, text)
-        turn = (
-            self._turn_of([*self._unread, *ahead], self.settings, answers=False) if ahead else None
-        )
+        ids, turn = [*self._unread, *ahead], None
+        if ahead:
+            turn = self.context.next_turn(ids, self.settings, answers=False)
         if turn is None or (turn.loses and (turn.tier is None or not turn.method.exact)):
             return False
-        self._take(turn, progress, notify, cancel)
-        self._ahead = ahead
+        before = self._standing(self.settings)
+        self._take(turn, Audience(progress, notify, cancel))
+        self._ahead, self._before = ahead, before
         return True
 
     def generate(
@@ -168,14 +202,14 @@ class Conversation:
     ) -> Iterator[Piece]:
         """`generate`, piece by piece. A new turn ends one that is still being answered."""
         chosen = self.settings.after_load(settings)
-        ids = _whole_numbers(token_ids)
+        ids = token_list(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
-        self._end_step(chosen)
-        turn = self._read([*self._pending, *ids], chosen, progress, notify, cancel)
+        self.context.end_step(chosen)
+        turn = self.context.next_turn([*self.context.pending, *ids], chosen)
+        self._take(turn, Audience(progress, notify, cancel))
         self._ahead = []
-        self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
-        yield from self._answer
+        yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
 
     def stream(
         self,
@@ -191,126 +225,227 @@ class Conversation:
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
         chosen = self.settings.after_load(settings)
-        self._end_step(chosen)
-        ids = [*self._unread, *self._after_ahead(text)]
-        turn = self._read(ids, chosen, progress, notify, cancel)
+        self.context.end_step(chosen)
+        turn = self.context.next_turn([*self._unread, *self._after_ahead(text)], chosen)
+        said = self._standing(chosen)
+        self._take(turn, Audience(progress, notify, cancel))
         self._ahead = []
-        answer = {"role": "assistant", "content": ""}
-        self.messages += [{"role": "user", "content": text}, answer]
-        self._answer = turn.answer(ignore_eos=False, cancel=cancel)
-        for piece in self._answer:
-            answer["content"] += piece.text
-            yield piece
+        self._read_last = self.context.hold_answering(chosen)
+        yield from self._answered(said, text, turn, cancel)
 
-    def _end_step(self, settings: Settings) -> None:
-        """Go on with a token for which there was no memory in the middle of an answer, unless the
-        next turn reads it from the tier anyway.
+    def regenerate(
+        self,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Answer the last message again; the former answer stays, on a branch of its own. Without a
+        temperature it is the same.
+
+        Args and errors are those of `stream`; if it fails, the message is not said on this branch.
+        """
+        chosen, number = self.settings.after_load(settings), len(self._path.said)
+        self._path.require(number)
+        turn, said = self.context.turn, self._path.said[-1]
+        text = self.messages[said.messages]["content"]
+        read, again = self._read_last, False
+        left = self._leave(number - 1)
+        if turn is not None and read is not None and turn.may_answer_again(chosen):
+            again = self.context.return_to_answering(read)
+        if turn is None or not again:
+            self._go_back(left, said, chosen, Audience(progress, notify, cancel))
+            yield from self.stream(
+                text, progress=progress, notify=notify, cancel=cancel, **settings
+            )
+            return
+        turn.begin_again(chosen)
+        self._read_last = read
+        yield from self._answered(said, text, turn, cancel)
+
+    def edit(
+        self,
+        number: int,
+        text: str,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Say user message `number`, counted from 1, in other words; what was said from there on
+        stays, on a branch of its own.
+
+        Args and errors are those of `stream`; if it fails, nothing is said from there on on this
+        branch.
+        """
+        chosen = self.settings.after_load(settings)
+        self._path.require(number)
+        said, audience = self._path.said[number - 1], Audience(progress, notify, cancel)
+        ids = self._said(text, after=said.messages)
+        if said.before is not None and not goes_on(ids, said.ahead):
+            said = said.before
+        self._go_back(self._leave(number - 1), said, chosen, audience)
+        yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
+
+    def undo(self) -> str:
+        """Go back before the last message of the user's, which is forgotten with its answer.
+
+        Returns:
+            The message.
 
         Raises:
-            OutOfMemory: there is still not enough.
+            SettingError: there is none.
         """
-        turn = self._turn
-        if turn is not None and (turn.tier is None or self._tier_for(settings) is None):
-            turn.finish_step()
+        number = len(self._path.said)
+        self._path.require(number)
+        said, at = self._path.said[-1], self._at
+        left = self._leave(number - 1)
+        self._go_back(left, said, self.settings, NOBODY)
+        self._paths[at] = self._paths.pop()
+        self._at = at
+        return left.messages[said.messages]["content"]
 
-    @property
-    def _pending(self) -> list[int]:
-        """What was answered last and has not been read."""
-        return [] if self._turn is None else self._turn.pending
+    def branch(self, number: int) -> None:
+        """Go back to just after the answer to user message `number`, counted from 1; what was said
+        since stays, on a branch of its own.
 
-    def _read(
+        Raises:
+            SettingError: there is no such message, or nothing was said since.
+        """
+        self._path.require(number)
+        if number == len(self._path.said):
+            raise SettingError(f"message {number} is the last one: nothing was said since")
+        said = self._path.said[number]
+        self._go_back(self._leave(number), said, self.settings, NOBODY)
+
+    def switch(
         self,
-        ids: list[int],
-        settings: Settings,
-        progress: Progress | None,
-        notify: Notify | None,
-        cancel: Event | None,
+        branch: int,
         *,
-        answers: bool = True,
-    ) -> Turn:
-        turn = self._turn_of(ids, settings, answers=answers)
-        self._take(turn, progress, notify, cancel)
-        return turn
-
-    def _turn_of(self, ids: list[int], settings: Settings, *, answers: bool) -> Turn:
-        tier = self._tier_for(settings)
-        return Turn(
-            self.model,
-            self.cache,
-            self.token_ids,
-            ids,
-            settings,
-            ladder=self.ladder,
-            tier=tier,
-            answers=answers,
-        )
-
-    def _take(
-        self,
-        turn: Turn,
-        progress: Progress | None,
-        notify: Notify | None,
-        cancel: Event | None,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
     ) -> None:
-        """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
-        if self._answer is not None:
-            self._answer.close()  # nobody listened to its end
-        self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
-        turn.read(progress, notify, cancel)
-        self._turn = turn
-        turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))
-        self._noted = () if turn.answers else turn.notes
-        if turn.tier is not None or not self._set_aside(turn.settings):
-            self.tier = turn.tier
+        """Go on with one of the `branches`. What it has beyond the one that is left is read again,
+        unless the cache was copied.
 
-    def _set_aside(self, settings: Settings) -> bool:
-        """Whether a turn does not look at the tier, which later ones may: they read again what they
-        missed."""
-        method, _ = method_and_amount(settings.method, settings.budget)
-        return method.mask(1) is not None and settings.recall == "auto"
-
-    def _tier_for(self, settings: Settings) -> Tier | None:
-        """What a turn recalls from, if its settings ask for that."""
-        method, _ = method_and_amount(settings.method, settings.budget)
-        ram_limit(settings.recall_limit, 0)
-        if settings.recall == "off" or self._set_aside(settings):
-            return None
-        if method.mask(1) is not None:
+        Raises:
+            SettingError: there is no such branch.
+            Stopped, OutOfMemory: while that was read; then the conversation stands where the two
+                part, on a branch of its own.
+        """
+        if not 0 <= branch < len(self._paths):
             raise SettingError(
-                f"{method.spec} never looks at what is out of its sight, so --recall "
-                f"{settings.recall} has nothing to bring back: use --recall off"
+                f"there is no branch {branch + 1}: there are {len(self._paths)} of them"
             )
-        bits = parse_kv_bits(settings.recall_bits)
-        if self.tier is not None:
-            self.tier.bits = bits
-            return self.tier
-        if not method.frees_memory:
-            return None
-        full = [self.cache.layers[index] for index in self.model.shape.full_layers]
-        if any(
-            layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
-        ):
-            return None  # some of it is gone
-        return Tier.empty(self.model.shape, self.model.dtype, bits)
+        if branch == self._at:
+            return
+        target, audience = self._paths[branch], Audience(progress, notify, cancel)
+        common = target.common(self._path)
+        self._keep_path()
+        self._begin(target.cut(len(common)))
+        ways = [said.checkpoint for said in reversed(common)]
+        end = target.end
+        assert end is not None
+        self._go(target, target.token_ids, end, ways, self.settings, audience)
+        self._paths.pop()
+        self._at, self._here, self._ahead, self._before = branch, None, [], None
 
     @property
-    def planned_peak_bytes(self) -> int:
-        """What live tensors were expected to come to in the last turn; 0 if that is not known."""
-        return 0 if self._turn is None else self._turn.planned or 0
+    def _path(self) -> Path:
+        return self._paths[self._at]
+
+    def _keep_path(self) -> Path:
+        """Remember how the current way ends, before it is left."""
+        path = self._path
+        path.token_ids = [*self.context.token_ids]
+        path.end = self.context.hold(self.settings)
+        return path
+
+    def _begin(self, path: Path) -> None:
+        self._paths.append(path)
+        self._at = len(self._paths) - 1
+        self._read_last = self._here = None
+
+    def _leave(self, number: int) -> Path:
+        """Go another way from user message `number` on, counted from 0; the one that is left."""
+        path = self._keep_path()
+        self._begin(path.cut(number))
+        return path
+
+    def _go_back(self, left: Path, said: Said, settings: Settings, audience: Audience) -> None:
+        """Let things stand as where something was said on a way that is left."""
+        assert left.end is not None
+        heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
+        ways = [each.checkpoint for each in left.said if each.messages < said.messages]
+        if said.before is not None:
+            ways.append(said.before.checkpoint)
+        self._go(left, heard[: point.seen], point, ways[::-1], settings, audience)
+        self._ahead, self._before, self._here = [*said.ahead], said.before, said
+
+    def _go(
+        self,
+        way: Path,
+        ids: list[int],
+        end: Checkpoint,
+        ways: Sequence[Checkpoint],
+        settings: Settings,
+        audience: Audience,
+    ) -> None:
+        """Let things stand as when `ids` had been read, the beginning of a way; if that fails, as
+        at a message before."""
+        try:
+            self.context.go_to(ids, end, ways, way.stops, settings, audience)
+        except BaseException:
+            seen = len(self.context.token_ids)
+            number = sum(said.checkpoint.seen < seen for said in way.said)
+            self._paths[self._at] = way.cut(number)
+            self._ahead, self._before, self._here = [], None, None
+            raise
+
+    def _standing(self, settings: Settings) -> Said:
+        """Where something that is said now begins."""
+        if self._here is not None:
+            return self._here
+        made = self.context.hold(settings)
+        return Said(made, len(self.messages), [*self._ahead], self._before)
+
+    def _take(self, turn: Turn, audience: Audience) -> None:
+        """Read a turn: from then on the last answer can no more be drawn again."""
+        self.context.read(turn, audience)
+        if self._read_last is not None:
+            self.context.leave(self._read_last)
+        self._read_last = self._here = self._before = None
+
+    def _answered(self, said: Said, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
+        """Stream the answer to a message that was read."""
+        answer = {"role": "assistant", "content": ""}
+        self._path.said.append(said)
+        self._path.read.append(len(self.token_ids))
+        self.messages.extend([{"role": "user", "content": text}, answer])
+        for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
+            answer["content"] += piece.text
+            yield piece
 
     @property
     def _unread(self) -> list[int]:
         """What of the last answer goes before a new message: the template closes it itself."""
         if self.model.tokenizer.chat_template is None or not self.messages:
-            return self._pending
-        return [token for token in self._pending if token not in self.model.stop_ids]
+            return self.context.pending
+        return [token for token in self.context.pending if token not in self.model.stop_ids]
 
-    def _said(self, text: str) -> list[int]:
-        """The tokens of a new user message."""
-        tokenizer = self.model.tokenizer
-        if tokenizer.chat_template is None:
-            return self._encoded(text, special=len(self.token_ids) == len(self._ahead))
-        return user_turn(tokenizer, whole_characters(text), opening=not self.messages)
+    def _said(self, text: str, *, after: int | None = None) -> list[int]:
+        """The tokens of a user message.
+
+        Args:
+            after: how many messages come before it; None for all there are.
+        """
+        opening = not (len(self.messages) if after is None else after)
+        first = opening and len(self.token_ids) == len(self._ahead)
+        tokenizer, system = self.model.tokenizer, self.settings.system
+        return said_tokens(tokenizer, text, opening=opening, first=first, system=system)
 
     def _after_ahead(self, text: str) -> list[int]:
         """The tokens of a new user message that have not been read ahead.
@@ -319,38 +454,6 @@ class Conversation:
             SettingError: it does not begin with what was.
         """
         ids, ahead = self._said(text), self._ahead
-        if ids[: len(ahead)] != ahead or len(ids) == len(ahead):
+        if not goes_on(ids, ahead):
             raise SettingError("the message does not begin with what was read ahead")
         return ids[len(ahead) :]
-
-    def _encoded(self, text: str, *, special: bool) -> list[int]:
-        text = whole_characters(text)
-        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=special)
-        return ids
-
-
-def _telling(turn: Turn) -> Callable[[str], None]:
-    """Tells a turn what is given up, without keeping it: it holds the ladder that does."""
-    held = ref(turn)
-
-    def tell(said: str) -> None:
-        current = held()
-        if current is not None:
-            current.gave_up(said)
-
-    return tell
-
-
-def _whole_numbers(token_ids: Any) -> list[int]:
-    """Token ids as a list.
-
-    Raises:
-        SettingError: they are something else.
-    """
-    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-    if isinstance(ids, list | tuple) and all(isinstance(token, int) for token in ids):
-        return list(ids)
-    raise SettingError(
-        f"{type(token_ids).__name__} is not a list of token ids: encode text with "
-        "runner.tokenizer.encode, or say it with stream"
-    )

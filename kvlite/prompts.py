@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvlite.documents import Document, whole_characters
+from kvlite.errors import SettingError
 
 _ANSWER, _TEXT = "<kvlite answer>", "<kvlite text>"
 
@@ -41,18 +42,64 @@ def certain(encoded: Callable[[str], list[int]], text: str) -> list[int]:
     return ids
 
 
-def user_turn(tokenizer: Any, text: str, *, opening: bool) -> list[int]:
+def goes_on(ids: list[int], ahead: list[int]) -> bool:
+    """Whether tokens begin with those that were read ahead, and are more."""
+    return len(ids) > len(ahead) and ids[: len(ahead)] == ahead
+
+
+def said_tokens(
+    tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
+) -> list[int]:
+    """The tokens of a user's message, in the tokenizer's chat template if it has one.
+
+    Args:
+        opening: it is the first message.
+        first: nothing at all was read before.
+        system: what the model is told before the first message.
+    """
+    if tokenizer.chat_template is not None:
+        return user_turn(tokenizer, whole_characters(text), opening=opening, system=system)
+    told = f"{system}\n\n" if system and opening else ""
+    return text_tokens(tokenizer, told + text, first=first)
+
+
+def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
+    """The tokens of a text as it is, with those that go before the `first` one."""
+    ids: list[int] = tokenizer.encode(whole_characters(text), add_special_tokens=first)
+    return ids
+
+
+def token_list(token_ids: Any) -> list[int]:
+    """Token ids as a list.
+
+    Raises:
+        SettingError: they are something else.
+    """
+    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+    if isinstance(ids, list | tuple) and all(isinstance(token, int) for token in ids):
+        return list(ids)
+    raise SettingError(
+        f"{type(token_ids).__name__} is not a list of token ids: encode text with "
+        "runner.tokenizer.encode, or say it with stream"
+    )
+
+
+def user_turn(tokenizer: Any, text: str, *, opening: bool, system: str = "") -> list[int]:
     """The tokens that a user's message adds to a conversation in the tokenizer's chat template:
     the message with all that stands before it if it is the `opening`, else all that follows the
     last answer.
+
+    Args:
+        system: what the model is told before, if not what its template says.
 
     What looks like a control token in the message is encoded as the characters it is made of, so
     that a document cannot end the user's turn.
     """
     controls = [str(token) for token in tokenizer.all_special_tokens]
     if not any(token in text for token in controls):
-        return _tokens(tokenizer, _turn(tokenizer, text, opening=opening))
-    before, _, after = _turn(tokenizer, _TEXT, opening=opening).partition(_TEXT)
+        return _tokens(tokenizer, _turn(tokenizer, text, opening=opening, system=system))
+    turn = _turn(tokenizer, _TEXT, opening=opening, system=system)
+    before, _, after = turn.partition(_TEXT)
     plain: list[int] = tokenizer.encode(
         text.strip(), add_special_tokens=False, split_special_tokens=True
     )
@@ -64,16 +111,31 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def _turn(tokenizer: Any, text: str, *, opening: bool) -> str:
+def _turn(tokenizer: Any, text: str, *, opening: bool, system: str) -> str:
     """Later turns are cut out of a conversation with a stand-in for the past. The real past is in
     the cache as it was said; templates that trim or drop parts of it have no say."""
     message = {"role": "user", "content": text}
+    if opening and system:
+        return _told(tokenizer, system, message)
     alone = _rendered(tokenizer, [message])
     if opening:
         return alone
     past = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     # A template that shows no past is given the message alone.
     return _rendered(tokenizer, [*past, message]).partition(_ANSWER)[2] or alone
+
+
+def _told(tokenizer: Any, system: str, message: dict[str, str]) -> str:
+    """A first message after a system message; in front of its text, if the template has none."""
+    from jinja2 import TemplateError
+
+    try:
+        shown = _rendered(tokenizer, [{"role": "system", "content": system}, message])
+    except TemplateError:
+        shown = ""
+    if system.strip() in shown:
+        return shown
+    return _rendered(tokenizer, [message | {"content": f"{system}\n\n{message['content']}"}])
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:

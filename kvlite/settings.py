@@ -83,6 +83,12 @@ class Settings:
         "bring back, beside the first few and the recent ones; 0 recalls between turns only",
         low=0,
     )
+    checkpoint_limit: str = _option(
+        "auto",
+        "host memory for what it takes to edit, regenerate or undo without reading again, e.g. "
+        "2GiB; the oldest goes first, and is read again if it is wanted; auto is a quarter of what "
+        "is free",
+    )
     scores: str = _option(
         "device",
         "where attention becomes a choice of what is kept: host pools and sorts it in host memory, "
@@ -126,6 +132,10 @@ class Settings:
         "what peak memory means: of the process (on CUDA its allocator), or of live tensors, "
         "counted exactly but slower",
         choices=("process", "tensors"),
+    )
+    system: str = _sampling(
+        "",
+        "what the model is told before the conversation begins; empty leaves that to the model",
     )
     max_new_tokens: int = _sampling(256, "longest answer, in tokens", low=1, flag="--max-tokens")
     temperature: float = _sampling(0.0, "0 takes the likeliest token every time", low=0, high=10)

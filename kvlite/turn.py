@@ -38,6 +38,17 @@ from kvlite.settings import Settings
 
 Notify = Callable[[str], None]
 
+# How tokens are drawn from logits, and when that ends.
+DRAWING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+)
+
 # Multiplications, below which a turn takes less time than its plan.
 PLANNED_FROM = 10**9
 
@@ -240,6 +251,7 @@ class Turn:
             self.gave_up(said)
         self.context += self.ids
         self.read_s = perf_counter() - self.started
+        self._read = self.logits, [*self.rules], len(self.ladder.taken)
 
     def _prefilled(self, progress: Progress | None, cancel: Event | None) -> torch.Tensor:
         device, known = self.model.device, len(self.context) - len(self.again)
@@ -285,6 +297,21 @@ class Turn:
             except OutOfMemory as error:
                 yield self._broken_off(text, error)
                 return
+
+    def may_answer_again(self, settings: Settings) -> bool:
+        """Whether another answer can be drawn from what was read: nothing was given up since, and
+        settings differ from this turn's in how tokens are drawn at most."""
+        drawn = {name: getattr(settings, name) for name in DRAWING}
+        return len(self.ladder.taken) == self._read[2] and self.settings.replace(drawn) == settings
+
+    def begin_again(self, settings: Settings) -> None:
+        """Forget an answer, once cache and context stand as before it."""
+        self.logits, rules, _ = self._read
+        self.rules, self.settings = [*rules], settings
+        if self.tier is not None:
+            self.recall = Recall(self.tier, settings.recall_entries)
+        self.pending, self.step, self.generated, self.first_s = [], None, 0, 0.0
+        self.started = perf_counter() - self.read_s
 
     def _enter(self, token: int) -> None:
         """Put a token that was drawn into the cache."""

@@ -105,8 +105,8 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
         first = next(talk.stream_tokens(part[:LENGTH])).ledger
         assert (row.kv_bytes, row.index_bytes) == (first.kv_bytes, first.index_bytes)
         assert row.tier_bytes == first.tier_bytes
-        assert talk.tier is not None and talk._turn is not None
-        recall, rules = Recall(talk.tier, choice.recall.entries), talk._turn.rules
+        assert talk.tier is not None and talk.context.turn is not None
+        recall, rules = Recall(talk.tier, choice.recall.entries), talk.context.turn.rules
         other = [
             decode_step(llama.model, talk.cache, torch.tensor([token]), rules, recall)[0].tolist()
             for token in part[LENGTH:-1]

@@ -137,7 +137,7 @@ def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> li
                 answer = talk.generate(ids, **given)
             assert answer.finish_reason == "length", where
     assert faults.failed == len(at), where
-    heard = talk.token_ids + talk._pending
+    heard = talk.token_ids + talk.context.pending
     taken = talk.ladder.taken
     if not LOSSY & {*taken}:
         whole = [
@@ -239,12 +239,12 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
             assert talk.generate(TURNS[0], ignore_eos=True).token_ids == known.said[0]
             continue
         broken_off += 1
-        assert talk._turn is not None
-        talk._turn.finish_step()
-        assert talk.token_ids + talk._pending == TURNS[0] + heard
+        assert talk.context.turn is not None
+        talk.context.turn.finish_step()
+        assert talk.token_ids + talk.context.pending == TURNS[0] + heard
         assert talk.cache.seen == len(talk.token_ids)
-        if not talk._pending:
-            after = [*heard, int(talk._turn.logits.argmax())]
+        if not talk.context.pending:
+            after = [*heard, int(talk.context.turn.logits.argmax())]
             assert after[: len(known.said[0])] == known.said[0][: len(after)]
         assert talk.generate(TURNS[1], ignore_eos=True).finish_reason == "length"
     assert broken_off

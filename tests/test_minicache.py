@@ -350,13 +350,13 @@ def test_another_method_may_take_over_and_give_back(llama: Tiny, other: str, bud
     talk.generate(first, max_new_tokens=6, ignore_eos=True)
     plain = Conversation(llama.model, Settings(method="full", recall="off"))
     plain.read(first)
-    plain.cache.seen, plain.token_ids = talk.cache.seen, [*talk.token_ids]
+    plain.cache.seen, plain.context.token_ids = talk.cache.seen, [*talk.token_ids]
     plain.cache.layers = [
         layer_of(bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used])
         for layer in talk.cache.layers
         for bank in layer.banks
     ]
-    plain._turn = talk._turn
+    plain.context.turn = talk.context.turn
     answers = [
         each.generate(second, method=other, budget=budget, max_new_tokens=30, ignore_eos=True)
         for each in (talk, plain)

@@ -161,9 +161,9 @@ def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choi
             ), about
             assert ledger.tier_bytes > 0
             assert ids == [each.token_id for each in pieces if each.token_id not in model.stop_ids]
-            assert talk._turn is not None
+            assert talk.context.turn is not None
             torch.testing.assert_close(
-                branch.logits, talk._turn.logits[0], atol=1e-4, rtol=1e-4, msg=about
+                branch.logits, talk.context.turn.logits[0], atol=1e-4, rtol=1e-4, msg=about
             )
 
 

@@ -44,10 +44,10 @@ def logits_of_the_whole(tiny: Tiny, ids: list[int]) -> torch.Tensor:
 
 def last_logits(talk: Conversation, ids: list[int]) -> torch.Tensor:
     """After a turn is read; its answer is drawn too."""
-    before = [*talk.token_ids, *talk._pending]
+    before = [*talk.token_ids, *talk.context.pending]
     pieces = talk.stream_tokens(ids, ignore_eos=True)
     next(pieces)
-    turn = talk._turn
+    turn = talk.context.turn
     assert turn is not None
     logits = turn.logits.clone()
     assert talk.token_ids == before + ids
@@ -420,9 +420,11 @@ def test_recall_brings_answers_nearer_to_those_of_the_whole(
 
 def step(talk: Conversation, token: int, entries: int) -> torch.Tensor:
     """Logits after a token of an answer."""
-    assert talk._turn is not None
+    assert talk.context.turn is not None
     recall = None if talk.tier is None else Recall(talk.tier, entries)
-    return decode_step(talk.model, talk.cache, torch.tensor([token]), talk._turn.rules, recall)
+    return decode_step(
+        talk.model, talk.cache, torch.tensor([token]), talk.context.turn.rules, recall
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""The ways a conversation went: what was said on each, and where one can go back to."""
+
+from dataclasses import dataclass, field
+
+from kvlite.checkpoint import Checkpoint
+from kvlite.errors import SettingError
+
+Message = dict[str, str]
+
+
+@dataclass
+class Said:
+    """Where a message of the user's begins.
+
+    Attributes:
+        checkpoint: how things stood.
+        messages: how many there were before it.
+        ahead: tokens of it that had been read before it was said.
+        before: where these begin, if there are any.
+    """
+
+    checkpoint: Checkpoint
+    messages: int
+    ahead: list[int]
+    before: "Said | None" = None
+
+
+@dataclass
+class Path:
+    """One way. Ways that have a beginning in common share what was said there.
+
+    Attributes:
+        messages: role and content, in order.
+        said: one for each message of the user's.
+        read: how many tokens had been read when each of them was.
+        token_ids: what had been read when it was left.
+        end: how it stood then.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    end: Checkpoint | None = None
+
+    def cut(self, number: int) -> "Path":
+        """Another one that begins alike, without user message `number`, counted from 0, and all
+        that came after it."""
+        count = self.said[number].messages if number < len(self.said) else len(self.messages)
+        return Path(self.messages[:count], self.said[:number], self.read[:number])
+
+    @property
+    def stops(self) -> list[int]:
+        """How much had been read whenever reading ended."""
+        ahead = [said.checkpoint.seen for said in self.said if said.ahead]
+        return sorted({*ahead, *self.read})
+
+    def common(self, other: "Path") -> list[Said]:
+        """What was said on both, before they part."""
+        pairs = zip(self.said, other.said, strict=False)
+        parts = [one is not two for one, two in pairs]
+        return self.said[: parts.index(True) if True in parts else len(parts)]
+
+    def require(self, number: int) -> None:
+        """Raises SettingError if there is no user message `number`, counted from 1."""
+        if not self.said:
+            raise SettingError("nothing has been said yet: there is no message to go back to")
+        if not 1 <= number <= len(self.said):
+            raise SettingError(
+                f"there is no message {number}: they are numbered from 1 to {len(self.said)}"
+            )
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A way, as front ends show it.
+
+    Attributes:
+        messages: role and content, in order.
+        current: whether the conversation is on it.
+    """
+
+    messages: list[Message]
+    current: bool

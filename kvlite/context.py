@@ -1,0 +1,316 @@
+"""What a conversation has read, as tokens: its cache, the tier beside it, and the way back."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from weakref import ref
+
+import psutil
+
+from kvlite.cache import KVCache, parse_kv_bits
+from kvlite.checkpoint import (
+    Checkpoint,
+    bytes_of,
+    checkpoint,
+    copy_out,
+    everything,
+    restored,
+)
+from kvlite.engine.prefill import Progress, empty_cache
+from kvlite.errors import SettingError
+from kvlite.ledger import Piece
+from kvlite.memory.ladder import Ladder
+from kvlite.methods.amount import method_and_amount
+from kvlite.model.load import LoadedModel
+from kvlite.offload import Tier
+from kvlite.offload.room import ram_limit
+from kvlite.settings import Settings
+from kvlite.sizes import parse_bytes
+from kvlite.turn import Notify, Turn
+
+SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who follows a reading.
+
+    Attributes:
+        progress: as of `engine.prefill.prefill`.
+        notify: told in a sentence what the user should know.
+        cancel: set to end it.
+    """
+
+    progress: Progress | None = None
+    notify: Notify | None = None
+    cancel: Event | None = None
+
+
+NOBODY = Audience()
+
+
+class Context:
+    """Everything read and answered so far.
+
+    Attributes:
+        cache: keys and values held.
+        tier: everything that was read, if turns recall.
+        token_ids: every token in the cache, in order.
+        turn: the last one.
+        ladder: what was given up when memory ran out.
+        checkpoints: those that hold anything, the oldest first.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self.cache = empty_cache(model)
+        self.tier: Tier | None = None
+        self.token_ids: list[int] = []
+        self.turn: Turn | None = None
+        self.ladder = Ladder(model.device)
+        self.checkpoints: list[Checkpoint] = []
+        self._left: list[int] = []
+        self._noted: tuple[str, ...] = ()
+        self._answer: Generator[Piece] | None = None
+
+    @property
+    def pending(self) -> list[int]:
+        """What was answered last and has not been read."""
+        return self._left if self.turn is None else self.turn.pending
+
+    def end_step(self, settings: Settings) -> None:
+        """Go on with a token for which there was no memory in the middle of an answer, unless the
+        next turn reads it from the tier anyway.
+
+        Raises:
+            OutOfMemory: there is still not enough.
+        """
+        turn = self.turn
+        if turn is not None and (turn.tier is None or self._tier_for(settings) is None):
+            turn.finish_step()
+
+    def next_turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
+        """A turn that reads tokens, checked and not begun.
+
+        Raises:
+            ContextError, SettingError: as `Turn`.
+        """
+        tier = self._tier_for(settings)
+        begun = self.tier is not None and self.tier.begun
+        if tier is None and begun and not self.cache.entries_mean:
+            assert self.tier is not None  # which has what a checkpoint did not keep
+            self.cache = everything(self.model, self.cache, self.tier)
+        return Turn(
+            self.model,
+            self.cache,
+            self.token_ids,
+            ids,
+            settings,
+            ladder=self.ladder,
+            tier=tier,
+            answers=answers,
+        )
+
+    def read(self, turn: Turn, audience: Audience) -> None:
+        """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
+        self._close()
+        gives_back = turn.tier is not None and turn.tier.bits is None
+        if turn.loses and not gives_back:
+            copy_out(self.checkpoints, self.cache)
+            self._keep_within(turn.settings)
+        self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
+        turn.read(audience.progress, audience.notify, audience.cancel)
+        self.turn = turn
+        turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))
+        self._noted = () if turn.answers else turn.notes
+        if turn.tier is not None or not _set_aside(turn.settings):
+            self.tier = turn.tier
+
+    def answer(self, turn: Turn, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
+        """Answer a turn that was read. A new turn ends it."""
+        self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
+        yield from self._answer
+
+    def hold(self, settings: Settings) -> Checkpoint:
+        """A checkpoint of how things stand, before anything else is read."""
+        self._close()
+        made = checkpoint(self.model, self.cache, self.tier, self.pending, self._noted)
+        return self._held(made, settings)
+
+    def hold_answering(self, settings: Settings) -> Checkpoint:
+        """A checkpoint of what was read, before it is answered."""
+        return self._held(checkpoint(self.model, self.cache, None), settings)
+
+    def go_to(
+        self,
+        ids: Sequence[int],
+        end: Checkpoint,
+        ways: Sequence[Checkpoint],
+        stops: Sequence[int],
+        settings: Settings,
+        audience: Audience = NOBODY,
+    ) -> None:
+        """Let things stand as when just `ids` had been read. What no checkpoint gives back is read
+        again.
+
+        Args:
+            end: what was pending then, and noted; if it holds anything, that is tried first.
+            ways: checkpoints of the way there, the last first.
+            stops: how much of `ids` had been read whenever reading ended: what is read again is
+                read in the same parts.
+            audience: told if something has to be read again.
+
+        Raises:
+            as `Turn`, if something has to be: then things stand as at the last checkpoint that held
+            something.
+        """
+        self._close()
+        beginning = Checkpoint(0, [], (), 0)
+        known = next(way for way in (end, *ways, beginning) if self._stand(way, ids))
+        if len(ids) == known.seen:
+            return
+        if audience.notify is not None:
+            audience.notify(f"{len(ids) - known.seen:,} tokens are read again")
+        try:
+            self._read_again(ids, stops, settings, audience)
+        except BaseException:
+            self._stand(known, ids)
+            raise
+        self.turn, self._left, self._noted = None, [*end.pending], end.noted
+        end.hold_again(self.hold(settings))
+
+    def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
+        """Let things stand as at a checkpoint, if anything has what it takes."""
+        before = restored(self.model, known, self.cache, self.tier)
+        if before is None:
+            return False
+        self.cache, self.turn = before, None
+        if known.tier is None:
+            self.tier = None
+        self.token_ids = [*ids[: known.seen]]
+        self._left, self._noted = [*known.pending], known.noted
+        self._forget(known.seen)
+        return True
+
+    def _read_again(
+        self, ids: Sequence[int], stops: Sequence[int], settings: Settings, audience: Audience
+    ) -> None:
+        """Read on to the end of `ids`, in parts."""
+        for stop in (*(each for each in stops if len(self.token_ids) < each < len(ids)), len(ids)):
+            if stop == len(ids) and self.tier is not None and self.tier.begun:
+                # An answer, which the next turn reads from here.
+                empty = empty_cache(self.model).layers
+                self.cache = KVCache(empty, len(ids), self.cache.rehearsed)
+                self.token_ids = [*ids]
+                continue
+            new = [*ids[len(self.token_ids) : stop]]
+            self.read(self.next_turn(new, settings, answers=False), audience)
+            self.turn, self._left = None, []
+
+    def return_to_answering(self, made: Checkpoint) -> bool:
+        """Let the last turn stand as it did before it was answered; False if that is lost."""
+        self._close()
+        turn = self.turn
+        before = None if turn is None else restored(self.model, made, self.cache, None)
+        if before is None or turn is None:
+            return False
+        if self.tier is not None:
+            self.tier.forget_answer()
+        self._forget(made.seen)
+        self.cache.layers, self.cache.seen = before.layers, before.seen
+        self.cache.writing = False
+        del self.token_ids[made.seen :]
+        return True
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of host memory that checkpoints take."""
+        return bytes_of(self.checkpoints)
+
+    def leave(self, made: Checkpoint) -> None:
+        """Let go of a checkpoint."""
+        made.let_go()
+        self.checkpoints = [each for each in self.checkpoints if not each.lost]
+
+    def _held(self, made: Checkpoint, settings: Settings) -> Checkpoint:
+        self.checkpoints.append(made)
+        self._keep_within(settings)
+        return made
+
+    def _keep_within(self, settings: Settings) -> None:
+        """Let go of the oldest checkpoints that hold anything, while all take too much."""
+        limit = checkpoint_limit(settings)
+        while self.checkpoint_bytes > limit:
+            holding = next(each for each in self.checkpoints if bytes_of([each]))
+            self.leave(holding)
+
+    def _forget(self, seen: int) -> None:
+        """Let go of checkpoints of what came later, unless they have it all themselves."""
+        for each in self.checkpoints:
+            if each.seen > seen and not each.alone:
+                each.let_go()
+        self.checkpoints = [each for each in self.checkpoints if not each.lost]
+
+    def _close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()  # nobody listened to its end
+        self._answer = None
+
+    def _tier_for(self, settings: Settings) -> Tier | None:
+        """What a turn recalls from, if its settings ask for that."""
+        method, _ = method_and_amount(settings.method, settings.budget)
+        ram_limit(settings.recall_limit, 0)
+        if settings.recall == "off" or _set_aside(settings):
+            return None
+        if method.mask(1) is not None:
+            raise SettingError(
+                f"{method.spec} never looks at what is out of its sight, so --recall "
+                f"{settings.recall} has nothing to bring back: use --recall off"
+            )
+        bits = parse_kv_bits(settings.recall_bits)
+        if self.tier is not None:
+            self.tier.bits = bits
+            return self.tier
+        if not method.frees_memory:
+            return None
+        full = [self.cache.layers[index] for index in self.model.shape.full_layers]
+        if any(
+            layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
+        ):
+            return None  # some of it is gone
+        return Tier.empty(self.model.shape, self.model.dtype, bits)
+
+
+def checkpoint_limit(settings: Settings) -> int:
+    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
+    is free.
+
+    Raises:
+        SettingError: it is no size.
+    """
+    text = settings.checkpoint_limit
+    if text == "auto":
+        return int(SHARE * psutil.virtual_memory().available)
+    limit = parse_bytes(text)
+    if limit is None:
+        raise SettingError(f"--checkpoint-limit {text!r} is not a size: give 2GiB, 500MB or auto")
+    return limit
+
+
+def _set_aside(settings: Settings) -> bool:
+    """Whether a turn does not look at the tier, which later ones may: they read again what they
+    missed."""
+    method, _ = method_and_amount(settings.method, settings.budget)
+    return method.mask(1) is not None and settings.recall == "auto"
+
+
+def _telling(turn: Turn) -> Callable[[str], None]:
+    """Tells a turn what is given up, without keeping it: it holds the ladder that does."""
+    held = ref(turn)
+
+    def tell(said: str) -> None:
+        current = held()
+        if current is not None:
+            current.gave_up(said)
+
+    return tell

@@ -1,0 +1,103 @@
+"""How a tier stood at some moment, to which it can return."""
+
+from dataclasses import dataclass
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import LayerCache
+from kvlite.cache.front import bytes_held
+from kvlite.cache.packed import Packed
+from kvlite.offload.disk import Disk
+from kvlite.offload.tier import Tier, TierLayer
+
+
+@dataclass(frozen=True)
+class _LayerMark:
+    """How one layer's part stood: everything it had is still there, behind it came more.
+
+    Attributes:
+        read: entries.
+        window: of a sliding window all that it had, since it drops what it will not see again.
+        exact: in a tier that is quantized, keys, values and positions of what was not then.
+        judged, judge, disk: as of `TierLayer`.
+    """
+
+    read: int
+    window: LayerCache | None
+    exact: tuple[Tensor, ...]
+    judged: Tensor | None
+    judge: str
+    disk: Disk | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is held for it."""
+        return [*self.exact, *(self.window.tensors if self.window else ())]
+
+
+class TierMark:
+    """How a tier stood after it had read something."""
+
+    def __init__(self, tier: Tier) -> None:
+        tier.forget_answer()
+        self._tier: ReferenceType[Tier] = ref(tier)
+        self.seen = tier.seen
+        self.bits = tier.bits
+        self.layers = [_mark(layer, tier.bits is not None) for layer in tier.layers]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that it holds beside the tier."""
+        return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
+
+    def fits(self, tier: Tier | None) -> bool:
+        """Whether a tier can return to it: it is the same one, and nothing was rounded anew."""
+        if tier is None or self._tier() is not tier:
+            return False
+        fronts = [layer.bank.front for layer in tier.layers]
+        return all(isinstance(each, Packed) and each.bits == self.bits for each in fronts if each)
+
+    def put_back(self, tier: Tier) -> None:
+        """Let a tier that fits stand so again; what it read since is gone."""
+        tier.forget_answer()
+        for layer, mark in zip(tier.layers, self.layers, strict=True):
+            if mark.window is not None:
+                layer.cache, layer.disk = mark.window, mark.disk
+            elif mark.exact:
+                layer.cache, layer.disk = _cut(layer, mark), None
+            layer.read = layer.bank.used = mark.read
+            layer.judged, layer.judge, layer.fresh = mark.judged, mark.judge, []
+            if layer.index is not None:
+                layer.index.used = mark.read
+        tier.seen = self.seen
+
+
+def _mark(layer: TierLayer, rounds: bool) -> _LayerMark:
+    window = None if layer.window is None else layer.cache
+    bank, exact = layer.bank, tuple[Tensor, ...]()
+    if window is None and rounds:
+        own = (bank.own_keys, bank.own_values, bank.own_positions)
+        exact = tuple(each[:, :, : bank.own_used].clone() for each in own)
+    return _LayerMark(layer.read, window, exact, layer.judged, layer.judge, layer.disk)
+
+
+def _cut(layer: TierLayer, mark: _LayerMark) -> LayerCache:
+    """A quantized layer's first entries: each was rounded once, so they are what they were."""
+    bank, (keys, values, positions) = layer.bank, mark.exact
+    count, heads, front = mark.read - keys.shape[2], [*range(len(bank.heads))], bank.front
+    if isinstance(front, Packed):
+        front = front.take(torch.arange(count).expand(*positions.shape[:2], -1), heads)
+    cut = LayerCache(
+        [(bank.heads, mark.read)],
+        batch=keys.shape[0],
+        dim=keys.shape[3],
+        dtype=keys.dtype,
+        device=keys.device,
+        fronts=[front if count else None],
+    )
+    (made,) = cut.banks
+    made.own_keys[:], made.own_values[:], made.own_positions[:] = keys, values, positions
+    made.used = mark.read
+    return cut
