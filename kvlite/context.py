@@ -21,6 +21,7 @@ from kvlite.errors import SettingError
 from kvlite.ledger import Piece
 from kvlite.memory.ladder import Ladder
 from kvlite.methods.amount import method_and_amount
+from kvlite.methods.rules import can_recall
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 from kvlite.offload.room import ram_limit
@@ -271,7 +272,7 @@ class Context:
         if self.tier is not None:
             self.tier.bits = bits
             return self.tier
-        if not method.frees_memory:
+        if not can_recall(method):
             return None
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
         if any(

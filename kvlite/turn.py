@@ -28,7 +28,7 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.memory.room import capped_bytes
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.desk import ON_DEVICE
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.rules import can_recall, layer_rules, loses
 from kvlite.model.load import LoadedModel
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier, host_desk
@@ -112,9 +112,7 @@ class Turn:
             self.budget = max(min(self.budget, seen) >> times, min(self.budget, least))
         if self.budget < seen:
             self.method.check(self.budget)
-        grows = self.method.only_grows and self.method.settles is None
-        most = seen if grows else seen + self.longest
-        self.loses = bits is not None or self.budget < most
+        self.loses = loses(self.method, self.budget, seen, self.longest, bits)
         self._decide(*self._tier_in_effect(tier, seen))
         self.desk = host_desk(settings.scores, model.device)
         aside = [] if tier is None else tier.tensors
@@ -184,8 +182,7 @@ class Turn:
         if not self.loses and not (tier and tier.begun):
             return None, []
         if tier is None:
-            able = self.method.frees_memory and self.method.mask(1) is None
-            if settings.recall == "off" or not able:
+            if settings.recall == "off" or not can_recall(self.method):
                 return None, []
             return None, [
                 f"--recall {settings.recall} cannot begin now, since some of what was read before "

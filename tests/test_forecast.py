@@ -15,7 +15,7 @@ from kvlite.memory.forecaster import Forecaster, Way
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method
 from kvlite.methods.amount import Amount
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.rules import can_recall, layer_rules, loses
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.offload import Recall, Tier
@@ -94,10 +94,8 @@ def taken(model: LoadedModel, case: Case) -> int:
 
 def tier_of(model: LoadedModel, case: Case, bits: KVBits | None) -> Tier | None:
     method = parse_method(case.method).fitted(model.shape, model.calibration)
-    grows = method.only_grows and method.settles is None
-    loses = bits is not None or case.budget < case.tokens + (0 if grows else LONGEST)
-    able = method.frees_memory and method.mask(1) is None and case.batch == 1
-    if case.recall is None or not loses or not able:
+    lost = loses(method, case.budget, case.tokens, LONGEST, bits)
+    if case.recall is None or case.batch > 1 or not lost or not can_recall(method):
         return None
     return Tier.empty(model.shape, model.dtype, None)
 

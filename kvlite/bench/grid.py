@@ -8,9 +8,10 @@ from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.cache.bits import UNCHANGED
 from kvlite.engine.fork import NO_RECALL, Choice, Recalled
 from kvlite.errors import SettingError
-from kvlite.methods import Method, parse_method
+from kvlite.methods import parse_method
 from kvlite.methods.full import Full
 from kvlite.methods.random import Random
+from kvlite.methods.rules import can_recall
 from kvlite.model.load import LoadedModel
 from kvlite.offload.room import ram_limit, tier_bytes
 from kvlite.sizes import readable
@@ -51,16 +52,11 @@ def choices(
         # The control is one of methods, not of widths or of recall.
         compared = method.name != Random.name or method.name in named
         own: Sequence[KVBits | None] = widths if compared else [None]
-        back = recalls if compared and _can_recall(method) else [None]
+        back = recalls if compared and can_recall(method) else [None]
         grid += [Choice(method, *each) for each in product(sizes, own, back)]
     for choice in grid:
         choice.method.check(choice.budget)
     return list(dict.fromkeys(grid))
-
-
-def _can_recall(method: Method) -> bool:
-    """Whether it drops anything that it would ever look at again."""
-    return method.frees_memory and method.mask(1) is None
 
 
 def recalled(given: Sequence[str], bits: Sequence[str]) -> list[Recalled | None]:

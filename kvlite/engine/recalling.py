@@ -8,7 +8,7 @@ import torch
 
 from kvlite.engine.fork import Branch, Choice, read_once
 from kvlite.engine.prefill import prefill
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.rules import layer_rules, loses
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 
@@ -75,10 +75,8 @@ def read_turns(
 
 def _in_effect(choice: Choice, seen: int, reserve: int) -> Choice:
     """A choice that drops nothing has nothing to recall, as in a conversation."""
-    grows = choice.method.only_grows and choice.method.settles is None
-    most = seen if grows else seen + reserve
-    nothing = choice.bits is None and choice.budget >= most
-    return replace(choice, recall=None) if nothing else choice
+    lost = loses(choice.method, choice.budget, seen, reserve, choice.bits)
+    return choice if lost else replace(choice, recall=None)
 
 
 def _read_on(

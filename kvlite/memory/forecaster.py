@@ -9,7 +9,7 @@ from kvlite.cache import KVBits, KVCache
 from kvlite.engine.forecast import Forecast, Task, forecast
 from kvlite.methods import Method
 from kvlite.methods.amount import Amount
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.rules import can_recall, layer_rules, loses
 from kvlite.model.calibration import Calibration
 from kvlite.model.hollow import hollow_model
 from kvlite.model.load import LoadedModel
@@ -82,11 +82,8 @@ class Forecaster:
         shape, dtype = self.shape, weights.dtype
         method = way.method.fitted(shape, self.calibration)
         budget = way.amount.resolve(shape, method, tokens, longest, dtype.itemsize, way.bits)
-        grows = method.only_grows and method.settles is None
-        loses = way.bits is not None or budget < tokens + (0 if grows else longest)
-        able = method.frees_memory and method.mask(1) is None
-        tier = None
-        if way.recall is not None and loses and able:
+        tier, lost = None, loses(method, budget, tokens, longest, way.bits)
+        if way.recall is not None and lost and can_recall(method):
             tier = Tier.empty(shape, dtype, way.recall_bits)
         model = self.model(weights)
         sizes = 1, shape.kv_heads, shape.head_dim

@@ -145,6 +145,25 @@ class Rule:
                 bank.record(row)
 
 
+def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | None) -> bool:
+    """Whether a cache drops or rounds something of what is read, or of the answer to it.
+
+    Args:
+        budget: mean entries a KV head and layer.
+        seen: tokens read.
+        longest: tokens the answer may have; methods that only grow keep all of them.
+        bits: how what is kept is quantized, if it is.
+    """
+    grows = method.only_grows and method.settles is None
+    return bits is not None or budget < (seen if grows else seen + longest)
+
+
+def can_recall(method: Method) -> bool:
+    """Whether it drops anything that it would ever look at again: under a mask, what is out of
+    sight stays so."""
+    return method.frees_memory and method.mask(1) is None
+
+
 def layer_rules(
     method: Method,
     shape: ModelShape,
