@@ -166,7 +166,7 @@ class Selection:
     def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
         """Pick `slots` (batch, heads, n) of the selected heads from a tensor of the source's,
         `(batch, heads of the source, capacity, dim)`."""
-        index = slots[..., None].expand(-1, -1, -1, tensor.shape[-1])
+        index = wide(slots, tensor)
         if self.heads is None:
             return tensor.gather(2, index)
         each = [tensor[:, row].gather(1, index[:, i]) for i, row in enumerate(self.heads)]
@@ -229,6 +229,12 @@ class Selection:
             to = slice(own.start - part.start, own.stop - part.start)
             made.write(to, self.keys(own), self.values(own), self.positions(own))
         return made
+
+
+def wide(slots: Tensor, entries: Tensor) -> Tensor:
+    """Slots `(batch, heads, n)` of entries `(batch, heads, slots, dim)`, for each of their
+    channels, as `gather` and `scatter` want them."""
+    return slots[..., None].expand(-1, -1, -1, entries.shape[3])
 
 
 def _unchanged(packed: Packed, places: Tensor, heads: list[int]) -> Packed | None:

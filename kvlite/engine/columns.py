@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kvlite.attention import attend, attend_causal, merge
 from kvlite.cache import Bank
+from kvlite.cache.selection import wide
 from kvlite.methods.base import Columns
 from kvlite.methods.scores import Window, top, window_scores
 
@@ -41,7 +42,7 @@ def attend_columns(
     voted = window_scores(bank, window, "sum", "sum")[..., :far]
     voted[..., : columns.sinks] = torch.inf
     slots = top(voted, columns.count)
-    index = slots[..., None].expand(-1, -1, -1, q.shape[-1])
+    index = wide(slots, keys)
     chosen = keys[:, :, :far].gather(2, index), values[:, :, :far].gather(2, index)
     further = attend(q, *chosen, scale=scale, softcap=softcap, causal=False)
     near = keys[:, :, far:], values[:, :, far:]

@@ -12,6 +12,7 @@ from torch import Tensor
 from kvlite.cache import Bank, Front, KVBits, Selection
 from kvlite.cache.front import Exact
 from kvlite.cache.pair import Half, Merged, Pair, joined, packed_directions
+from kvlite.cache.selection import wide
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import top
 
@@ -105,7 +106,7 @@ class MiniCache(Method):
             units[:, head], angles[:, head] = between(below, above, self.t)
             magnitudes[0][:, head], magnitudes[1][:, head] = below.norm(dim=-1), above.norm(dim=-1)
         slots = top(angles, ceil(self.retain * lower.shape[2] - 1e-9))
-        place = slots[..., None].expand(-1, -1, -1, lower.shape[3])
+        place = wide(slots, lower)
         shared, retained = Exact(units), slots.to(torch.int32)
         first, second = (
             Merged(shared, retained, own, each.gather(2, place))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import Bank, LayerCache
+from kvlite.cache.selection import wide
 from kvlite.offload.pinned import pieces, pin, reads_pinned
 
 
@@ -127,7 +128,7 @@ class Ferry:
         )
 
         def values_of(which: Tensor, needed: Tensor) -> Tensor:
-            return values.gather(2, _wide(which, values))
+            return values.gather(2, wide(which, values))
 
         return Fetched(keys, values_of)
 
@@ -193,17 +194,12 @@ def _read(bank: Bank, source: Bank, places: Tensor, slots: Tensor) -> Fetched:
 
     missing = slots < 0
     far = gather_rows(source.own_keys, bank.heads, places, missing)
-    near = bank.own_keys.gather(2, _wide(slots.clamp(min=0), far))
+    near = bank.own_keys.gather(2, wide(slots.clamp(min=0), far))
 
     def values_of(which: Tensor, needed: Tensor) -> Tensor:
         return gather_rows(source.own_values, bank.heads, places.gather(2, which), needed)
 
     return Fetched(torch.where(missing[..., None], far, near), values_of)
-
-
-def _wide(places: Tensor, entries: Tensor) -> Tensor:
-    """Places of entries `(batch, heads, n, dim)`, for each of their channels."""
-    return places[..., None].expand(-1, -1, -1, entries.shape[3])
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import Bank, Selection
+from kvlite.cache.selection import wide
 from kvlite.offload.ferry import Fetched
 from kvlite.offload.tier import INDEXED_AT_ONCE
 
@@ -93,7 +94,7 @@ def swap_in_place(
     which = best.gather(2, order)
     came = comes.sum()
     new = candidates.gather(2, which)
-    keys = fetched.keys.gather(2, _wide(which, fetched.keys))
+    keys = fetched.keys.gather(2, wide(which, fetched.keys))
     _exchange(bank, leaving, comes, keys, fetched.values(which, comes), new)
     return came
 
@@ -103,15 +104,15 @@ def _exchange(
 ) -> None:
     """Put entries `(batch, heads, n, dim)` in the slots of an exact bank, `(batch, heads, n)` and
     no slot twice, where they come; elsewhere what is there is written again."""
-    wide, chosen = _wide(slots, keys), comes[..., None]
-    new_keys = torch.where(chosen, keys, bank.own_keys.gather(2, wide))
-    new_values = torch.where(chosen, values, bank.own_values.gather(2, wide))
+    along, chosen = wide(slots, keys), comes[..., None]
+    new_keys = torch.where(chosen, keys, bank.own_keys.gather(2, along))
+    new_values = torch.where(chosen, values, bank.own_values.gather(2, along))
     new_positions = torch.where(comes, positions.int(), bank.own_positions.gather(2, slots))
     if bank.rows is not None:
         rows = slots[:, :, None].expand(-1, -1, bank.rows.shape[2], -1)
         bank.rows.scatter_(3, rows, bank.rows.gather(3, rows).masked_fill_(comes[:, :, None], 0.0))
-    bank.own_keys.scatter_(2, wide, new_keys)
-    bank.own_values.scatter_(2, wide, new_values)
+    bank.own_keys.scatter_(2, along, new_keys)
+    bank.own_values.scatter_(2, along, new_values)
     bank.own_positions.scatter_(2, slots, new_positions)
 
 
@@ -119,11 +120,6 @@ def _first(missing: Tensor) -> tuple[Tensor, Tensor]:
     """Of `(batch, heads, n)` bool, what is True in front; and which they were."""
     ordered = missing.byte().sort(dim=-1, descending=True, stable=True)
     return ordered.values.bool(), ordered.indices
-
-
-def _wide(slots: Tensor, entries: Tensor) -> Tensor:
-    """Slots of entries `(batch, heads, n, dim)`, for each of their channels."""
-    return slots[..., None].expand(-1, -1, -1, entries.shape[3])
 
 
 def _slots(bank: Bank, source: Bank) -> Tensor:
