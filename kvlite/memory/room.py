@@ -8,6 +8,7 @@ import torch
 
 from kvlite.errors import SettingError
 from kvlite.memory.card import spills
+from kvlite.memory.free import free_bytes
 from kvlite.sizes import parse_bytes, readable
 
 # What torch's allocator does not hand out: the driver's context, kernels, cuBLAS' workspaces.
@@ -95,17 +96,17 @@ def room_of(device: torch.device, vram: str) -> Room:
     Raises:
         SettingError: `vram` is no size.
     """
-    cap, free = capped_bytes(vram), psutil.virtual_memory().available
+    cap, free = capped_bytes(vram), free_bytes(device)
     if device.type == "cpu":
         total = free if cap is None else min(cap, free)
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
         return Room(name, "cpu", total, 0, int(ERROR * total), free)
-    unused, all_there = torch.cuda.mem_get_info(device)
-    mine = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    properties = torch.cuda.get_device_properties(device)
-    total = min(all_there if cap is None else cap, unused + mine)
-    # The context is there already: it is not in what is unused.
-    return Room(properties.name, "cuda", total, 0, margin(), free, bandwidth(properties.name))
+    # Where a driver spills, torch may hold more than there is.
+    _, all_there = torch.cuda.mem_get_info(device)
+    total, host = min(all_there if cap is None else cap, free), psutil.virtual_memory().available
+    name = torch.cuda.get_device_properties(device).name
+    # The context is there already: it is not in what is free.
+    return Room(name, "cuda", total, 0, margin(), host, bandwidth(name))
 
 
 def card(vram: str, name: str = "") -> Room:
