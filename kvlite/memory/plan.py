@@ -109,11 +109,6 @@ class Plan:
         return max(sum(items.values()) for items in self.phases.values())
 
     @property
-    def running_bytes(self) -> int:
-        """Likewise once the model is loaded."""
-        return self.weight_bytes + self.forecast.peak_bytes
-
-    @property
     def fits(self) -> bool:
         """Whether the device offers as much."""
         return self.peak_bytes <= self.room.tensors
@@ -178,7 +173,7 @@ class Planner:
         self.settings = settings
         self.offers = list(offers)
         self.in_files = in_files
-        self.method, self.amount = method_and_amount(settings.method, settings.budget)
+        self.method, _ = method_and_amount(settings.method, settings.budget)
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
@@ -186,8 +181,8 @@ class Planner:
         tokenizer = self.forecaster.tokenizer
         return tokens_of(tokenizer, text) if tokenizer else len(text) // 4 + 1
 
-    def plan(self, choice: Choice, tokens: int, reasons: Sequence[str] = ()) -> Plan:
-        """What a choice takes for so many tokens."""
+    def plan(self, choice: Choice, tokens: int) -> Plan:
+        """What a choice takes for so many tokens; `best` gives reasons."""
         held = self._held(choice.weights, choice.stream)
         made = self.forecast(choice, tokens)
         return Plan(
@@ -199,7 +194,7 @@ class Planner:
             weights=held,
             passing=self._passing(choice.weights),
             forecast=made,
-            reasons=tuple(reasons),
+            reasons=(),
             tokens_per_s=self._ceiling(choice, held, made),
         )
 
