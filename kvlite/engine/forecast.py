@@ -285,7 +285,6 @@ def _answer(
     growing = 0
     for key, index in alike.items():
         layer = cache.layers[index]
-        meter.peak = meter.live
         grown = _grown(layer, rules[index], task.longest)
         if grown is not layer:
             growing = max(growing, layer.nbytes)
