@@ -11,8 +11,8 @@ from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.ledger import Answer
 from kvlite.memory.plan import Plan, Planner, refusal
-from kvlite.memory.planning import offers_here, planner_of, read_tokenizer
-from kvlite.memory.room import capped_bytes, hold, room_of
+from kvlite.memory.planning import planner_here
+from kvlite.memory.room import capped_bytes, hold
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.rules import require_growing
 from kvlite.model.load import LoadedModel, choose_device, load_model
@@ -120,11 +120,9 @@ def open_runner(
     capped_bytes(settings.vram)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify)
-    room = room_of(device, settings.vram)
-    offers = offers_here(settings, device, folder, room)
-    tokenizer = None if reads is None else read_tokenizer(folder)
-    planner = planner_of(settings, folder, room, offers, tokenizer)
-    planner.method.fitted(planner.shape, planner.forecaster.calibration)
+    planner = planner_here(settings, folder, device, reads_text=reads is not None)
+    tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
+    planner.method.fitted(planner.shape, calibration)
     tokens = TOKENS if reads is None or tokenizer is None else reads(tokenizer)
     most = planner.shape.max_context - settings.max_new_tokens
     plan = _planned(planner, max(1, min(tokens, most)))
@@ -133,7 +131,6 @@ def open_runner(
     if plan is not None and not plan.fits:
         raise refusal(plan)
     choice = planner.usual() if plan is None else plan.choice
-    calibration = planner.forecaster.calibration
     hold(device, settings.vram)
     opened = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
     model = opened(folder, device=device, weights=choice.weights, calibration=calibration)

@@ -39,36 +39,44 @@ def open_planner(
         SettingError: a setting is out of range, or does not fit the model.
     """
     folder = find_config(settings.model, notify)
-    if card or _elsewhere(settings):
-        room = _room(settings, card)
-        offers = [
-            (stream, weights)
-            for stream in _streams(settings, room)
-            for weights in _weights_elsewhere(settings, folder)
-        ]
-    else:
+    if not card and not _elsewhere(settings):
         device = choose_device(settings.device)
-        room = room_of(device, settings.vram)
-        offers = offers_here(settings, device, folder, room)
-    tokenizer = read_tokenizer(folder) if reads_text else None
-    return planner_of(settings, folder, room, offers, tokenizer)
+        return planner_here(settings, folder, device, reads_text=reads_text)
+    room = _room(settings, card)
+    offers = [
+        (stream, weights)
+        for stream in _streams(settings, room)
+        for weights in _weights_elsewhere(settings, folder)
+    ]
+    return _planner(settings, folder, room, offers, reads_text)
 
 
-def planner_of(
+def planner_here(
+    settings: Settings, folder: Path, device: torch.device, *, reads_text: bool
+) -> Planner:
+    """A planner for the model in a folder, on a device of this machine.
+
+    Args:
+        reads_text: as for `open_planner`.
+
+    Raises:
+        ModelError: its config is broken.
+        SettingError: a setting is out of range, or does not fit the model or the device.
+    """
+    room = room_of(device, settings.vram)
+    return _planner(settings, folder, room, offers_here(settings, device, folder, room), reads_text)
+
+
+def _planner(
     settings: Settings,
     folder: Path,
     room: Room,
     offers: Sequence[tuple[str, Weights]],
-    tokenizer: Any = None,
+    reads_text: bool,
 ) -> Planner:
-    """A planner for the model in a folder.
-
-    Raises:
-        ModelError: its config is broken.
-        SettingError: the method does not fit the model.
-    """
     from transformers import AutoConfig
 
+    tokenizer = _read_tokenizer(folder) if reads_text else None
     try:
         config = AutoConfig.from_pretrained(folder, **PLACE)
         shape = shape_of(config)
@@ -80,7 +88,7 @@ def planner_of(
     return Planner(forecaster, room, settings, offers, in_files)
 
 
-def read_tokenizer(folder: Path) -> Any:
+def _read_tokenizer(folder: Path) -> Any:
     """The tokenizer in a folder, None if there is none."""
     from transformers import AutoTokenizer
 

@@ -113,7 +113,7 @@ def test_recall_that_does_not_fit_host_memory_is_refused(
     free = psutil.virtual_memory()._replace(available=200_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     enough = Room("a machine", "cpu", 1 << 30, 0, 0, 0)
-    monkeypatch.setattr("kvlite.runner.room_of", lambda *_: enough)
+    monkeypatch.setattr("kvlite.memory.planning.room_of", lambda *_: enough)
     for command in ("niah", "fidelity"):
         done = kvlite(*words(command, model), "--recall", "20")
         assert (done.code, done.out) == (2, "")
