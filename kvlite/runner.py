@@ -133,7 +133,13 @@ def open_runner(
     choice = planner.usual() if plan is None else plan.choice
     hold(device, settings.vram)
     opened = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
-    model = opened(folder, device=device, weights=choice.weights, calibration=calibration)
+    model = opened(
+        folder,
+        device=device,
+        weights=choice.weights,
+        calibration=calibration,
+        tokenizer=tokenizer,
+    )
     if choice.weights.stored:
         require_own_answers(model)
     return Runner(model, choice.applied(settings), plan)

@@ -22,6 +22,8 @@ from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import _embedded_gguf, find_model
 from kvlite.model.weights import Weights
+from kvlite.runner import open_runner
+from kvlite.settings import Settings
 from tests.conftest import SIZES, Tiny
 
 Change = Callable[[Path], object]
@@ -186,6 +188,35 @@ def test_a_broken_folder_is_refused_in_one_sentence(
         load_from(folder)
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["half a tokenizer", "empty tokenizer"])
+def test_a_broken_tokenizer_is_refused_where_a_text_is_to_be_counted(
+    name: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+    BROKEN[name][0](folder)
+    with pytest.raises(ModelError, match="cannot be loaded") as error:
+        open_runner(Settings(model=str(folder), device="cpu"), None, lambda tokenizer: 9)
+    assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize("stream", ["off", "disk"])
+def test_a_tokenizer_is_read_once(
+    stream: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To count what is to be read, and for the model."""
+    auto, counted = transformers.AutoTokenizer, []
+    read, usual = [], auto.from_pretrained
+
+    def from_pretrained(folder: Path, **options: Any) -> Any:
+        read.append(folder)
+        return usual(folder, **options)
+
+    monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
+    settings = Settings(model=str(tiny_folder), device="cpu", stream=stream)
+    runner = open_runner(settings, None, lambda tokenizer: counted.append(tokenizer) or 9)
+    assert len(read) == 1 and counted == [runner.tokenizer]
 
 
 @pytest.mark.parametrize(

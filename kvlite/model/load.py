@@ -153,11 +153,13 @@ def load_model(
     device: torch.device,
     weights: Weights,
     calibration: Calibration | None = None,
+    tokenizer: Any = None,
     opened: Opened | None = None,
 ) -> LoadedModel:
     """Load safetensors from `folder`; nothing in it is executed.
 
     Args:
+        tokenizer: its own, if it was read before.
         opened: gives the module, instead of `load_module`; its decoder layers' weights may lie
             elsewhere than on `device`.
 
@@ -174,7 +176,8 @@ def load_model(
             if weights.stored:
                 _require_packed(config.quantization_config, weights, device)
             module, found = (opened or load_module)(folder, device=device, weights=weights)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **PLACE)
+            if tokenizer is None:
+                tokenizer = AutoTokenizer.from_pretrained(folder, **PLACE)
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     require_whole(found, str(folder), exactly=weights.stored)

@@ -72,6 +72,7 @@ def load_streamed(
     device: torch.device,
     weights: Weights,
     calibration: Calibration | None = None,
+    tokenizer: Any = None,
 ) -> LoadedModel:
     """As `load_model`, with decoder layers that come to the device when their turn comes; the rest
     of the model stays there.
@@ -84,7 +85,12 @@ def load_streamed(
     """
     opened = open_without_layers if setting == "disk" else open_beside
     model = load_model(
-        folder, device=device, weights=weights, calibration=calibration, opened=opened
+        folder,
+        device=device,
+        weights=weights,
+        calibration=calibration,
+        tokenizer=tokenizer,
+        opened=opened,
     )
     model.layers = (in_files if setting == "disk" else in_memory)(model)
     return model
