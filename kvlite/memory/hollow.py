@@ -36,7 +36,7 @@ class HollowMeter(TensorMeter):
         kwargs = dict(kwargs or {})
         if func is _aten.index.Tensor:
             args = args[0], [_let_through(each) for each in args[1]]
-        if func in (_aten._grouped_mm.default, *_fallbacks()):
+        if _multiplies_with_experts(func):
             rows, experts = args[:2]
             func, args = _aten.empty.memory_format, ([rows.shape[0], experts.shape[2]],)
             kwargs = {"dtype": rows.dtype, "device": _META}
@@ -55,10 +55,11 @@ class HollowMeter(TensorMeter):
         return tensor.is_meta
 
 
-def _fallbacks() -> list[Any]:
-    """transformers' own products with experts, once it has registered them."""
-    made = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
-    return [] if made is None else [made.default]
+@cache
+def _multiplies_with_experts(func: Any) -> bool:
+    """Whether it is torch's product of rows with their experts, or transformers' own, which is
+    registered late."""
+    return func.name() in ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
 
 @cache
