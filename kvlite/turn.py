@@ -21,7 +21,7 @@ from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
 from kvlite.errors import ContextError, ForecastError, OutOfMemory, RecallError, SettingError
 from kvlite.ledger import FinishReason, Ledger, Piece
-from kvlite.memory.card import card_use, spill_note
+from kvlite.memory.card import card_use, spill_note, spills
 from kvlite.memory.hollow import hollow
 from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, Ladder, T
 from kvlite.memory.meter import PeakMeter
@@ -244,7 +244,7 @@ class Turn:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         self.meter.end_phase("read")
-        if said := spill_note(card_use(self.model.device)):
+        if spills() and (said := spill_note(card_use(self.model.device))):
             self.gave_up(said)
         self.context += self.ids
         self.read_s = perf_counter() - self.started

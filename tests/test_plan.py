@@ -285,6 +285,17 @@ def test_sizes_that_are_none_are_refused() -> None:
             capped_bytes(text)
 
 
+def test_a_driver_is_asked_only_where_it_moves_tensors_away(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr("kvlite.turn.card_use", asked.append)
+    for moves in (False, True):
+        monkeypatch.setattr("kvlite.turn.spills", lambda moves=moves: moves)
+        Conversation(llama.model, Settings()).read([5, 6, 7])
+        assert len(asked) == moves
+
+
 def test_tensors_that_a_driver_moved_away_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     use = CardUse(total=24 * GIB, used=20 * GIB, held=23 * GIB)
     assert (use.spilled, use.others, use.free) == (3 * GIB, 0, 4 * GIB)
