@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvlite.cache import Bank, KVBits, LayerCache, Selection
 from kvlite.offload import Recall, Tier
 from kvlite.offload.ferry import Ferry
-from kvlite.offload.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.swap import RECENT, SINKS, swap_in, swap_in_place
 from kvlite.offload.tier import TierLayer
 from tests.conftest import Tiny
 from tests.interpreted import DEVICE, kernels
@@ -20,7 +20,7 @@ from tests.interpreted import DEVICE, kernels
 from .oracles import recall as oracle
 from .test_packed import random_ids
 from .test_pinned import pinning_runtime
-from .test_recall import chat, full_bank, last_logits, logits_of_the_whole
+from .test_recall import LIMITS, chat, full_bank, last_logits, logits_of_the_whole
 
 HOST = torch.device("cpu")
 WAYS = ["staged", *(["mapped"] if find_spec("triton") and DEVICE == HOST else [])]
@@ -111,20 +111,11 @@ def test_a_token_brings_back_what_the_oracle_says(
     tier = Tier([TierLayer(everything, None, 300)], None, seen=300, ferry=ferry)
     recall = Recall(tier, 40 - SINKS - RECENT)
     recall.bring_back(0, bank, queries[:, : len(heads)], rough)
-    came = 0
+    numbers = (each[0].double().numpy() for each in (queries[:, : len(heads)], source.keys, rough))
+    expected, came = oracle.lines_after(before, heads, *numbers, **LIMITS), 0
     for row, head in enumerate(heads):
-        own = rough[0, head].double().numpy()
-        wanted = oracle.wanted(
-            queries[0, row].double().numpy(),
-            source.keys[0, head].double().numpy(),
-            own,
-            count=40,
-            candidates=CANDIDATES * 40,
-            first=SINKS,
-            recent=RECENT,
-        )
         now = lines(bank)[row]
-        assert now == oracle.swapped(before[row], wanted, own) and len(now) == 60
+        assert now == expected[row] and len(now) == 60
         came += len(now - before[row])
         places = bank.positions[0, row].long()
         assert bank.own_keys[0, row].equal(source.keys[0, head, places])

@@ -27,6 +27,7 @@ from .oracles import recall as oracle
 from .test_packed import random_ids
 
 EXACT = [name for name in METHODS if parse_method(name).exact and parse_method(name).frees_memory]
+LIMITS = {"count": 40, "candidates": 40 * CANDIDATES, "first": SINKS, "recent": RECENT}
 COMPOSED = ["simlayerkv+kvx", "snapkv:per_head=true", "uncomp:delete=1", "kvx:layers=global"]
 
 
@@ -327,19 +328,11 @@ def test_a_token_brings_back_what_the_oracle_says(
     rough = torch.rand(1, 3, 300, generator=random)
     tier = Tier([TierLayer(everything, None, 300)], None, seen=300)
     Recall(tier, 40 - SINKS - RECENT).bring_back(0, bank, queries, rough.clone())
+    before = [set(line.tolist()) for line in at]
+    numbers = (each[0].double().numpy() for each in (queries, source.keys, rough))
+    expected = oracle.lines_after(before, heads, *numbers, **LIMITS)
     for row, head in enumerate(heads):
-        own = rough[0, head].double().numpy()
-        wanted = oracle.wanted(
-            queries[0, row].double().numpy(),
-            source.keys[0, head].double().numpy(),
-            own,
-            count=40,
-            candidates=CANDIDATES * 40,
-            first=SINKS,
-            recent=RECENT,
-        )
-        now = oracle.swapped(set(at[row].tolist()), wanted, own)
-        assert set(bank.positions[0, row].tolist()) == now and len(now) == 60
+        assert set(bank.positions[0, row].tolist()) == expected[row] and len(expected[row]) == 60
         places = bank.positions[0, row].long()
         close = 0.05 if bits or way == "four bits kept" else 0
         for mine, theirs in ((bank.keys, source.keys), (bank.values, source.values)):

@@ -1,5 +1,7 @@
 """Which entries one token should bring back, an entry at a time, in float64."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .attention import FloatArray
@@ -41,6 +43,29 @@ def swapped(held: set[int], wanted: set[int], rough: FloatArray) -> set[int]:
     roughly."""
     others = sorted(held - wanted, key=lambda i: -rough[i])
     return wanted | set(others[: len(held) - len(wanted)])
+
+
+def lines_after(
+    lines: Sequence[set[int]],
+    heads: Sequence[int],
+    queries: FloatArray,
+    keys: FloatArray,
+    rough: FloatArray,
+    **limits: int,
+) -> list[set[int]]:
+    """What each line of a bank holds once it was swapped for one token.
+
+    Args:
+        lines: what they held.
+        heads: the KV heads they are of.
+        queries: of these heads, `(lines, rows, dim)`.
+        keys, rough: of all KV heads, `(heads, n, dim)` and `(heads, n)`.
+        limits: as for `wanted`.
+    """
+    return [
+        swapped(line, wanted(own, keys[head], rough[head], **limits), rough[head])
+        for line, head, own in zip(lines, heads, queries, strict=True)
+    ]
 
 
 def expected_attention(
