@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kvlite.engine.fork import Choice, read_once
-from kvlite.engine.prefill import Progress, Reading, empty_cache
+from kvlite.engine.prefill import empty_cache
+from kvlite.engine.reading import Progress, Reading
 from kvlite.engine.together import each_token, told
 from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError

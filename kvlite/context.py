@@ -16,7 +16,8 @@ from kvlite.checkpoint import (
     everything,
     restored,
 )
-from kvlite.engine.prefill import Progress, empty_cache
+from kvlite.engine.prefill import empty_cache
+from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.ledger import Piece
 from kvlite.memory.ladder import Ladder

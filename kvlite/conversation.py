@@ -8,7 +8,7 @@ from kvlite.branches import Branch, Message, Path, Said
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import NOBODY, Audience, Context, checkpoint_limit
-from kvlite.engine.prefill import Progress
+from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount

@@ -15,8 +15,9 @@ from kvlite.cache.front import bytes_held
 from kvlite.engine.decode import Step
 from kvlite.engine.forecast import Task, forecast
 from kvlite.engine.giving import LEAST, cache_offers
-from kvlite.engine.prefill import CHUNK as USUAL
-from kvlite.engine.prefill import Progress, prefill
+from kvlite.engine.prefill import prefill
+from kvlite.engine.reading import CHUNK as USUAL
+from kvlite.engine.reading import Progress
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
 from kvlite.errors import ContextError, ForecastError, OutOfMemory, RecallError, SettingError

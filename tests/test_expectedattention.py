@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kvlite.conversation import Conversation
-from kvlite.engine.prefill import Reading
 from kvlite.engine.queries import QueryStatistics
 from kvlite.engine.reader import LayerReader
+from kvlite.engine.reading import Reading
 from kvlite.methods import parse_method
 from kvlite.methods.rules import layer_rules
 from kvlite.settings import Settings

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kvlite
 from kvlite.cache import LayerCache
-from kvlite.engine.prefill import Reading
+from kvlite.engine.reading import Reading
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, LayerView, Method, parse_method

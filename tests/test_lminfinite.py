@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from kvlite.attention import attend_band, attend_masked
 from kvlite.conversation import Conversation
-from kvlite.engine.prefill import Reading
+from kvlite.engine.reading import Reading
 from kvlite.engine.sight import Limit, Sight
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter

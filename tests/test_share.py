@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kvlite
 from kvlite.cache import LayerCache
-from kvlite.engine.prefill import Reading
+from kvlite.engine.reading import Reading
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kvlite
-from kvlite.engine.prefill import Reading
+from kvlite.engine.reading import Reading
 from kvlite.errors import RecallError, SettingError, Stopped
 from kvlite.offload import Tier
 from kvlite.offload.disk import Disk

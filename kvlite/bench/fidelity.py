@@ -12,7 +12,7 @@ from kvlite.bench.grid import fitted, label
 from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.cache import Bank, KVCache
 from kvlite.engine.fork import Branch, Choice
-from kvlite.engine.prefill import Reading
+from kvlite.engine.reading import Reading
 from kvlite.engine.recalling import parties, read_turns
 from kvlite.engine.together import told
 from kvlite.engine.watch import Watch

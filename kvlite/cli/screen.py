@@ -17,7 +17,7 @@ def console(quiet: bool = False) -> Console:
 
 
 class ReadingBar:
-    """A bar for `engine.prefill.Progress`, with the time left; gone once closed."""
+    """A bar for `engine.reading.Progress`, with the time left; gone once closed."""
 
     def __init__(self, screen: Console, title: str) -> None:
         columns = (

@@ -15,8 +15,8 @@ import torch
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.front import bytes_held
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.prefill import CHUNK, Reading
 from kvlite.engine.reader import LayerReader
+from kvlite.engine.reading import CHUNK, Reading
 from kvlite.engine.sight import sights
 from kvlite.errors import ForecastError, KvliteError, reason
 from kvlite.memory.hollow import HollowMeter

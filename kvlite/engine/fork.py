@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
-from kvlite.engine.prefill import Reading, empty_cache, prefill
+from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.reading import Reading
 from kvlite.engine.watch import Watch
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView, Rehearsal

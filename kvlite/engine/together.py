@@ -15,7 +15,7 @@ from torch import Tensor
 from kvlite.cache import KVCache
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.fork import Branch
-from kvlite.engine.prefill import Reading
+from kvlite.engine.reading import Reading
 from kvlite.engine.sight import sights
 from kvlite.methods.full import Full
 from kvlite.methods.rules import Rule

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
 from kvlite.engine.forecast import Forecast, Moment
-from kvlite.engine.prefill import CHUNK
+from kvlite.engine.reading import CHUNK
 from kvlite.errors import SettingError
 from kvlite.memory.forecaster import Forecaster, Way
 from kvlite.memory.room import Room
