@@ -85,7 +85,7 @@ class Conversation:
     def planned_peak_bytes(self) -> int:
         """What live tensors were expected to come to in the last turn; 0 if that is not known."""
         turn = self.context.turn
-        return 0 if turn is None else turn.planned or 0
+        return 0 if turn is None else turn.account.planned or 0
 
     def read(
         self,

@@ -1,14 +1,13 @@
-"""One turn: tokens read, an answer drawn, and the account of both."""
+"""One turn: tokens read, an answer drawn, and its ledger."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from threading import Event
 from time import perf_counter
-from typing import Any
 
 import torch
 
+from kvlite.account import Account, recalled
 from kvlite.cache import KVBits, KVCache, parse_kv_bits
 from kvlite.cache.bits import written
 from kvlite.cache.front import bytes_held
@@ -61,6 +60,7 @@ class Turn:
         context: the conversation's tokens in the cache; what enters it is appended.
         pending: a token that was drawn and has not entered the cache.
         loses: whether the cache drops or rounds something of it.
+        account: of what the turn takes.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Turn:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
-        self.started = perf_counter()
+        started = perf_counter()
         self.model = model
         self.cache = cache
         self.context = context
@@ -117,24 +117,19 @@ class Turn:
         self._decide(*self._tier_in_effect(tier, seen))
         self.desk = host_desk(settings.scores, model.device)
         aside = [] if tier is None else tier.tensors
-        self.meter = PeakMeter(
+        meter = PeakMeter(
             settings.measure,
             model.device,
             [*model.tensors(), *cache.tensors, *(() if tier is None else tier.index_tensors)],
             aside,
             capped_bytes(settings.vram),
         )
-        if self.meter.capped is not None:
-            ladder.free = self.meter.capped.free
+        if meter.capped is not None:
+            ladder.free = meter.capped.free
+        self.account = Account(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
-        worth_it = self.meter.of_tensors or work >= PLANNED_FROM
-        self.planned_phases = self._planned() if worth_it else {}
-        self.planned = max(self.planned_phases.values(), default=None)
-        self.streamed = 0
-        self.generated = 0
-        self.read_s = 0.0
-        self.first_s = 0.0
-        self.last_s = 0.0
+        if meter.of_tensors or work >= PLANNED_FROM:
+            self.account.planned_phases = self._planned()
 
     @property
     def chunk(self) -> int:
@@ -232,7 +227,7 @@ class Turn:
             say(note)
         if self.tier is not None and self.settings.recall_entries:
             begin_compiling(self.model.device)
-        with self._accounted():
+        with self.account.work(self.model):
             failed = ""
             try:
                 self.logits = self._safely(lambda: self._prefilled(progress, cancel))
@@ -244,11 +239,10 @@ class Turn:
                 self.logits = self._safely(lambda: self._prefilled(progress, cancel))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
-        self.meter.end_phase("read")
+        self.account.was_read()
         if spills() and (said := spill_note(card_use(self.model.device))):
             self.gave_up(said)
         self.context += self.ids
-        self.read_s = perf_counter() - self.started
         self._read = self.logits, [*self.rules], len(self.ladder.taken)
 
     def _prefilled(self, progress: Progress | None, cancel: Event | None) -> torch.Tensor:
@@ -281,9 +275,7 @@ class Turn:
                 yield self._broken_off(text, error)
                 return
             self.pending = [token]
-            self.generated += 1
-            self.last_s = perf_counter() - self.started
-            self.first_s = self.first_s or self.last_s
+            self.account.was_drawn()
             shown = "" if token in ends else text.push(token)
             reason = self._reason(token in ends or text.stopped, cancel)
             if reason is not None:
@@ -308,12 +300,12 @@ class Turn:
         self.rules, self.settings = [*rules], settings
         if self.tier is not None:
             self.recall = Recall(self.tier, settings.recall_entries)
-        self.pending, self.step, self.generated, self.first_s = [], None, 0, 0.0
-        self.started = perf_counter() - self.read_s
+        self.pending, self.step = [], None
+        self.account.begin_again()
 
     def _enter(self, token: int) -> None:
         """Put a token that was drawn into the cache."""
-        with self._accounted():
+        with self.account.work(self.model):
             self.step = self._safely(lambda: self._step(token))
         self.finish_step()
 
@@ -331,7 +323,7 @@ class Turn:
         if self.step is None:
             return
         try:
-            with self._accounted():
+            with self.account.work(self.model):
                 self.logits = self.step.run()
         except OutOfMemory:
             raise
@@ -356,48 +348,17 @@ class Turn:
         self.notes = (*self.notes, said)
         self.say(said)
 
-    @contextmanager
-    def _accounted(self) -> Iterator[None]:
-        """Around all work of the model's: what it takes is this turn's."""
-        before = self.model.layers.brought
-        with self.meter.watch():
-            yield
-        self.streamed += self.model.layers.brought - before
-
     def _reason(self, ended: bool, cancel: Event | None) -> FinishReason | None:
         if ended:
             return "stop"
         if cancel is not None and cancel.is_set():
             return "interrupted"
-        return "length" if self.generated >= self.longest else None
-
-    def _recalled(self) -> dict[str, Any]:
-        """The ledger's account of recall."""
-        tier, recall = self.tier, self.recall
-        if tier is None or recall is None:
-            return {
-                "index_bytes": 0,
-                "tier_bytes": 0,
-                "tier_place": "",
-                "recalled_bytes": 0,
-                "recall_hit_rate": None,
-            }
-        entry = self.model.shape.entry_bytes(self.model.dtype.itemsize)
-        return {
-            "index_bytes": tier.index_bytes,
-            "tier_bytes": tier.nbytes,
-            "tier_place": tier.place,
-            "recalled_bytes": recall.brought * entry,
-            "recall_hit_rate": 1 - recall.brought / recall.wanted if recall.wanted else None,
-        }
+        return "length" if self.account.generated >= self.longest else None
 
     def ledger(self, reason: FinishReason | None) -> Ledger:
         """The account as it stands."""
-        model, cache = self.model, self.cache
-        decoding, desk = self.last_s - self.first_s, self.desk
-        peak = self.meter.peak_bytes
-        if reason is not None:
-            self.meter.end_phase("answer")
+        model, cache, desk = self.model, self.cache, self.desk
+        itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return Ledger(
             finish_reason=reason,
             notes=self.notes,
@@ -412,23 +373,14 @@ class Turn:
             prompt_tokens=len(self.ids),
             again_tokens=len(self.again),
             seen_tokens=cache.seen,
-            generated_tokens=self.generated,
             kept_entries_mean=cache.entries_mean,
             kv_bytes=cache.nbytes,
-            **self._recalled(),
-            full_kv_bytes=model.shape.full_kv_bytes(cache.seen, model.dtype.itemsize),
-            streamed_bytes=self.streamed,
-            peak_bytes=peak,
-            planned_peak_bytes=self.planned,
-            phase_peak_bytes=self.meter.phases,
-            planned_phase_bytes=self.planned_phases,
-            plan_error=self.planned / peak - 1 if self.planned and self.meter.of_tensors else None,
+            full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
             score_bytes_to_host=None if desk is None else desk.wire.to_host,
             score_bytes_back=None if desk is None else desk.wire.back,
             score_s=None if desk is None else desk.seconds,
-            time_to_first_token_s=self.first_s,
-            prefill_tokens_per_s=(len(self.again) + len(self.ids)) / self.read_s,
-            decode_tokens_per_s=(self.generated - 1) / decoding if decoding > 0 else 0.0,
+            **recalled(self.tier, self.recall, model.shape.entry_bytes(itemsize)),
+            **self.account.figures(read, ended=reason is not None),
         )
 
 
