@@ -15,9 +15,12 @@ from kvlite.errors import InterruptedCacheError, ModelError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.model.load import LoadedModel
+from kvlite.offload.leaving import off_device
+from kvlite.offload.weights import StreamedLayers
 from kvlite.runner import Runner
 from kvlite.settings import Settings
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
+from tests.faults import Faults
 from tests.streamed import (
     Pair,
     layer_bytes,
@@ -219,6 +222,56 @@ def test_loading_never_holds_more(llama: Tiny, tmp_path: Path) -> None:
     largest = max(parameter.nbytes for parameter in llama.reference.parameters())
     assert weights <= meter.peak < weights + largest + (1 << 17)
     assert meter.peak < sum(parameter.nbytes for parameter in llama.reference.parameters())
+
+
+def off(model: LoadedModel, fails: range) -> tuple[Exception | None, int]:
+    """Let the layers leave the device while some allocations fail; what came of it, and how many
+    did."""
+    faults = Faults(fails)
+    try:
+        with faults:
+            model.layers = off_device(model)
+    except (torch.OutOfMemoryError, ModelError) as error:
+        return error, faults.failed
+    return None, faults.failed
+
+
+@pytest.mark.parametrize("following", [1, 2])
+def test_layers_leave_the_device_or_all_is_as_it_was(following: int) -> None:
+    """Wherever memory runs out, once or once more; copies come first, then slots."""
+    whole = make_tiny("llama").model
+    heard, loaded = two_turns(whole), TensorMeter(whole.tensors()).live
+    outcomes = []
+    for at in range(100):
+        model = make_tiny("llama").model
+        before = model.layers
+        error, failed = off(model, range(at, at + following))
+        for ours, theirs in zip(two_turns(model), heard, strict=True):
+            assert torch.equal(ours, theirs), at
+        held = TensorMeter(model.tensors()).live
+        if error is None:
+            assert isinstance(model.layers, StreamedLayers) and held < loaded
+        else:
+            assert isinstance(error, torch.OutOfMemoryError) and model.layers is before
+            pairs = zip(model.module.parameters(), whole.module.parameters(), strict=True)
+            assert all(torch.equal(ours, theirs) for ours, theirs in pairs), at
+            assert loaded <= held < loaded + (1 << 14)
+        outcomes.append((error is None, failed))
+        if not failed:
+            break
+    # No copy, no slot beside the layers: twice they come in their place, if memory runs out once.
+    assert outcomes[-1] == (True, 0) and len(outcomes) > 10
+    assert outcomes.count((True, 1)) == 2 if following == 1 else (False, 2) in outcomes[-4:]
+
+
+def test_layers_that_cannot_return_are_told_of() -> None:
+    model, other, whole = (make_tiny("llama").model for _ in range(3))
+    with Faults() as faults:
+        off_device(whole)
+    error, _ = off(model, range(faults.count - 2, 10**6))  # the last two are the slots
+    assert isinstance(error, ModelError) and "load the model again" in str(error)
+    error, _ = off(other, range(faults.count - 3, 10**6))
+    assert isinstance(error, torch.OutOfMemoryError) and other.layers.passing is None
 
 
 # --- what goes wrong -----------------------------------------------------------------------------

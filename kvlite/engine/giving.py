@@ -17,7 +17,7 @@ from kvlite.memory.ladder import BUDGET, EIGHT_BITS, FOUR_BITS, STREAM, Offers
 from kvlite.methods.rules import PROVISION, ROOM, Rule
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
-from kvlite.offload.streaming import stream_from_memory
+from kvlite.offload.leaving import stream_from_memory
 
 # What stays whatever is given up: the first entries, on which much attention rests, and a few more.
 SINKS, LEAST = 4, 16

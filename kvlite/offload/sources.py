@@ -1,6 +1,6 @@
 """Where weights that come to the device are kept: in a model's files, or in host memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,13 @@ class InFiles:
 class InMemory:
     """Weights in host memory, pinned where that can be had, as they will lie on the device."""
 
-    def __init__(self, layouts: Sequence[Layout]) -> None:
-        """Take every layer's numbers over; the parameters are left without."""
-        self.layers = [list(_taken(layout)) for layout in layouts]
+    def __init__(self, layers: Sequence[Sequence[Tensor]]) -> None:
+        """Keep what there is.
+
+        Args:
+            layers: every layer's numbers, as `copied` or `taken` gives them.
+        """
+        self.layers = layers
 
     def bring(self, index: int, memory: Tensor) -> None:
         """Copy one layer."""
@@ -53,13 +57,19 @@ class InMemory:
             part.copy_(piece, non_blocking=True)
 
 
-def _taken(layout: Layout) -> Iterator[Tensor]:
+def copied(layout: Layout) -> list[Tensor]:
+    """A layer's numbers in host memory, as they are laid out, in pieces one after the other."""
     flat = torch.zeros(layout.size, dtype=torch.uint8)
     for place in layout.places:
         place.within(flat).copy_(place.parameter.data)
+    return [_pinned(piece) for piece in flat.split(PIECE)]
+
+
+def taken(layout: Layout) -> list[Tensor]:
+    """As `copied`; the parameters are left without."""
+    pieces = copied(layout)
     layout.release()
-    for piece in flat.split(PIECE):
-        yield _pinned(piece)
+    return pieces
 
 
 def _pinned(piece: Tensor) -> Tensor:

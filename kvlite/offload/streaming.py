@@ -17,7 +17,7 @@ from kvlite.model.shape import read_shape
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.files import FileReader
 from kvlite.offload.slots import lay_out
-from kvlite.offload.sources import InFiles, InMemory, move_scales
+from kvlite.offload.sources import InFiles, InMemory, move_scales, taken
 from kvlite.offload.weights import StreamedLayers
 from kvlite.sizes import readable
 
@@ -116,29 +116,8 @@ def in_memory(model: LoadedModel) -> StreamedLayers:
     layouts = [lay_out(layer, model.device) for layer in modules]
     for layer in modules:
         move_scales(layer, model.device)
-    return StreamedLayers(modules, layouts, InMemory(layouts), model.device, "ram")
-
-
-def stream_from_memory(model: LoadedModel) -> bool:
-    """Let the layers of a model that is loaded wait in host memory from now on.
-
-    Returns:
-        Whether they do: not where the device is that memory, they came in turn before, their
-        weights are of a kind that does not, or the host has no room for them.
-    """
-    plain = model.weights.name in (*PLAIN, "nf4") and not model.weights.stored
-    if model.device.type == "cpu" or model.layers.passing is not None or not plain:
-        return False
-    modules = model.layers.modules
-    needed = sum(tensor.nbytes for layer in modules for tensor in layer.parameters())
-    # A layer is there twice while it is laid out; more is left to others.
-    if psutil.virtual_memory().available < 1.2 * needed:
-        return False
-    for layer in modules:
-        layer.to(HOST)
-    torch.cuda.empty_cache()
-    model.layers = in_memory(model)
-    return True
+    source = InMemory([taken(layout) for layout in layouts])
+    return StreamedLayers(modules, layouts, source, model.device, "ram")
 
 
 def open_beside(
