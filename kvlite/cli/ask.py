@@ -50,6 +50,9 @@ def ask(
     Without a question, the documents are read once and questions are taken from the terminal, or
     line by line from standard input, until that ends (Ctrl-D).
 
+    Exit codes: 0; 2 where anything was refused or an answer ended for lack of memory, even if other
+    questions were answered; 130 after Ctrl-C, unless more questions were to come.
+
     Examples:
 
       kvlite ask report.pdf "What were the costs in 2024?"
@@ -98,7 +101,7 @@ def ask(
     for asked in _questions(screen):
         about = asked_of if talk.messages else question_about
         try:
-            _answer(talk, about(documents, asked), screen, as_json)
+            failed |= _answer(talk, about(documents, asked), screen, as_json) == "memory"
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:

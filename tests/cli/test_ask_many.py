@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvlite.conversation import Conversation
+from kvlite.errors import OutOfMemory
+from kvlite.turn import Turn
 from tests.cli.conftest import Run, tokens
 
 QUESTIONS = "Who sat?\n\n  \nWho lay?\nWhere?"
@@ -61,6 +63,28 @@ def test_a_question_that_does_not_fit_is_said_and_others_go_on(
     done = kvlite("ask", text, "--model", model, "--max-tokens", "2", "--json")
     assert done.code == 2 and len(done.out.splitlines()) == 2
     assert len(re.findall("^kvlite: .* tokens do not fit this model", done.err, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_an_answer_that_memory_ended_is_in_the_exit_code_and_others_go_on(
+    kvlite: Run, model: Path, text: Path, which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter, calls = Turn._enter, [0]
+
+    def runs_out(self: Turn, token: int) -> None:
+        calls[0] += 1
+        if calls[0] == 3 * which + 2:  # the second of three tokens that enter the cache
+            raise OutOfMemory("there is no more: close other programs")
+        enter(self, token)
+
+    monkeypatch.setattr(Turn, "_enter", runs_out)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(QUESTIONS))
+    done = kvlite("ask", text, "--model", model, "--max-tokens", "4", "--json")
+    ended = [json.loads(line)["finish_reason"] for line in done.out.splitlines()]
+    expected = ["length"] * 3
+    expected[which] = "memory"
+    assert (done.code, ended) == (2, expected)
+    assert done.err.count("there is no more") == 1
 
 
 def test_no_question_at_all(
