@@ -73,6 +73,7 @@ class Context:
         self.checkpoints: list[Checkpoint] = []
         self._left: list[int] = []
         self._noted: tuple[str, ...] = ()
+        self._told: set[str] = set()
         self._answer: Generator[Piece] | None = None
 
     @property
@@ -111,6 +112,7 @@ class Context:
             ladder=self.ladder,
             tier=tier,
             answers=answers,
+            told=self._told,
         )
 
     def read(self, turn: Turn, audience: Audience) -> None:
@@ -125,6 +127,7 @@ class Context:
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))
         self._noted = () if turn.answers else turn.notes
+        self._told.update(turn.notes)
         if turn.tier is not None or not _set_aside(turn.settings):
             self.tier = turn.tier
 

@@ -19,7 +19,8 @@ class Ledger:
     Attributes:
         finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted",
             "memory" (it ran out, and nothing was left to give up); None while the answer goes on.
-        notes: what the user should know of these settings, a sentence each.
+        notes: what the user should know of these settings, a sentence each; that recall cannot
+            begin, once a conversation.
         rungs: what was given up in this turn because memory was short.
         model, device, weights, method: what was used.
         dtype: of activations, and of the cache where it is not quantized.

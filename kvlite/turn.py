@@ -1,6 +1,6 @@
 """One turn: tokens read, an answer drawn, and its ledger."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
 from threading import Event
 from time import perf_counter
@@ -74,6 +74,7 @@ class Turn:
         ladder: Ladder,
         tier: Tier | None = None,
         answers: bool = True,
+        told: Collection[str] = (),
     ) -> None:
         """Check everything that can be checked before `ids` are read.
 
@@ -82,6 +83,7 @@ class Turn:
             ladder: what the conversation has given up so far; takes what this turn gives up.
             tier: everything read so far; takes what is read and answered now.
             answers: whether an answer will follow.
+            told: sentences that need not be said again.
 
         Raises:
             ContextError: they do not fit the model's trained context.
@@ -94,6 +96,7 @@ class Turn:
         self.ids = ids
         self.settings = settings
         self.answers = answers
+        self.told = told
         self.pending: list[int] = []
         self.step: Step | None = None
         self.ladder = ladder
@@ -180,10 +183,11 @@ class Turn:
         if tier is None:
             if settings.recall == "off" or not can_recall(self.method):
                 return None, []
-            return None, [
+            gone = (
                 f"--recall {settings.recall} cannot begin now, since some of what was read before "
                 "is gone: only a new conversation can recall"
-            ]
+            )
+            return None, [] if gone in self.told else [gone]
         shape, itemsize = self.model.shape, self.model.dtype.itemsize
         needed = tier_bytes(shape, seen, self.longest, itemsize, tier.bits)
         try:

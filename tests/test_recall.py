@@ -258,6 +258,45 @@ def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
     assert talk.tier is None
 
 
+def test_that_recall_cannot_begin_is_said_once_a_conversation(llama: Tiny) -> None:
+    for _ in range(2):
+        said_once(chat(llama.model, recall="auto"))
+
+
+def said_once(talk: Conversation) -> None:
+    talk.generate(random_ids(90)[0].tolist(), recall="off")
+    told: list[str] = []
+
+    def notes(**settings: Any) -> tuple[str, ...]:
+        told.clear()
+        ledger = talk.generate([5, 6], max_new_tokens=2, notify=told.append, **settings).ledger
+        assert tuple(told) == ledger.notes
+        return ledger.notes
+
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Stopped):  # nothing was read, so it is said again
+        talk.generate([5, 6], cancel=cancel)
+    (note,) = notes()
+    assert note.startswith("--recall auto cannot begin now")
+    assert notes() == notes() == ()
+    (note,) = notes(recall="ram")  # what is asked for anew is answered
+    assert note.startswith("--recall ram cannot begin now")
+    assert notes(recall="ram") == notes() == ()
+
+
+def test_what_is_read_without_an_answer_has_the_next_one_say_that_recall_cannot_begin(
+    llama: Tiny,
+) -> None:
+    talk = chat(llama.model, recall="off")
+    talk.read(random_ids(90)[0].tolist())
+    talk.settings = talk.settings.replace({"recall": "auto"})
+    talk.read([5, 6])
+    (note,) = talk.generate([5, 6], max_new_tokens=2).ledger.notes
+    assert note.startswith("--recall auto cannot begin now")
+    assert talk.generate([5, 6], max_new_tokens=2).ledger.notes == ()
+
+
 def test_too_little_memory_for_a_tier_is_said_and_the_conversation_goes_on(llama: Tiny) -> None:
     talk = chat(llama.model, recall_limit="300KiB", kv_bits="16")
     first = talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
