@@ -17,6 +17,7 @@ from kvlite.engine.giving import LEAST, cache_offers
 from kvlite.engine.prefill import prefill
 from kvlite.engine.reading import CHUNK as USUAL
 from kvlite.engine.reading import Progress
+from kvlite.engine.relief import halved
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
 from kvlite.errors import ContextError, ForecastError, OutOfMemory, RecallError, SettingError
@@ -137,7 +138,7 @@ class Turn:
     @property
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
-        return max(1, (self.settings.chunk or USUAL) >> self.ladder.times(CHUNK))
+        return halved(self.settings.chunk or USUAL, self.ladder.times(CHUNK))
 
     def _planned(self) -> dict[str, int]:
         """The peak that each phase is expected to have, in bytes of live tensors; none where that

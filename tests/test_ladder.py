@@ -4,6 +4,7 @@ import gc
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,8 +12,13 @@ import torch
 
 from kvlite.cache import front
 from kvlite.conversation import Conversation
+from kvlite.engine.prefill import empty_cache
+from kvlite.engine.reading import Reading
+from kvlite.engine.relief import reading_offers
 from kvlite.errors import OutOfMemory
 from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, RUNGS, Ladder
+from kvlite.methods import parse_method
+from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.settings import Settings
 from tests.conftest import make_tiny
@@ -325,6 +331,29 @@ def test_what_was_given_up_stays_so_for_later_turns(model: LoadedModel) -> None:
     bare = conversation(model, method=DEFAULT, budget=35, kv_bits=4, chunk=20)
     assert bare.generate(TURNS[0], ignore_eos=True).token_ids == answer.token_ids
     assert bare.cache.nbytes == talk.cache.nbytes
+
+
+@pytest.mark.parametrize("chunk", [5, 16, 17, 24, 40, 100, 777, 1024, 4095])
+def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int) -> None:
+    """Unless they were asked for so; in this turn, and in later ones."""
+    reading = Reading(
+        model,
+        empty_cache(model),
+        torch.tensor([[5] * 5000]),
+        layer_rules(parse_method("full"), model.shape, 5000, 5000),
+        chunk=chunk,
+    )
+    shorter, sizes = reading_offers(reading)[CHUNK], [chunk]
+    while shorter():
+        sizes.append(reading.chunk)
+    assert sizes[-1] == min(chunk, 16) and all(type(size) is int for size in sizes)
+    assert all(a > b >= max(16, a // 2) for a, b in pairwise(sizes))
+    talk = conversation(model, method="full", chunk=chunk)
+    for times in range(15):
+        talk.ladder.taken = [CHUNK] * times
+        talk.read([5])
+        assert talk._turn is not None
+        assert talk._turn.chunk == sizes[min(times, len(sizes) - 1)]
 
 
 def test_hidden_states_may_wait_in_host_memory(model: LoadedModel) -> None:

@@ -69,12 +69,17 @@ def embedded(model: LoadedModel, token_ids: Tensor, chunk: int, ladder: Ladder |
     return torch.cat([model.embed(part).cpu() for part in token_ids.split(chunk, 1)], 1)
 
 
+def halved(chunk: int, times: int = 1) -> int:
+    """Tokens of a chunk that was halved so often; no fewer than 16, unless it had fewer."""
+    return max(min(chunk, SHORTEST_CHUNK), chunk >> times)
+
+
 def _halve_chunk(reading: Reads) -> bool:
     """Read in chunks half as long; False if they are short already."""
     chunk = min(reading.chunk, reading.hidden.shape[1])
     if chunk <= SHORTEST_CHUNK:
         return False
-    reading.chunk = max(SHORTEST_CHUNK, chunk // 2)
+    reading.chunk = halved(chunk)
     if reading.repetition is not None:
         reading.repetition.chunk = min(reading.repetition.chunk, reading.chunk)
     return True
