@@ -1,4 +1,4 @@
-"""Where kvlite keeps what it makes."""
+"""Where kvlite keeps what it makes, and what users tell it."""
 
 import os
 from pathlib import Path
@@ -17,3 +17,10 @@ def data_folder() -> Path:
     from platformdirs import user_data_path
 
     return Path(os.environ.get("KVLITE_DATA") or user_data_path("kvlite", appauthor=False))
+
+
+def config_folder() -> Path:
+    """What users set: profiles. `KVLITE_CONFIG` overrides the platform's folder."""
+    from platformdirs import user_config_path
+
+    return Path(os.environ.get("KVLITE_CONFIG") or user_config_path("kvlite", appauthor=False))

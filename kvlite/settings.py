@@ -1,12 +1,12 @@
 """What a user can set: each option's name, default, range and help, once.
 
-The command line's flags, and every other front end's controls, are made from `Settings`.
-Nothing here imports torch, so that a front end can show its options at once.
+The command line's flags, environment variables, profiles, and every other front end's controls are
+made from `Settings`. Nothing here imports torch, so that a front end can show its options at once.
 """
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,9 +157,8 @@ class Settings:
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
 
     def __post_init__(self) -> None:
-        for option in dataclasses.fields(self):
-            value = _checked(option, getattr(self, option.name))
-            object.__setattr__(self, option.name, value)
+        for name in OPTIONS:
+            object.__setattr__(self, name, checked(name, getattr(self, name), flag_of(name)))
 
     def replace(self, values: Mapping[str, Any]) -> "Settings":
         """These settings with some values changed.
@@ -167,10 +166,7 @@ class Settings:
         Raises:
             SettingError: an unknown name or a value out of range.
         """
-        known = {option.name for option in dataclasses.fields(self)}
-        for name in values:
-            if name not in known:
-                raise SettingError(f"unknown setting {name!r}: there is {', '.join(sorted(known))}")
+        require_known(values)
         return dataclasses.replace(self, **values)
 
     def after_load(self, values: Mapping[str, Any]) -> "Settings":
@@ -190,35 +186,70 @@ class Settings:
         return self.replace(values)
 
 
-def _checked(option: "dataclasses.Field[Any]", value: Any) -> Any:
-    """The value as the option's type has it, or SettingError."""
-    name, about = option.metadata["flag"] or f"--{option.name.replace('_', '-')}", option.metadata
+OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
+
+
+def flag_of(name: str) -> str:
+    """What a setting is called on the command line."""
+    return OPTIONS[name].metadata["flag"] or f"--{name.replace('_', '-')}"
+
+
+def require_known(names: Iterable[str], where: str = "") -> None:
+    """Check that these are names of settings.
+
+    Args:
+        where: what an error begins with, as in `file: `.
+
+    Raises:
+        SettingError: one is not.
+    """
+    for name in names:
+        if name not in OPTIONS:
+            raise SettingError(
+                f"{where}unknown setting {name!r}: there is {', '.join(sorted(OPTIONS))}"
+            )
+
+
+def checked(name: str, value: Any, called: str) -> Any:
+    """A setting's value as its type has it.
+
+    Args:
+        called: what the value is called where it was given, for the error: `--top-k`.
+
+    Raises:
+        SettingError: it is of another type, or out of range.
+    """
+    option = OPTIONS[name]
+    about = option.metadata
+    if option.type is str and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     if about["choices"] and value not in about["choices"]:
-        raise SettingError(f"{name} {value!r} is not one of {', '.join(about['choices'])}")
+        raise SettingError(f"{called} {value!r} is not one of {', '.join(about['choices'])}")
     if option.type is bool:
         if not isinstance(value, bool):
-            raise SettingError(f"{name} {value!r} is not True or False")
+            raise SettingError(f"{called} {value!r} is not True or False")
         return value
     if option.type is str:
-        if not isinstance(value, str | int | float | os.PathLike):
-            raise SettingError(f"{name} {value!r} is not text")
+        if not isinstance(value, str | os.PathLike):
+            raise SettingError(f"{called} {value!r} is not text")
         return str(value)
     if isinstance(option.default, tuple):
         texts = (value,) if isinstance(value, str) else value
         if not isinstance(texts, tuple | list) or not all(isinstance(t, str) for t in texts):
-            raise SettingError(f"{name} {value!r} is not text, or several")
+            raise SettingError(f"{called} {value!r} is not text, or several")
         return tuple(texts)
     if value is None and option.default is None:
         return value
     low, high, whole = about["low"], about["high"], option.type is not float
     if (
         not isinstance(value, int if whole else int | float)
+        or isinstance(value, bool)
         or not low <= value
         or (high is not None and value > high)
     ):
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
         raise SettingError(
-            f"{name} {value!r} is out of range: it must be {limits}"
+            f"{called} {value!r} is out of range: it must be {limits}"
             + (", a whole number" if whole else "")
         )
     return value if whole else float(value)

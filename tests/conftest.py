@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ import transformers
 
 import kvlite
 from kvlite.bench.prose import bundled_prose
+from kvlite.environment import PROFILE, variable_of
 from kvlite.model.calibration import Calibration
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape, shape_of
 from kvlite.model.weights import PLAIN, Weights
+from kvlite.settings import OPTIONS
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -154,6 +157,17 @@ def make_tiny(
         calibration=made_up_calibration(shape_of(config)),
     )
     return Tiny(reference, model)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobodys_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Neither profiles nor the environment of whoever runs the tests decide anything in them."""
+    folder = tmp_path_factory.mktemp("config")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLITE_CONFIG", str(folder))
+        for variable in (PROFILE, *map(variable_of, OPTIONS)):
+            patch.delenv(variable, raising=False)
+        yield folder
 
 
 @pytest.fixture(autouse=True)
