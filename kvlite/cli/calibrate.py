@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlite.cli.options import with_model
 from kvlite.cli.screen import console, reading_bar
 from kvlite.errors import SettingError
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.model.calibration import Calibration
 
 
+@with_model
 def calibrate(
-    model: Annotated[str, typer.Argument(help="as for `kvlite ask`")] = EMBEDDED_MODEL,
+    settings: Settings,
+    named: Annotated[str, typer.Argument(metavar="[MODEL]", help="as --model")] = "",
     text: Annotated[
         str, typer.Option(help="a file to measure on; else prose that kvlite brings")
     ] = "",
     samples: Annotated[int, typer.Option(min=1, help="pieces of the text to read")] = 4,
     tokens: Annotated[int, typer.Option(min=64, help="tokens in each")] = 4096,
     out: Annotated[str, typer.Option(help="write it to this file, not to the data folder")] = "",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    weights: Annotated[str, typer.Option(help="auto, fp32, bf16, fp16, int8 or nf4")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Measure of a model what some methods need: UNComp's groups of heads and layers, and the
@@ -41,7 +42,8 @@ def calibrate(
 
       kvlite ask report.pdf "Who paid?" --model Qwen/Qwen3-8B --method uncomp
     """
-    settings = Settings(model=model, device=device, weights=weights)
+    if named:
+        settings = settings.replace({"model": named})
     from kvlite.bench.prose import bundled_prose
     from kvlite.calibrate import calibrate as measure
     from kvlite.calibrate import pieces_of
@@ -58,7 +60,7 @@ def calibrate(
         runner = open_runner(settings, status.update)
     pieces = pieces_of(runner.model, prose, samples, tokens)
     with reading_bar(console(), "Measuring") as bar:
-        found = measure(runner.model, model, text or "bundled prose", pieces, bar.update)
+        found = measure(runner.model, settings.model, text or "bundled prose", pieces, bar.update)
     path = Path(out) if out else calibration_path(found.fingerprint)
     before = runner.model.calibration
     if before is not None and found.lazy_threshold is None:

@@ -12,8 +12,10 @@ from kvlite.cli import BAD_INPUT
 from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
+from kvlite.cli.config import config
 from kvlite.cli.methods import methods
 from kvlite.cli.plan import plan
+from kvlite.cli.profile import app as profile
 from kvlite.errors import KvliteError
 
 app = typer.Typer(
@@ -28,6 +30,8 @@ app.command()(ask)
 app.command()(plan)
 app.command()(methods)
 app.command()(calibrate)
+app.command()(config)
+app.add_typer(profile, name="profile")
 app.add_typer(bench, name="bench")
 
 
@@ -60,7 +64,8 @@ def main() -> None:
     except typer.TyperException as error:
         message = _usage(error)
     except (KvliteError, OSError) as error:
-        message = str(error)
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        message = f"{error} ({notes})" if notes else str(error)
     if message:
         print(f"kvlite: {message}", file=sys.stderr)
     sys.exit(BAD_INPUT)

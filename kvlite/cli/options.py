@@ -1,46 +1,168 @@
 """Typer options made from `Settings`, so that each is described once."""
 
-import dataclasses
 import inspect
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from kvlite.settings import Settings
+from kvlite.errors import KvliteError
+from kvlite.folders import config_folder
+from kvlite.profiles import Profiles
+from kvlite.resolution import Origin, Resolved, resolve
+from kvlite.settings import OPTIONS, Settings, flag_of
 
 _HINTS = get_type_hints(Settings)
+_CONTEXT, _PROFILE = "typer_context", "profile"
+Command = Callable[..., None]
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first parameter is `settings`, one flag for every setting."""
+def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command:
+    """Give a command, whose first parameter is `settings`, a flag for each of these settings, and
+    --profile; what no flag says comes from the environment, a profile, or is the default."""
+
+    @wraps(command)
+    def told(resolved: Resolved, **values: Any) -> None:
+        outside = resolved.outside()
+        _require_meanings(resolved.settings, outside)
+        try:
+            command(resolved.settings, **values)
+        except KvliteError as error:
+            for note in _told_of(str(error), resolved.settings, outside):
+                error.add_note(note)
+            raise
+
+    return _with_flags(told, names, partial(_resolved, names=names), _profile())
+
+
+# For commands that open a model, and have ways of their own to say what is done with it.
+with_model = partial(with_settings, names=("model", "device", "weights"))
+
+
+def with_origins(command: Command) -> Command:
+    """As `with_settings`, for a first parameter that is `Resolved`."""
+    return _with_flags(command, OPTIONS, partial(_resolved, names=OPTIONS), _profile())
+
+
+def with_given(command: Command) -> Command:
+    """Give a command a flag for every setting, whose first parameter is those that were given and
+    nothing else, by name."""
+    return _with_flags(command, OPTIONS, lambda flags, _: flags)
+
+
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Settings' values as they would be given on the command line."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else _negated(flag))
+        else:
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [flag, str(each)]
+    return words
+
+
+def as_text(value: Any) -> str:
+    """A setting's value for a table."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _with_flags(
+    command: Command,
+    names: Collection[str],
+    first: Callable[[Mapping[str, Any], str | None], Any],
+    *more: inspect.Parameter,
+) -> Command:
+    """A command without its first parameter, which `first` makes of the flags given and the name
+    of a profile."""
     own = list(inspect.signature(command).parameters.values())[1:]
+    options = [_parameter(name) for name in names]
 
-    def run(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in names if name in given}
-        command(Settings(**{**chosen, "stop": tuple(chosen["stop"] or ())}), **given)
+    def run(**values: Any) -> None:
+        context: typer.Context = values.pop(_CONTEXT)
+        given = {name: values.pop(name) for name in names}
+        flags = {name: value for name, value in given.items() if _is_given(context, name)}
+        command(first(flags, values.pop(_PROFILE, None)), **values)
 
-    options = [_parameter(option) for option in dataclasses.fields(Settings)]
-    names = [option.name for option in options]
-    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
+    parameters = [*own, *options, *more, _keyword(_CONTEXT, typer.Context)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     return run
 
 
-def _parameter(option: "dataclasses.Field[Any]") -> inspect.Parameter:
-    about = option.metadata
-    flag = about["flag"] or f"--{option.name.replace('_', '-')}"
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _resolved(flags: Mapping[str, Any], profile: str | None, names: Collection[str]) -> Resolved:
+    chosen = Profiles(config_folder()).chosen(profile, os.environ)
+    return resolve(flags, os.environ, chosen, names)
+
+
+def _require_meanings(settings: Settings, outside: Mapping[str, Origin]) -> None:
+    """What was not typed on the command line is checked here, where it is known what to call it."""
+    if not outside:
+        return
+    from kvlite.meanings import require_meaning
+
+    for name, origin in outside.items():
+        require_meaning(name, getattr(settings, name), origin.called(name))
+
+
+def _told_of(message: str, settings: Settings, outside: Mapping[str, Origin]) -> Iterator[str]:
+    """Where values come from that an error calls by their flags, though none was given."""
+    for name, origin in outside.items():
+        flag, value = flag_of(name), getattr(settings, name)
+        if f"{flag} {value} " in f"{message} " or f"{flag} {value!r}" in message:
+            yield f"{flag} is from {origin}"
+
+
+def _negated(flag: str) -> str:
+    return f"--no-{flag[2:]}"
+
+
+def _keyword(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _profile() -> inspect.Parameter:
+    shown = typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="settings saved by `kvlite profile save`, for those that neither a flag nor the "
+        "environment sets; left out, KVLITE_PROFILE, else the profile called default if there is "
+        "one; none for no profile",
+        rich_help_panel=OPTIONS["model"].metadata["panel"],
+    )
+    return _keyword(_PROFILE, Annotated[str | None, shown], None)
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    option = OPTIONS[name]
+    about, flag = option.metadata, flag_of(name)
     default: Any = option.default
     several = isinstance(default, tuple)
     help = about["help"]
     if about["choices"]:
         help += f" ({'|'.join(about['choices'])})"
-    shown = typer.Option(flag, help=help, rich_help_panel=about["panel"])
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=list(default) if several else default,
-        annotation=Annotated[list[str] if several else _HINTS[option.name], shown],
+    # What a profile sets to true, the command line can set back.
+    declared = f"{flag}/{_negated(flag)}" if option.type is bool else flag
+    shown = typer.Option(declared, help=help, rich_help_panel=about["panel"])
+    return _keyword(
+        name,
+        Annotated[list[str] if several else _HINTS[name], shown],
+        list(default) if several else default,
     )

@@ -60,6 +60,14 @@ def find_config(model: str, notify: Callable[[str], None] | None = None) -> Path
     return folder
 
 
+def lasting_name(model: str) -> str:
+    """What a model is called from whatever folder: a path that is there with all folders that lead
+    to it, anything else as it is."""
+    path = _expanded(model)
+    local = model not in ("", EMBEDDED_MODEL) and path.exists()
+    return str(path.absolute()) if local else model
+
+
 def _is_repo(model: str) -> bool:
     """Whether it can be a Hugging Face id."""
     path = _expanded(model)

@@ -10,25 +10,25 @@ from kvlite.cli.bench.options import (
     NO_RECALL,
     RECALL_BITS,
     Budgets,
-    Device,
     Json,
     KVBits,
     Methods,
-    Model,
     Out,
     Recall,
     RecallBits,
     Tokens,
-    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.cli.options import with_model
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.runner import Runner
 
 
+@with_model
 def fidelity(
+    settings: Settings,
     file: Annotated[
         str,
         typer.Argument(help="txt, md, html, pdf or docx; - for standard input; else bundled prose"),
@@ -45,9 +45,6 @@ def fidelity(
     repeats: Annotated[
         int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
     ] = 5,
-    model: Model = EMBEDDED_MODEL,
-    device: Device = "auto",
-    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +65,6 @@ def fidelity(
 
       kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
     """
-    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.fidelity import FidelityRow, parts, tallies
     from kvlite.bench.fidelity import fidelity as measured
     from kvlite.bench.grid import choices, recalled, require_memory

@@ -6,30 +6,27 @@ from kvlite.cli.bench.options import (
     KV_BITS,
     METHODS,
     Budgets,
-    Device,
     Json,
     KVBits,
     Methods,
-    Model,
     Out,
     Tokens,
-    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.cli.options import with_model
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.runner import Runner
 
 
+@with_model
 def memory(
+    settings: Settings,
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
     kv_bits: KVBits = KV_BITS,
-    model: Model = EMBEDDED_MODEL,
-    device: Device = "auto",
-    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +40,6 @@ def memory(
 
       kvlite bench memory --method full --method kvx --kv-bits 16 --kv-bits 4 --json
     """
-    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import choices, require_room
     from kvlite.bench.memory import MemoryRow, lines
     from kvlite.bench.memory import memory as measured

@@ -12,21 +12,19 @@ from kvlite.cli.bench.options import (
     NO_RECALL,
     RECALL_BITS,
     Budgets,
-    Device,
     Json,
     KVBits,
     Methods,
-    Model,
     Out,
     Question,
     Recall,
     RecallBits,
     Repeats,
     Tokens,
-    Weights,
     once,
 )
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.cli.options import with_model
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.case import Recipe
@@ -42,7 +40,9 @@ Kinds = Annotated[
 ]
 
 
+@with_model
 def niah(
+    settings: Settings,
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
@@ -53,9 +53,6 @@ def niah(
     kind: Kinds = ["number", "sentence", "pairs"],
     question: Question = "known",
     repeats: Repeats = 1,
-    model: Model = EMBEDDED_MODEL,
-    device: Device = "auto",
-    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +72,6 @@ def niah(
 
       kvlite bench niah --question unknown --budget 256 --recall off,0,128 --recall-bits 16,4
     """
-    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import evenly, require_known
     from kvlite.bench.niah import KINDS, niah_cases
 

@@ -22,9 +22,6 @@ NO_RECALL, KV_BITS = ["off"], ["16"]
 RECALL_BITS = [str(Settings.recall_bits)]
 METHODS = ["snapkv", "pyramidkv", "kvx", str(Settings.method)]
 
-Model = Annotated[str, typer.Option(help="as for `kvlite ask`")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-Weights = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16, int8 or nf4")]
 Tokens = Annotated[
     list[int], typer.Option(min=100, callback=once, help="prompt length; may be repeated")
 ]

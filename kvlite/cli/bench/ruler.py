@@ -12,21 +12,19 @@ from kvlite.cli.bench.options import (
     NO_RECALL,
     RECALL_BITS,
     Budgets,
-    Device,
     Json,
     KVBits,
     Methods,
-    Model,
     Out,
     Question,
     Recall,
     RecallBits,
     Repeats,
     Tokens,
-    Weights,
     once,
 )
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.cli.options import with_model
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.case import Recipe
@@ -38,7 +36,9 @@ Tasks = Annotated[
 ]
 
 
+@with_model
 def ruler(
+    settings: Settings,
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
@@ -48,9 +48,6 @@ def ruler(
     task: Tasks = TASKS,
     question: Question = "known",
     repeats: Repeats = 5,
-    model: Model = EMBEDDED_MODEL,
-    device: Device = "auto",
-    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +65,6 @@ def ruler(
 
       kvlite bench ruler --tokens 4000 --question unknown --budget 256 --recall off,0,128
     """
-    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import require_known
     from kvlite.bench.ruler import KINDS, ruler_cases
 

@@ -6,22 +6,22 @@ import typer
 
 from kvlite.cli.bench.options import (
     KV_BITS,
-    Device,
     Json,
-    Model,
     Out,
     Tokens,
-    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
+from kvlite.cli.options import with_model
 from kvlite.errors import SettingError
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.runner import Runner
 
 
+@with_model
 def speed(
+    settings: Settings,
     tokens: Tokens = [2000, 7000],
     method: Annotated[str, typer.Option(help="as for `kvlite ask`")] = Settings.method,
     budget: Annotated[str, typer.Option(help="as for `kvlite ask`")] = "512",
@@ -31,9 +31,6 @@ def speed(
     ] = "off",
     repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; medians are given")] = 5,
     new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,
-    model: Model = EMBEDDED_MODEL,
-    device: Device = "auto",
-    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -52,15 +49,14 @@ def speed(
     """
     if recall != "off" and not recall.isdigit():
         raise SettingError(f"--recall {recall!r} is no number of entries: give 128, or off")
-    settings = Settings(
-        model=model,
-        method=method,
-        budget=budget,
-        kv_bits=kv_bits,
-        recall="off" if recall == "off" else "ram",
-        recall_entries=0 if recall == "off" else int(recall),
-        device=device,
-        weights=weights,
+    settings = settings.replace(
+        {
+            "method": method,
+            "budget": budget,
+            "kv_bits": kv_bits,
+            "recall": "off" if recall == "off" else "ram",
+            "recall_entries": 0 if recall == "off" else int(recall),
+        }
     )
     from kvlite.bench.grid import require_room
     from kvlite.bench.prose import bundled_prose

@@ -9,26 +9,26 @@ from kvlite.cli.bench.options import (
     METHODS,
     RECALL_BITS,
     Budgets,
-    Device,
     Json,
     KVBits,
     Methods,
-    Model,
     Out,
     Recall,
     RecallBits,
     Repeats,
     Tokens,
-    Weights,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
-from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite.cli.options import with_model
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.runner import Runner
 
 
+@with_model
 def turns(
+    settings: Settings,
     tokens: Tokens = [2000],
     method: Methods = METHODS,
     budget: Budgets = [512],
@@ -42,9 +42,6 @@ def turns(
         int, typer.Option(min=1, help="orders in which they are asked, a conversation each")
     ] = 1,
     repeats: Repeats = 1,
-    model: Model = EMBEDDED_MODEL,
-    device: Device = "auto",
-    weights: Weights = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +61,6 @@ def turns(
 
       kvlite bench turns --recall 128 --recall-bits 16,4 --json
     """
-    settings = Settings(model=model, device=device, weights=weights)
     from kvlite.bench.grid import choices, recalled
     from kvlite.bench.pictures import draw_turns
     from kvlite.bench.prose import bundled_prose

@@ -1,0 +1,74 @@
+"""`kvlite config`: what settings are in use, and where each comes from."""
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from kvlite.cli.options import as_text, with_origins
+from kvlite.cli.screen import console
+from kvlite.environment import unknown_variables, variable_of
+from kvlite.folders import cache_folder, config_folder, data_folder
+from kvlite.resolution import Resolved
+
+
+@with_origins
+def config(
+    resolved: Resolved,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of tables")
+    ] = False,
+) -> None:
+    """Show each setting's value and where it comes from, and kvlite's folders.
+
+    A flag goes before the environment (KVLITE_KV_BITS for --kv-bits, KVLITE_MAX_NEW_TOKENS for
+    --max-tokens, as the first column has them), the environment before a profile, a profile before
+    the default.
+
+    Examples:
+
+      kvlite config
+
+      kvlite config --profile mine --temperature 0.7
+
+      KVLITE_KV_BITS=8 kvlite config --json
+    """
+    folders = {"config": config_folder(), "cache": cache_folder(), "data": data_folder()}
+    strange = unknown_variables(os.environ)
+    if as_json:
+        plain: dict[str, Any] = {
+            "settings": {
+                name: {"value": getattr(resolved.settings, name), **origin.to_json()}
+                for name, origin in resolved.origins.items()
+            },
+            "profile": None if resolved.profile is None else resolved.profile.to_json(),
+            "folders": {name: str(path) for name, path in folders.items()},
+            "unknown_variables": strange,
+        }
+        print(json.dumps(plain))
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table("setting", Column("value", overflow="fold"), Column("from", overflow="fold"))
+    for name, origin in resolved.origins.items():
+        value = as_text(getattr(resolved.settings, name))
+        style = "dim" if origin.kind == "default" else ""
+        table.add_row(name, Text(value), Text(str(origin)), style=style)
+    places = Table("folder", Column("path", overflow="fold"))
+    for name, path in folders.items():
+        places.add_row(name, Text(str(path)))
+    screen = Console(highlight=False)
+    screen.print(table)
+    screen.print(places)
+    if resolved.profile is not None:
+        screen.print(f"Profile: {resolved.profile.name} ({resolved.profile.path})", markup=False)
+    for variable in strange:
+        console().print(
+            f"Note: {variable} is no setting, and changes nothing: there is "
+            f"{variable_of('model')}, {variable_of('kv_bits')} and so on",
+            style="yellow",
+            markup=False,
+        )

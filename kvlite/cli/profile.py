@@ -1,0 +1,139 @@
+"""`kvlite profile`: settings kept under a name."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from kvlite.cli.options import as_flags, as_text, with_given
+from kvlite.cli.screen import console
+from kvlite.errors import SettingError
+from kvlite.folders import config_folder
+from kvlite.profiles import DEFAULT, Profiles
+from kvlite.settings import Settings, flag_of
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep settings under a name, and use them with --profile NAME.\n\n"
+    f"A profile called {DEFAULT} is used where none is named. Profiles are TOML files in kvlite's "
+    "configuration folder (`kvlite config` says where), and may be edited.",
+    epilog='Try: kvlite profile save mine --kv-bits 8 ; kvlite ask report.pdf "Who?" '
+    "--profile mine",
+)
+
+_Name = Annotated[str, typer.Argument(help="letters, digits, - and _")]
+_Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
+
+
+@app.command("list")
+def listing(as_json: _Json = False) -> None:
+    """List the profiles there are, and what they set.
+
+    Examples:
+
+      kvlite profile list
+
+      kvlite profile list --json
+    """
+    profiles = Profiles(config_folder())
+    good, broken = profiles.read_all()
+    if as_json:
+        rows = [profile.to_json() for profile in good]
+        flaws = {str(path): flaw for path, flaw in broken.items()}
+        print(json.dumps({"folder": str(profiles.folder), "profiles": rows, "broken": flaws}))
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    screen = Console(highlight=False)
+    if good:
+        table = Table("profile", Column("settings", overflow="fold"))
+        for profile in good:
+            table.add_row(profile.name, Text(shlex.join(as_flags(profile.values))))
+        screen.print(table)
+    elif not broken:
+        screen.print(
+            f"There is no profile in {profiles.folder} yet: kvlite profile save NAME --kv-bits 8 "
+            "makes one",
+            markup=False,
+        )
+    for flaw in broken.values():
+        console().print(f"Note: {flaw}", style="yellow", markup=False)
+
+
+@app.command()
+def show(name: _Name, as_json: _Json = False) -> None:
+    """Show what a profile sets.
+
+    Examples:
+
+      kvlite profile show mine
+
+      kvlite profile show mine --json
+    """
+    found = Profiles(config_folder()).read(name)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table("setting", Column("value", overflow="fold"))
+    for each, value in found.values.items():
+        table.add_row(each, Text(as_text(value)))
+    screen = Console(highlight=False)
+    screen.print(table)
+    screen.print(str(found.path), markup=False)
+
+
+@app.command()
+@with_given
+def save(
+    given: Mapping[str, Any],
+    name: _Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="overwrite a profile of the same name")
+    ] = False,
+) -> None:
+    """Save the settings given here, and no others, as a profile.
+
+    What is not given stays open: a flag, the environment or the default decides it. A model's path
+    is saved from the root on, so that it is found from any folder.
+
+    Examples:
+
+      kvlite profile save mine --model ./Qwen3-8B --kv-bits 8 --recall ram
+
+      kvlite profile save default --budget 25% --force
+
+      kvlite ask report.pdf "Who paid?" --profile mine
+    """
+    if not given:
+        raise SettingError("there is nothing to save: give settings, such as --kv-bits 8")
+    settings = Settings().replace(given)
+    from kvlite.meanings import require_meaning
+    from kvlite.model.source import lasting_name
+
+    values = {each: getattr(settings, each) for each in given}
+    for each, value in values.items():
+        require_meaning(each, value, flag_of(each))
+    if "model" in values:
+        values["model"] = lasting_name(values["model"])
+    saved = Profiles(config_folder()).save(name, values, force=force)
+    use = "used where none is named" if name == DEFAULT else f"use it with --profile {name}"
+    print(f"Saved in {saved.path}: {use}")
+
+
+@app.command()
+def delete(name: _Name) -> None:
+    """Delete a profile.
+
+    Example:
+
+      kvlite profile delete mine
+    """
+    print(f"Deleted {Profiles(config_folder()).delete(name)}")

@@ -1,0 +1,98 @@
+"""`kvlite config`: every setting's value, and where it comes from."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlite.settings import OPTIONS, Settings
+from tests.cli.conftest import Refused, Run
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A profile."""
+    for folder in ("config", "data", "cache"):
+        monkeypatch.setenv(f"KVLITE_{folder.upper()}", str(tmp_path / folder))
+    path = tmp_path / "config" / "profiles" / "mine.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("top_k = 9\ntemperature = 0.5\nbudget = '9%'\nstop = ['a', 'b']\n")
+    return path
+
+
+def test_each_place_is_named(
+    kvlite: Run, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_TOP_K", "8")
+    monkeypatch.setenv("KVLITE_BUDGET", "8%")
+    monkeypatch.setenv("KVLITE_KVBITS", "8")
+    done = kvlite("config", "--profile", "mine", "--top-k", "7", "--max-tokens", "256", "--json")
+    found = done.json()
+    profile = {"from": "profile", "name": "mine", "path": str(mine)}
+    expected = {
+        name: {"value": getattr(Settings(), name), "from": "default"} for name in OPTIONS
+    } | {
+        "top_k": {"value": 7, "from": "flag", "name": "--top-k"},
+        "max_new_tokens": {"value": 256, "from": "flag", "name": "--max-tokens"},
+        "budget": {"value": "8%", "from": "environment", "name": "KVLITE_BUDGET"},
+        "temperature": {"value": 0.5, **profile},
+        "stop": {"value": ["a", "b"], **profile},
+    }
+    assert found["settings"] == expected
+    values = {"top_k": 9, "temperature": 0.5, "budget": "9%", "stop": ["a", "b"]}
+    assert found["profile"] == {"name": "mine", "path": str(mine), "settings": values}
+    assert found["folders"] == {each: str(tmp_path / each) for each in ("config", "cache", "data")}
+    assert found["unknown_variables"] == ["KVLITE_KVBITS"]
+    assert (done.code, done.err) == (0, "")
+
+
+def test_nothing_but_defaults(kvlite: Run) -> None:
+    found = kvlite("config", "--json").json()
+    assert found["profile"] is None
+    assert {row["from"] for row in found["settings"].values()} == {"default"}
+    assert found["settings"]["stop"]["value"] == []
+    assert list(found["settings"]) == list(OPTIONS)
+
+
+def test_a_table_for_people(
+    kvlite: Run, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("KVLITE_KVBITS", "8")
+    monkeypatch.setenv("KVLITE_SEED", "3")
+    done = kvlite("config", "--profile", "mine", "--budget", "[red]x")
+    rows = dict(re.findall(r"^│ (\w+) +│ (.*) │$", done.out, re.MULTILINE))
+    shown = {name: [cell.strip() for cell in row.split("│")] for name, row in rows.items()}
+    assert {*OPTIONS, "config", "data", "cache"} == {*shown}
+    assert shown["budget"] == ["[red]x", "flag --budget"]
+    assert shown["seed"] == ["3", "environment KVLITE_SEED"]
+    assert shown["stop"] == ['["a", "b"]', f"profile mine ({mine})"]
+    assert shown["chunk"] == ["not set", "default"]
+    assert shown["never_lossy"] == ["false", "default"]
+    assert shown["config"] == [str(tmp_path / "config")]
+    assert f"Profile: mine ({mine})" in done.out
+    assert "KVLITE_KVBITS is no setting" in done.err
+    assert done.code == 0
+
+
+def test_bad_input(refused: Refused, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(["config", "--top-p", "2"], "--top-p 2", "between 0 and 1")
+    refused(["config", "--profile", "his"], "--profile 'his'", "there is mine")
+    refused(["config", "more"], "more", "kvlite config --help")
+    monkeypatch.setenv("KVLITE_NEVER_LOSSY", "perhaps")
+    refused(["config"], "KVLITE_NEVER_LOSSY 'perhaps'", "true or false")
+
+
+@pytest.mark.parametrize("flags", [["--help"], [], ["--profile", "mine", "--json"]])
+def test_nothing_is_waited_for(flags: list[str]) -> None:
+    code = (
+        f"import atexit, sys; sys.argv = ['kvlite', 'config', *{flags}]; "
+        "from kvlite.cli.main import main; "
+        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules))); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("set()\n")
+    if flags == ["--help"]:
+        assert done.stdout.count("kvlite config") >= 3

@@ -1,0 +1,312 @@
+"""`kvlite profile`, and commands that settings reach by profiles and by the environment."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlite as package
+from kvlite.cli.options import as_flags
+from kvlite.settings import OPTIONS, Settings, flag_of
+from tests.cli.conftest import LIMIT, Refused, Run, one_sentence
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where profiles go; it is not there yet."""
+    monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
+    return tmp_path / "config" / "profiles"
+
+
+def put(folder: Path, name: str, content: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.toml").write_text(content, encoding="utf-8")
+    return folder / f"{name}.toml"
+
+
+def test_what_is_given_is_saved_and_nothing_else(
+    kvlite: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_BUDGET", "7")
+    put(folder, "default", "min_p = 0.1")
+    flags = ["--kv-bits=8", "--temperature", "0", "--stop", "END", "--stop", "\n", "--never-lossy"]
+    done = kvlite("profile", "save", "mine", *flags)
+    path = folder / "mine.toml"
+    said = f"Saved in {path}: use it with --profile mine\n"
+    assert (done.code, done.out, done.err) == (0, said, "")
+    values = {"kv_bits": "8", "temperature": 0.0, "stop": ["END", "\n"], "never_lossy": True}
+    assert tomllib.loads(path.read_text(encoding="utf-8")) == values
+    shown = kvlite("profile", "show", "mine", "--json").json()
+    assert shown == {"name": "mine", "path": str(path), "settings": values}
+    listed = kvlite("profile", "list", "--json").json()
+    default = {"name": "default", "path": str(folder / "default.toml"), "settings": {"min_p": 0.1}}
+    assert listed == {"folder": str(folder), "profiles": [default, shown], "broken": {}}
+
+
+def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None:
+    values = {name: getattr(Settings(seed=1, chunk=5, stop=("-a", "b ")), name) for name in OPTIONS}
+    assert kvlite("profile", "save", "all", *as_flags(values)).code == 0
+    shown = kvlite("profile", "show", "all", "--json").json()["settings"]
+    assert shown == {**values, "stop": ["-a", "b "]}
+
+
+def test_tables_for_people(kvlite: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    none = kvlite("profile", "list")
+    assert (none.code, none.err) == (0, "")
+    assert str(folder) in none.out and "kvlite profile save NAME" in none.out
+    kvlite(
+        "profile", "save", "mine", "--method", "snapkv:pool=3", "--stop", "a b", "--stop", "[/b]"
+    )
+    listed = kvlite("profile", "list")
+    assert "mine" in listed.out
+    assert "--method snapkv:pool=3 --stop 'a b' --stop '[/b]'" in listed.out
+    shown = kvlite("profile", "show", "mine")
+    assert "snapkv:pool=3" in shown.out and '["a b", "[/b]"]' in shown.out
+    assert str(folder / "mine.toml") in shown.out
+    path = put(folder, "bad", "top_k = -1")
+    listed = kvlite("profile", "list")
+    assert listed.code == 0 and "mine" in listed.out
+    assert listed.err == (
+        f"Note: {path}: top_k -1 is out of range: it must be at least 0, a whole number\n"
+    )
+    broken = kvlite("profile", "list", "--json").json()["broken"]
+    assert list(broken) == [str(path)] and "top_k -1" in broken[str(path)]
+
+
+def test_deleting(kvlite: Run, refused: Refused, folder: Path) -> None:
+    path, broken = put(folder, "mine", "top_k = 1"), put(folder, "broken", "top_k =")
+    refused(["profile", "delete", "other"], "'other'", "there is broken, mine")
+    for each in (path, broken):
+        done = kvlite("profile", "delete", each.stem)
+        assert (done.code, done.out) == (0, f"Deleted {each}\n")
+        assert not each.exists()
+    refused(["profile", "delete", "mine"], "'mine'", "none was saved yet")
+
+
+def test_only_force_overwrites(kvlite: Run, refused: Refused, folder: Path) -> None:
+    path = put(folder, "mine", "top_k = 1\n")
+    refused(["profile", "save", "mine", "--top-k", "2"], "'mine'", path, "--force")
+    assert path.read_text() == "top_k = 1\n"
+    assert kvlite("profile", "save", "mine", "--top-k", "2", "--force").code == 0
+    assert path.read_text() == "top_k = 2\n"
+
+
+def test_a_model_is_found_from_any_folder(
+    kvlite: Run, folder: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved(name: str) -> Any:
+        assert kvlite("profile", "save", "m", "--force", "--model", name).code == 0
+        return tomllib.loads((folder / "m.toml").read_text())["model"]
+
+    monkeypatch.chdir(model.parent)
+    (tmp_path / "away").mkdir()
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert saved(model.name) == saved(f"./{model.name}") == saved(f"~/{model.name}") == str(model)
+    for name in ("smollm2-135m", "Qwen/Qwen3-8B", "not/there/yet"):
+        assert saved(name) == name
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("", ("nothing to save", "--kv-bits 8")),
+        ("--top-p 2", ("--top-p 2", "between 0 and 1")),
+        ("--method magic", ("'magic'", "choose from full")),
+        ("--method snapkv:depth=3", ("'depth'", "it has pool")),
+        ("--budget 0", ("--budget 0", "give more than 0")),
+        ("--kv-bits 3", ("--kv-bits '3'", "8, 4, 2")),
+        ("--vram lots", ("--vram 'lots'", "24GiB")),
+        ("--recall-limit much", ("--recall-limit 'much'", "8GiB")),
+        ("--device toaster", ("'toaster'", "auto, cpu or cuda")),
+        ("--temperature warm", ("'warm'", "kvlite profile save --help")),
+        ("--model n\udcff", ("model", "no text that a file can hold")),
+    ],
+)
+def test_what_is_wrong_is_not_saved(
+    refused: Refused, folder: Path, flags: str, named: tuple[str, ...]
+) -> None:
+    refused(["profile", "save", "mine", *flags.split()], *named)
+    assert not folder.exists()
+
+
+def test_a_card_that_is_not_here_can_be_saved(kvlite: Run, folder: Path) -> None:
+    assert kvlite("profile", "save", "card", "--device", "cuda:1", "--vram", "24GiB").code == 0
+    assert 'device = "cuda:1"' in (folder / "card.toml").read_text()
+
+
+@pytest.mark.parametrize("command", ["show", "save", "delete"])
+def test_bad_names(refused: Refused, folder: Path, command: str) -> None:
+    flags = ["--top-k", "1"] if command == "save" else []
+    for name in ("a b", "../a", "none", "é"):
+        refused(["profile", command, name, *flags], repr(name), "letters, digits, - and _")
+    assert not folder.exists()
+
+
+def asked(kvlite: Run, model: Path, text: Path, *flags: str) -> dict[str, Any]:
+    args = ("--model", model, "--max-tokens", "2", "--json", "-q")
+    return kvlite("ask", text, "What?", *args, *flags).json()
+
+
+def test_answers_are_made_by_the_profile(
+    kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--method", "snapkv:window=16", "--budget", "64", "--max-tokens", "5"]
+    assert kvlite("profile", "save", "mine", *flags).code == 0
+    usual = asked(kvlite, model, text)
+    found = asked(kvlite, model, text, "--profile", "mine")
+    assert (found["method"], found["budget"]) == ("snapkv:window=16", 64)
+    assert found["generated_tokens"] == 2
+    assert usual["method"] == Settings().method
+    monkeypatch.setenv("KVLITE_PROFILE", "mine")
+    assert asked(kvlite, model, text)["budget"] == 64
+    monkeypatch.setenv("KVLITE_BUDGET", "70")
+    assert asked(kvlite, model, text)["budget"] == 70
+    assert asked(kvlite, model, text, "--budget", "80")["budget"] == 80
+    only = asked(kvlite, model, text, "--profile", "none")
+    assert (only["method"], only["budget"]) == (usual["method"], 70)
+
+
+def test_what_a_profile_turns_on_a_flag_turns_off(kvlite: Run, folder: Path) -> None:
+    put(folder, "default", "never_lossy = true")
+
+    def found(*flags: str) -> Any:
+        row = kvlite("config", *flags, "--json").json()["settings"]["never_lossy"]
+        return row["value"], row["from"]
+
+    assert found() == (True, "profile")
+    assert found("--no-never-lossy") == (False, "flag")
+
+
+def test_a_profile_called_default_needs_no_naming(
+    kvlite: Run, model: Path, text: Path, folder: Path
+) -> None:
+    saved = kvlite("profile", "save", "default", "--method", "full")
+    assert "used where none is named" in saved.out
+    assert asked(kvlite, model, text)["method"] == "full"
+    assert asked(kvlite, model, text, "--profile", "none")["method"] == Settings().method
+
+
+def test_python_reads_neither_profiles_nor_the_environment(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, "default", "method = 'full'")
+    put(folder, "mine", "top_k = 3")
+    monkeypatch.setenv("KVLITE_PROFILE", "mine")
+    monkeypatch.setenv("KVLITE_BUDGET", "77")
+    monkeypatch.setenv("KVLITE_TEMPERATURE", "nonsense")
+    runner = package.load(str(model))
+    for settings in (runner.settings, runner.conversation().settings):
+        assert (settings.method, settings.budget, settings.top_k) == (
+            Settings.method,
+            Settings.budget,
+            0,
+        )
+
+
+def test_commands_that_open_a_model_are_told_which(
+    kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_MODEL", str(model))
+    made = kvlite("calibrate", "--samples", "1", "--tokens", "90", "--json").json()
+    assert made["model"] == str(model)
+    planned = kvlite("plan", "--device", "cpu", "--json").json()
+    assert planned["max_context"] == LIMIT
+    args = ["--tokens", "200", "--budget", "60", "--method", "snapkv", "--out", tmp_path / "run"]
+    monkeypatch.setenv("KVLITE_METHOD", "magic")  # the bench has ways of its own to say methods
+    assert kvlite("bench", "memory", *args).code == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["name"] == str(model)
+    assert config["options"]["methods"] == ["snapkv"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("KVLITE_TEMPERATURE", "warm", ("KVLITE_TEMPERATURE 'warm'", "number")),
+        ("KVLITE_TOP_P", "2", ("KVLITE_TOP_P 2.0", "between 0 and 1")),
+        ("KVLITE_METHOD", "magic", ("KVLITE_METHOD: ", "'magic'", "choose from full")),
+        ("KVLITE_BUDGET", "150%", ("KVLITE_BUDGET 150% is more", "up to 100%")),
+        ("KVLITE_KV_BITS", "3", ("KVLITE_KV_BITS '3'", "8, 4, 2")),
+        ("KVLITE_VRAM", "lots", ("KVLITE_VRAM 'lots'", "24GiB")),
+        ("KVLITE_RECALL_LIMIT", "much", ("KVLITE_RECALL_LIMIT 'much'", "8GiB")),
+        ("KVLITE_DEVICE", "toaster", ("KVLITE_DEVICE: ", "'toaster'", "auto, cpu or cuda")),
+        ("KVLITE_PROFILE", "fast", ("KVLITE_PROFILE 'fast'", "kvlite profile --help")),
+        ("KVLITE_PROFILE", "a/b", ("KVLITE_PROFILE 'a/b'", "letters, digits")),
+    ],
+)
+def test_bad_variables(
+    refused: Refused,
+    text: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    named: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv(variable, value)
+    refused(["ask", text, "What?"], *named)
+    refused(["plan"], *named)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("top_k =", ("not readable TOML", "kvlite profile save mine --force")),
+        ("top_q = 1", ("unknown setting 'top_q'", "top_k, top_p")),
+        ("top_p = 2", ("top_p 2", "between 0 and 1")),
+        ("method = 'magic'", ("method: ", "'magic'", "choose from full")),
+        ("budget = 0", ("budget 0", "give more than 0")),
+    ],
+)
+def test_bad_profiles(
+    refused: Refused, text: Path, folder: Path, content: str, named: tuple[str, ...]
+) -> None:
+    path = put(folder, "mine", content)
+    refused(["ask", text, "What?", "--profile", "mine"], path, *named)
+    if "'magic'" not in named and content != "budget = 0":  # the bench takes neither from there
+        refused(["bench", "memory", "--profile", "mine"], path, *named)
+
+
+def test_what_does_not_fit_the_model_is_told_from_where_it_comes(
+    refused: Refused, model: Path, text: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(folder, "mine", "stream = 'ram'")
+    ask = ["ask", text, "What?", "--device", "cpu", "--model", model]
+    refused(
+        [*ask, "--profile", "mine"],
+        "--stream ram would",
+        f"(--stream is from profile mine ({path}))",
+    )
+    monkeypatch.setenv("KVLITE_STREAM", "ram")
+    refused(ask, "--stream ram would", "(--stream is from environment KVLITE_STREAM)")
+    with pytest.raises(AssertionError):
+        refused([*ask, "--stream", "ram"], "is from")
+
+
+def test_a_folder_that_cannot_be_used(kvlite: Run, folder: Path) -> None:
+    folder.parent.write_text("a file")
+    one_sentence(kvlite("profile", "save", "mine", "--top-k", "1"), folder, "KVLITE_CONFIG")
+    assert kvlite("profile", "list", "--json").json()["profiles"] == []
+
+
+@pytest.mark.parametrize("command", ["list", "show", "save", "delete"])
+def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
+    code = (
+        f"import atexit, sys; sys.argv = ['kvlite', 'profile', '{command}', '--help']; "
+        "from kvlite.cli.main import main; "
+        "atexit.register(lambda: print({'torch', 'transformers', 'tomli_w'} & set(sys.modules)))"
+        "; main()"
+    )
+    env = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout.endswith("set()\n")
+    assert done.stdout.count(f"kvlite profile {command}") >= 2
+    if command == "save":
+        assert all(flag_of(name) in done.stdout for name in OPTIONS)
+        assert "--profile" not in done.stdout.replace("--profile mine", "")
