@@ -33,13 +33,15 @@ class Path:
         messages: role and content, in order.
         said: one for each message of the user's.
         read: how many tokens had been read when each of them was.
-        token_ids: what had been read when it was left.
+        sealed: of these, how many cannot be gone back to, since the cache was compacted after them.
+        token_ids: what had been read when it was left, since then.
         end: how it stood then.
     """
 
     messages: list[Message] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
+    sealed: int = 0
     token_ids: list[int] = field(default_factory=list)
     end: Checkpoint | None = None
 
@@ -47,19 +49,27 @@ class Path:
         """Another one that begins alike, without user message `number`, counted from 0, and all
         that came after it."""
         count = self.said[number].messages if number < len(self.said) else len(self.messages)
-        return Path(self.messages[:count], self.said[:number], self.read[:number])
+        sealed = min(self.sealed, number)
+        return Path(self.messages[:count], self.said[:number], self.read[:number], sealed)
 
     @property
     def stops(self) -> list[int]:
         """How much had been read whenever reading ended."""
-        ahead = [said.checkpoint.seen for said in self.said if said.ahead]
-        return sorted({*ahead, *self.read})
+        ahead = [said.checkpoint.seen for said in self.open if said.ahead]
+        return sorted({*ahead, *self.read[self.sealed :]})
+
+    @property
+    def open(self) -> list[Said]:
+        """What can be gone back to."""
+        return self.said[self.sealed :]
 
     def common(self, other: "Path") -> list[Said]:
-        """What was said on both, before they part."""
-        pairs = zip(self.said, other.said, strict=False)
+        """What was said on both, before they part, and can be gone back to on both."""
+        if self.sealed != other.sealed:
+            return []
+        pairs = zip(self.open, other.open, strict=False)
         parts = [one is not two for one, two in pairs]
-        return self.said[: parts.index(True) if True in parts else len(parts)]
+        return self.open[: parts.index(True) if True in parts else len(parts)]
 
     def require(self, number: int) -> None:
         """Raises SettingError if there is no user message `number`, counted from 1."""
@@ -68,6 +78,11 @@ class Path:
         if not 1 <= number <= len(self.said):
             raise SettingError(
                 f"there is no message {number}: they are numbered from 1 to {len(self.said)}"
+            )
+        if number <= self.sealed:
+            raise SettingError(
+                f"message {number} cannot be gone back to: since then the conversation outgrew the "
+                "model's context, and some of what was read is forgotten"
             )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from weakref import ref
 
@@ -16,6 +17,7 @@ from kvlite.checkpoint import (
     everything,
     restored,
 )
+from kvlite.engine.compact import compacted
 from kvlite.engine.prefill import empty_cache
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
@@ -114,6 +116,40 @@ class Context:
             answers=answers,
             told=self._told,
         )
+
+    def outgrows(self, count: int, settings: Settings, *, answers: bool) -> bool:
+        """Whether `count` tokens and an answer would not fit the model's trained context any more,
+        but might if there were nothing else."""
+        limit = self.model.shape.max_context
+        longest = min(settings.max_new_tokens, limit // 4) if answers else 0
+        needed = count + longest
+        return self.cache.seen + needed > limit and needed <= limit // 2
+
+    def compact(self) -> None:
+        """Move what the cache holds together, at most half of the model's trained context. Nothing
+        can be recalled of what it does not hold, nor gone back to.
+
+        Raises:
+            SettingError: the model's rotations do not allow it.
+            OutOfMemory: there is not enough memory for it.
+        """
+        self._close()
+        before, half = self.cache, self.model.shape.max_context // 2
+        if self.tier is not None and self.tier.begun and not before.entries_mean:
+            before = everything(self.model, before, self.tier)
+        self.cache = self.ladder.run(partial(compacted, self.model, before, half), {})
+        self._noted = (
+            *self._noted,
+            f"the conversation outgrew the {self.model.shape.max_context:,} tokens that this model "
+            f"was trained for: it goes on with the {self.cache.seen:,} that the cache held, the "
+            "rest is forgotten",
+        )
+        self._left, self.tier, self.turn = self.pending, None, None
+        self.token_ids = self.token_ids[-self.cache.seen :]
+        for each in self.checkpoints:
+            if not each.alone:
+                each.let_go()
+        self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def read(self, turn: Turn, audience: Audience) -> None:
         """Read a turn; what it noted is noted with the next answer too, if it has none itself."""

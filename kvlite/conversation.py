@@ -116,7 +116,7 @@ class Conversation:
         if ids:
             self.context.end_step(self.settings)
             ids = [*self.context.pending, *ids]
-            turn = self.context.next_turn(ids, self.settings, answers=False)
+            turn = self._turn(ids, self.settings, answers=False)
             self._take(turn, Audience(progress, notify, cancel))
             self._ahead = []
 
@@ -143,7 +143,7 @@ class Conversation:
         ahead = certain(self._said, text)
         ids, turn = [*self._unread, *ahead], None
         if ahead:
-            turn = self.context.next_turn(ids, self.settings, answers=False)
+            turn = self._turn(ids, self.settings, answers=False)
         if turn is None or (turn.loses and (turn.tier is None or not turn.method.exact)):
             return False
         before = self._standing(self.settings)
@@ -206,7 +206,7 @@ class Conversation:
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
-        turn = self.context.next_turn([*self.context.pending, *ids], chosen)
+        turn = self._turn([*self.context.pending, *ids], chosen)
         self._take(turn, Audience(progress, notify, cancel))
         self._ahead = []
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
@@ -226,7 +226,7 @@ class Conversation:
         """
         chosen = self.settings.after_load(settings)
         self.context.end_step(chosen)
-        turn = self.context.next_turn([*self._unread, *self._after_ahead(text)], chosen)
+        turn = self._turn([*self._unread, *self._after_ahead(text)], chosen)
         said = self._standing(chosen)
         self._take(turn, Audience(progress, notify, cancel))
         self._ahead = []
@@ -345,7 +345,7 @@ class Conversation:
         target, audience = self._paths[branch], Audience(progress, notify, cancel)
         common = target.common(self._path)
         self._keep_path()
-        self._begin(target.cut(len(common)))
+        self._begin(target.cut(target.sealed + len(common)))
         ways = [said.checkpoint for said in reversed(common)]
         end = target.end
         assert end is not None
@@ -379,7 +379,7 @@ class Conversation:
         """Let things stand as where something was said on a way that is left."""
         assert left.end is not None
         heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
-        ways = [each.checkpoint for each in left.said if each.messages < said.messages]
+        ways = [each.checkpoint for each in left.open if each.messages < said.messages]
         if said.before is not None:
             ways.append(said.before.checkpoint)
         self._go(left, heard[: point.seen], point, ways[::-1], settings, audience)
@@ -400,10 +400,19 @@ class Conversation:
             self.context.go_to(ids, end, ways, way.stops, settings, audience)
         except BaseException:
             seen = len(self.context.token_ids)
-            number = sum(said.checkpoint.seen < seen for said in way.said)
-            self._paths[self._at] = way.cut(number)
+            number = sum(said.checkpoint.seen < seen for said in way.open)
+            self._paths[self._at] = way.cut(way.sealed + number)
             self._ahead, self._before, self._here = [], None, None
             raise
+
+    def _turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
+        """A turn that reads tokens, for which room is made if it has to be and may."""
+        grown = self.context.outgrows(len(ids), settings, answers=answers)
+        if grown and settings.beyond_context == "compact":
+            self.context.compact()
+            self._path.sealed = len(self._path.said)
+            self._here = self._before = self._read_last = None
+        return self.context.next_turn(ids, settings, answers=answers)
 
     def _standing(self, settings: Settings) -> Said:
         """Where something that is said now begins."""

@@ -89,6 +89,13 @@ class Settings:
         "2GiB; the oldest goes first, and is read again if it is wanted; auto is a quarter of what "
         "is free",
     )
+    beyond_context: str = _option(
+        "refuse",
+        "what becomes of a conversation that outgrows the context its model was trained for: it is "
+        "refused, or goes on with what the cache holds then, moved together (compact): the rest is "
+        "forgotten, and it is said",
+        choices=("refuse", "compact"),
+    )
     scores: str = _option(
         "device",
         "where attention becomes a choice of what is kept: host pools and sorts it in host memory, "

@@ -212,8 +212,8 @@ class Turn:
         if total >= limit + (longest == 0):
             raise ContextError(
                 f"{total:,} tokens do not fit this model, which was trained for {limit:,}: "
-                "ask about a part of the document, split it, or use a model with a longer "
-                "context (--model)"
+                "ask about a part of the document, split it, use a model with a longer context "
+                "(--model), or let a conversation forget (--beyond-context compact)"
             )
         return min(longest, limit - total)
 

@@ -187,13 +187,13 @@ def _shortened(layer: LayerCache, rule: Rule, share: float) -> LayerCache | None
     """A layer that keeps a share of each line; None where it will be cut later."""
     if rule.provision is not None or layer.computed:
         return None
-    selections = [_kept(bank, max(LEAST, ceil(share * bank.used))) for bank in layer.banks]
+    selections = [kept(bank, max(LEAST, ceil(share * bank.used))) for bank in layer.banks]
     sizes = rule.capacities([each.line for each in selections], ROOM)
     rows, bits = layer.rows, rule.packs
     return LayerCache.gathered(selections, sizes, rows, like=layer.like, bits=bits)
 
 
-def _kept(bank: Bank, count: int) -> Selection:
+def kept(bank: Bank, count: int) -> Selection:
     """The `count` entries of a bank that stay, ascending in position."""
     if bank.used <= count:
         return Selection.everything(bank)

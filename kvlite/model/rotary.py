@@ -62,6 +62,11 @@ def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rota
     return torch.cat(coses, 1)[:, :count].to(dtype), torch.cat(sines, 1)[:, :count].to(dtype)
 
 
+def steady(model: LoadedModel) -> bool:
+    """Whether a position is always turned alike, however much was read."""
+    return getattr(model.module.model.rotary_emb, "rope_type", None) != "longrope"
+
+
 def require_steady(model: LoadedModel, option: str) -> None:
     """Raises SettingError if a position's rotation depends on how much was read when it was made,
     so that a later turn cannot undo it.
@@ -69,7 +74,7 @@ def require_steady(model: LoadedModel, option: str) -> None:
     Args:
         option: what wants to undo it, and would have to be given up.
     """
-    if getattr(model.module.model.rotary_emb, "rope_type", None) == "longrope":
+    if not steady(model):
         raise SettingError(
             f"{option} turns keys to other positions, but this model's rotations (longrope) change "
             f"with the length of the context: set {option.partition('=')[0]}=false"
