@@ -21,6 +21,7 @@ from kvlite.engine.compact import compacted
 from kvlite.engine.prefill import empty_cache
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
+from kvlite.held import Held
 from kvlite.ledger import Piece
 from kvlite.memory.ladder import Ladder
 from kvlite.methods.amount import method_and_amount
@@ -63,6 +64,7 @@ class Context:
         turn: the last one.
         ladder: what was given up when memory ran out.
         checkpoints: those that hold anything, the oldest first.
+        noted: what the next answer is to note of what was read before.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -74,7 +76,7 @@ class Context:
         self.ladder = Ladder(model.device)
         self.checkpoints: list[Checkpoint] = []
         self._left: list[int] = []
-        self._noted: tuple[str, ...] = ()
+        self.noted: tuple[str, ...] = ()
         self._told: set[str] = set()
         self._answer: Generator[Piece] | None = None
 
@@ -82,6 +84,12 @@ class Context:
     def pending(self) -> list[int]:
         """What was answered last and has not been read."""
         return self._left if self.turn is None else self.turn.pending
+
+    def resume(self, held: Held) -> None:
+        """Go on from what another held."""
+        self.cache, self.tier, self.token_ids = held.cache, held.tier, held.token_ids
+        self._left, self.noted = held.pending, held.noted
+        self.ladder.taken = held.given_up
 
     def end_step(self, settings: Settings) -> None:
         """Go on with a token for which there was no memory in the middle of an answer, unless the
@@ -138,8 +146,8 @@ class Context:
         if self.tier is not None and self.tier.begun and not before.entries_mean:
             before = everything(self.model, before, self.tier)
         self.cache = self.ladder.run(partial(compacted, self.model, before, half), {})
-        self._noted = (
-            *self._noted,
+        self.noted = (
+            *self.noted,
             f"the conversation outgrew the {self.model.shape.max_context:,} tokens that this model "
             f"was trained for: it goes on with the {self.cache.seen:,} that the cache held, the "
             "rest is forgotten",
@@ -161,8 +169,8 @@ class Context:
         self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
         turn.read(audience.progress, audience.notify, audience.cancel)
         self.turn = turn
-        turn.notes = tuple(dict.fromkeys([*self._noted, *turn.notes]))
-        self._noted = () if turn.answers else turn.notes
+        turn.notes = tuple(dict.fromkeys([*self.noted, *turn.notes]))
+        self.noted = () if turn.answers else turn.notes
         self._told.update(turn.notes)
         if turn.tier is not None or not _set_aside(turn.settings):
             self.tier = turn.tier
@@ -175,7 +183,7 @@ class Context:
     def hold(self, settings: Settings) -> Checkpoint:
         """A checkpoint of how things stand, before anything else is read."""
         self._close()
-        made = checkpoint(self.model, self.cache, self.tier, self.pending, self._noted)
+        made = checkpoint(self.model, self.cache, self.tier, self.pending, self.noted)
         return self._held(made, settings)
 
     def hold_answering(self, settings: Settings) -> Checkpoint:
@@ -217,7 +225,7 @@ class Context:
         except BaseException:
             self._stand(known, ids)
             raise
-        self.turn, self._left, self._noted = None, [*end.pending], end.noted
+        self.turn, self._left, self.noted = None, [*end.pending], end.noted
         end.hold_again(self.hold(settings))
 
     def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
@@ -229,7 +237,7 @@ class Context:
         if known.tier is None:
             self.tier = None
         self.token_ids = [*ids[: known.seen]]
-        self._left, self._noted = [*known.pending], known.noted
+        self._left, self.noted = [*known.pending], known.noted
         self._forget(known.seen)
         return True
 

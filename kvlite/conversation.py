@@ -1,15 +1,19 @@
 """A conversation: what was said and answered, on one context that stays compressed."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path as FilePath
 from threading import Event
 from typing import Any
 
+from kvlite import snapshot
 from kvlite.branches import Branch, Message, Path, Said
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import NOBODY, Audience, Context, checkpoint_limit
+from kvlite.documents import Document
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
+from kvlite.held import Held
 from kvlite.ledger import Answer, Piece
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
@@ -17,6 +21,7 @@ from kvlite.offload import Tier
 from kvlite.offload.room import ram_limit
 from kvlite.prompts import certain, goes_on, said_tokens, text_tokens, token_list
 from kvlite.settings import Settings
+from kvlite.tensorfile import Progress as Saving
 from kvlite.turn import Notify, Turn
 
 
@@ -25,6 +30,7 @@ class Conversation:
 
     Attributes:
         context: what was read, as tokens.
+        documents: what it is about, for whoever saves it, and quotes from it once it is opened.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
@@ -42,6 +48,7 @@ class Conversation:
         self.model = model
         self.settings = settings
         self.context = Context(model)
+        self.documents: tuple[Document, ...] = ()
         self._paths = [Path()]
         self._at = 0
         self._ahead: list[int] = []
@@ -352,6 +359,46 @@ class Conversation:
         self._go(target, target.token_ids, end, ways, self.settings, audience)
         self._paths.pop()
         self._at, self._here, self._ahead, self._before = branch, None, [], None
+
+    def save(
+        self, path: str | FilePath, *, progress: Saving | None = None, most: int | None = None
+    ) -> int:
+        """Write it to a file, from which `Runner.open` goes on with it; its bytes. An answer that
+        is still going on is saved as far as it was heard. Args and errors are those of
+        `snapshot.save` and `held`."""
+        return snapshot.save(FilePath(path), self.held(), self.model, self.settings, progress, most)
+
+    def held(self) -> Held:
+        """All that the next turn goes on from, as it stands: not copied.
+
+        Raises:
+            InterruptedCacheError: a step was interrupted, and nothing can go on from that.
+        """
+        context = self.context
+        context.end_step(self.settings)
+        if context.tier is None:
+            context.cache.require_whole()
+        return Held(
+            cache=context.cache,
+            tier=context.tier,
+            token_ids=context.token_ids,
+            messages=self.messages,
+            documents=self.documents,
+            pending=context.pending,
+            ahead=self._ahead,
+            noted=context.noted,
+            given_up=context.ladder.taken,
+        )
+
+    @classmethod
+    def resumed(cls, model: LoadedModel, settings: Settings, held: Held) -> "Conversation":
+        """One that goes on from what another held, which must not go on itself. Errors as of a new
+        one."""
+        talk = cls(model, settings)
+        talk.context.resume(held)
+        talk.documents, talk._ahead = held.documents, held.ahead
+        talk._path.messages = held.messages
+        return talk
 
     @property
     def _path(self) -> Path:

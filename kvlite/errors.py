@@ -33,6 +33,10 @@ class RecallError(KvliteError):
     """There is no room for what should be recalled later; without recall everything goes on."""
 
 
+class SnapshotError(KvliteError):
+    """A conversation cannot be saved, or a saved one cannot be opened; the file is as it was."""
+
+
 class OutOfMemory(KvliteError):
     """Memory ran out, and nothing is left to give up that would help; the conversation is kept."""
 

@@ -21,6 +21,8 @@ from kvlite.model.source import find_model
 from kvlite.offload.room import ram_limit
 from kvlite.offload.streaming import load_streamed
 from kvlite.settings import Settings
+from kvlite.snapshot import Snapshot
+from kvlite.tensorfile import Progress
 
 # Tokens that are planned for where nobody says how many are to be read, and those that must fit.
 TOKENS, FEW = 4096, 256
@@ -62,6 +64,32 @@ class Runner:
             settings: override the runner's, for this conversation.
         """
         return Conversation(self.model, self.settings.after_load(settings))
+
+    def open(
+        self, path: str | Path, *, progress: Progress | None = None, **settings: Any
+    ) -> Conversation:
+        """A conversation that was saved, to go on with.
+
+        Args:
+            progress: told (bytes read, of how many).
+            settings: override those it was saved with.
+
+        Raises:
+            SnapshotError: the file is none, damaged, or of another model or a newer format.
+            OutOfMemory: there is no room for it.
+            SettingError: a setting is unknown or out of range.
+        """
+        with Snapshot(Path(path)) as saved:
+            chosen = saved.settings(self.settings).after_load(settings)
+            return self.resumed(saved, chosen, progress)
+
+    def resumed(
+        self, saved: Snapshot, settings: Settings, progress: Progress | None = None
+    ) -> Conversation:
+        """As `open`, of an open file and with whole settings."""
+        Conversation(self.model, settings)  # which are checked before all is read
+        held = saved.held(self.model, settings, progress)
+        return Conversation.resumed(self.model, settings, held)
 
     def generate(
         self,

@@ -103,6 +103,9 @@ class IntegerTokenizer:
     def decode(self, ids: list[int], **_: Any) -> str:
         return "".join(f"{i} " for i in ids)
 
+    def get_vocab(self) -> dict[str, int]:
+        return {str(i): i for i in range(199)}
+
 
 @dataclass(frozen=True)
 class Tiny:

@@ -143,10 +143,11 @@ def has_kernel(device: torch.device) -> bool:
 
 def index_entry_bytes(dim: int) -> int:
     """Bytes a key of `dim` channels takes."""
-    return _sign_bytes(dim) + torch.float32.itemsize
+    return sign_bytes(dim) + torch.float32.itemsize
 
 
-def _sign_bytes(dim: int) -> int:
+def sign_bytes(dim: int) -> int:
+    """Bytes of a key's signs."""
     return -(-dim // WORD) * WORD // 8
 
 
@@ -158,7 +159,7 @@ def _floored(energy: Tensor) -> Tensor:
 def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """Storage for signs and sizes."""
     (batch, heads, _, dim), device = keys.shape, keys.device
-    shape = (batch, heads, capacity, _sign_bytes(dim))
+    shape = (batch, heads, capacity, sign_bytes(dim))
     signs = torch.empty(shape, dtype=torch.uint8, device=device)
     return signs, torch.empty(shape[:3], device=device)
 

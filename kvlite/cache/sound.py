@@ -1,0 +1,117 @@
+"""Whether quantized and merged entries from a file fit together: compiled loops do not ask.
+
+A checksum tells what was damaged by accident; a file made on purpose to look whole is told by this.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.bank import Origin
+from kvlite.cache.bits import KVBits, parse_kv_bits
+from kvlite.cache.by_channel import ByChannel
+from kvlite.cache.front import Exact
+from kvlite.cache.packed import Packed
+from kvlite.cache.pair import Half, Merged
+from kvlite.cache.quantized import Quantized
+from kvlite.errors import SnapshotError
+
+
+def require(holds: bool) -> None:
+    """Raises SnapshotError, to be told of which file, if something does not hold that must."""
+    if not holds:
+        raise SnapshotError("its parts do not fit together")
+
+
+def require_sound(value: Any) -> None:
+    """Raises SnapshotError if the parts of an object do not fit together."""
+    _CHECKS[type(value)](value)
+
+
+def _of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    require(tensor.dtype == dtype and tensor.shape == shape)
+
+
+def _bits(bits: KVBits) -> None:
+    usual = replace(bits, sinks=KVBits.sinks, recent=KVBits.recent)
+    require(parse_kv_bits(str(bits)) == usual and min(bits.sinks, bits.recent) >= 0)
+
+
+def _exact(exact: Exact) -> None:
+    require(exact.vectors.dim() == 4 and exact.vectors.is_floating_point())
+
+
+def _quantized(held: Quantized) -> None:
+    require(held.bits in (2, 4, 8) and held.codes.dim() == held.scales.dim() == 4)
+    batch, heads, count, packed = held.codes.shape
+    groups, dim = held.scales.shape[2], packed * 8 // held.bits
+    require(0 < groups <= dim and dim % groups == 0)
+    _of(held.codes, torch.uint8, batch, heads, count, packed)
+    for each in (held.scales, held.zeros):
+        _of(each, torch.float16, batch, heads, groups, count)
+
+
+def _by_channel(held: ByChannel) -> None:
+    require(held.bits in (2, 4, 8) and held.codes.dim() == held.scales.dim() == 4)
+    batch, heads, count, packed = held.codes.shape
+    groups, dim = held.scales.shape[2], packed * 8 // held.bits
+    require(0 < groups <= count and count % groups == 0)
+    _of(held.codes, torch.uint8, batch, heads, count, packed)
+    for each in (held.scales, held.zeros):
+        _of(each, torch.float16, batch, heads, groups, dim)
+
+
+def _packed(held: Packed) -> None:
+    require(held.mean.dim() == 3)
+    batch, heads, dim = held.mean.shape
+    _of(held.mean, torch.float32, batch, heads, dim)
+    _of(held.positions, torch.int32, batch, heads, held.count)
+    for each, bits in ((held.keys, held.bits.keys), (held.values, held.bits.values)):
+        require(each.bits == bits)
+        _of(each.codes, torch.uint8, batch, heads, held.count, dim * bits // 8)
+
+
+def _merged(held: Merged) -> None:
+    require(held.exact.dim() == 4 and held.exact.is_floating_point())
+    batch, heads, apart, dim = held.exact.shape
+    shared = held.units
+    if isinstance(shared, Exact):
+        require(shared.vectors.shape == (batch, heads, shared.count, dim))
+    else:
+        require((*shared.codes.shape[:2], shared.dim) == (batch, heads, dim))
+    require(held.magnitudes.is_floating_point())
+    _of(held.magnitudes, held.magnitudes.dtype, batch, heads, shared.count)
+    _of(held.retained, torch.int32, batch, heads, apart)
+    if apart:
+        low, high = held.retained.aminmax()
+        require(int(low) >= 0 and int(high) < held.units.count)
+
+
+def _half(held: Half) -> None:
+    require(held.keys.exact.shape[3] == held.values.exact.shape[3])
+    for side in (held.keys, held.values):
+        _of(held.positions, torch.int32, *side.magnitudes.shape)
+
+
+def _origin(held: Origin) -> None:
+    batch, heads = held.packed.positions.shape[:2]
+    require(all(0 <= row < heads for row in held.rows))
+    _of(held.places, torch.int64, batch, len(held.rows), held.places.shape[-1])
+    if held.places.numel():
+        low, high = held.places.aminmax()
+        require(int(low) >= -1 and int(high) < held.packed.count)
+
+
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    KVBits: _bits,
+    Exact: _exact,
+    Quantized: _quantized,
+    ByChannel: _by_channel,
+    Packed: _packed,
+    Merged: _merged,
+    Half: _half,
+    Origin: _origin,
+}

@@ -1,0 +1,79 @@
+"""Which model something was made with: whether another one may go on from it."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from kvlite.errors import SnapshotError
+from kvlite.model.fingerprint import fingerprint
+from kvlite.model.load import LoadedModel
+
+_SIZES = ("model_type", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "windows")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What keys and values depend on.
+
+    Attributes:
+        fingerprint: of the files of weights.
+        config: sizes, windows and rotations, in 16 digits.
+        weights, dtype: what they were loaded as, and what the cache is.
+        tokenizer: what token ids stand for, in 16 digits.
+        template: the chat template, likewise.
+    """
+
+    fingerprint: str
+    config: str
+    weights: str
+    dtype: str
+    tokenizer: str
+    template: str
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> "Identity":
+        """A loaded model's.
+
+        Raises:
+            ModelError: a file of weights is damaged.
+        """
+        shape, config = model.shape, model.module.config
+        sizes = [getattr(shape, name) for name in _SIZES]
+        rotations = getattr(config, "rope_parameters", None) or {}
+        return cls(
+            fingerprint=fingerprint(model.path),
+            config=_digest([*sizes, rotations]),
+            weights=model.weights.name,
+            dtype=str(model.dtype).removeprefix("torch."),
+            tokenizer=_digest(sorted(model.tokenizer.get_vocab().items())),
+            template=_digest(model.tokenizer.chat_template),
+        )
+
+    def require(self, other: "Identity", path: object, name: str) -> None:
+        """Raises SnapshotError if what this one made is not for another.
+
+        Args:
+            path: what it made.
+            name: what users call this model.
+        """
+        if (self.fingerprint, self.config) != (other.fingerprint, other.config):
+            raise SnapshotError(
+                f"{path} was made with another model, {name}: open it with --model {name}"
+            )
+        if (self.weights, self.dtype) != (other.weights, other.dtype):
+            raise SnapshotError(
+                f"{path} was made with {self.weights} weights in {self.dtype}, and these are "
+                f"{other.weights} in {other.dtype}: open it with --weights {self.weights}"
+            )
+        if (self.tokenizer, self.template) != (other.tokenizer, other.template):
+            what = "tokenizer" if self.tokenizer != other.tokenizer else "chat template"
+            raise SnapshotError(
+                f"{path} was made with another {what} of {name}: put the model's own files back, "
+                "or make it again"
+            )
+
+
+def _digest(plain: Any) -> str:
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
