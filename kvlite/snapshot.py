@@ -92,14 +92,16 @@ def save(
     model: LoadedModel,
     settings: Settings,
     progress: Progress | None = None,
+    most: int | None = None,
 ) -> int:
     """Write a conversation to a file; its bytes. What was there stays until all of it is written.
 
     Args:
         progress: told (bytes done, of how many).
+        most: bytes it may have.
 
     Raises:
-        SnapshotError: it cannot be written there.
+        SnapshotError: it cannot be written there, or would be larger.
     """
     parts = Parts("cache")
     layers = [described(parts, f"{index}", layer) for index, layer in enumerate(held.cache.layers)]
@@ -132,7 +134,7 @@ def save(
     tensors["ahead"] = torch.tensor(held.ahead, dtype=torch.int32)
     tensors["messages"] = _text(held.messages)
     tensors["documents"] = _text([asdict(each) for each in held.documents])
-    return write_tensors(path, plain, tensors, progress)
+    return write_tensors(path, plain, tensors, progress, most)
 
 
 class Snapshot:
@@ -306,7 +308,9 @@ class Snapshot:
             if str(self.about.path) in str(error):
                 raise
             raise self.file.damaged(str(error)) from error
-        except _WRONG as error:
+        except (RuntimeError, *_WRONG) as error:
+            if ran_out(error):
+                raise
             raise self.file.damaged() from error
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from kvlite.errors import SnapshotError
 from kvlite.offload.files import Direct, Pinned, Stage
 from kvlite.replacing import replacing
+from kvlite.sizes import readable
 
 FORMAT = 1
 LONGEST_HEADER = 100_000_000
@@ -57,6 +58,7 @@ def write_tensors(
     about: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     progress: Progress | None = None,
+    most: int | None = None,
 ) -> int:
     """Write a file, or leave what was there; its bytes.
 
@@ -64,15 +66,21 @@ def write_tensors(
         about: what JSON can hold.
         tensors: by name, on any device, in any layout; none is copied as a whole.
         progress: told (bytes done, of how many).
+        most: bytes it may have.
 
     Raises:
-        SnapshotError: it cannot be written there.
+        SnapshotError: it cannot be written there, or would be larger.
     """
     # Those of wide numbers come first, so that each begins where its numbers may.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     sizes = [tensors[name].numel() * tensors[name].element_size() for name in order]
     empty = _header(about, [(name, tensors[name]) for name in order], [_NO_SUM] * len(order))
     total, done = len(empty) + sum(sizes), len(empty)
+    if most is not None and total > most:
+        raise SnapshotError(
+            f"{path} would take {readable(total)}, and the limit is {readable(most)}: raise it "
+            "with `kvlite library limit SIZE`, or name a file elsewhere"
+        )
     with replacing(path, total) as file:
         file.write(empty)
         sums = []

@@ -4,14 +4,13 @@ A checksum tells what was damaged by accident; a file made on purpose to look wh
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlite.cache.bank import Origin
-from kvlite.cache.bits import KVBits, parse_kv_bits
+from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
 from kvlite.cache.front import Exact
 from kvlite.cache.packed import Packed
@@ -36,8 +35,8 @@ def _of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
 
 
 def _bits(bits: KVBits) -> None:
-    usual = replace(bits, sinks=KVBits.sinks, recent=KVBits.recent)
-    require(parse_kv_bits(str(bits)) == usual and min(bits.sinks, bits.recent) >= 0)
+    require({bits.keys, bits.values} <= {2, 4, 8} and bits.group > 0)
+    require(min(bits.sinks, bits.recent) >= 0)
 
 
 def _exact(exact: Exact) -> None:

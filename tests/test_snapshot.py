@@ -1,0 +1,787 @@
+"""Conversations in files: the next answer is that of the one that was never saved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from kvlite import replacing, tensorfile
+from kvlite.cache import KVBits
+from kvlite.cache.pair import Half
+from kvlite.conversation import Conversation
+from kvlite.documents import Document
+from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError
+from kvlite.methods import METHODS
+from kvlite.model.identity import Identity
+from kvlite.model.load import LoadedModel
+from kvlite.offload.disk import Disk
+from kvlite.settings import Settings
+from kvlite.snapshot import Snapshot
+from tests.conftest import make_tiny
+
+from .faults import Faults
+from .test_packed import random_ids
+
+BITS = ["16", "8", "4", "k8v4", "kivi4"]
+COMPOSED = [
+    "simlayerkv+kvx",
+    "simlayerkv:threshold=0.2,recent=20,detect=decode",
+    "snapkv:per_head=true",
+    "uncomp:delete=1",
+    "kvx:layers=global",
+    "minicache:start=0",
+    Settings().method,
+]
+FIRST, SECOND, THIRD = (random_ids(n, n)[0].tolist() for n in (110, 12, 20))
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    torch.set_num_threads(1)
+    return make_tiny("llama", num_hidden_layers=2, hidden_size=32, intermediate_size=48).model
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
+
+
+def chat(model: LoadedModel, **given: Any) -> Conversation:
+    usual = {"recall": "off", "budget": 48, "max_new_tokens": 4, "recall_entries": 8}
+    return Conversation(model, Settings(**{**usual, **given}))
+
+
+def opened(model: LoadedModel, path: Path, **given: Any) -> Conversation:
+    with Snapshot(path) as saved:
+        chosen = saved.settings(Settings()).replace(given)
+        return Conversation.resumed(model, chosen, saved.held(model, chosen))
+
+
+def answered(talk: Conversation, ids: list[int], **given: Any) -> tuple[list[int], torch.Tensor]:
+    """The tokens of an answer, and the logits of its last one."""
+    said = talk.generate(ids, ignore_eos=True, **given).token_ids
+    assert talk._turn is not None
+    return said, talk._turn.logits
+
+
+def same(one: tuple[list[int], torch.Tensor], other: tuple[list[int], torch.Tensor]) -> bool:
+    return one[0] == other[0] and one[1].equal(other[1])
+
+
+def follows(model: LoadedModel, path: Path, **given: Any) -> Conversation:
+    """Two turns, saved in between twice; the one that was opened goes on like one that was never
+    saved, and holds as many bytes."""
+    straight, saved = chat(model, **given), chat(model, **given)
+    for talk in (straight, saved):
+        talk.generate(FIRST, ignore_eos=True)
+    saved.save(path)
+    again = opened(model, path)
+    assert again.cache.nbytes == straight.cache.nbytes
+    assert (again.tier is None) == (straight.tier is None)
+    if again.tier is not None and straight.tier is not None:
+        assert again.tier.nbytes == straight.tier.nbytes
+        assert again.tier.index_bytes == straight.tier.index_bytes
+        assert again.tier.place == straight.tier.place
+    wanted = answered(straight, SECOND)
+    assert same(answered(again, SECOND), wanted)
+    assert same(answered(saved, SECOND), wanted)
+    again.save(path)
+    again = opened(model, path)
+    assert same(answered(again, THIRD), answered(straight, THIRD))
+    assert again.token_ids == straight.token_ids and again.cache.seen == straight.cache.seen
+    return again
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("name", [*METHODS, *COMPOSED])
+def test_the_next_answer_is_that_without_saving(
+    model: LoadedModel, tmp_path: Path, name: str, bits: str
+) -> None:
+    try:
+        chat(model, method=name, kv_bits=bits).generate(FIRST)
+    except SettingError:
+        assert bits == "kivi4" or "bits" in name
+        return
+    follows(model, tmp_path / "talk.kv", method=name, kv_bits=bits)
+
+
+@pytest.mark.parametrize(
+    ("place", "recall_bits", "bits"),
+    [
+        ("ram", "16", "16"),
+        ("ram", "8", "4"),
+        ("ram", "4", "k8v4"),
+        ("disk", "16", "8"),
+        ("disk", "8", "16"),
+        ("disk", "4", "4"),
+    ],
+)
+@pytest.mark.parametrize("name", [*METHODS, *COMPOSED])
+def test_it_recalls_what_it_would_have(
+    model: LoadedModel, tmp_path: Path, name: str, place: str, recall_bits: str, bits: str
+) -> None:
+    given = {"method": name, "recall": place, "recall_bits": recall_bits, "kv_bits": bits}
+    try:
+        recalls = chat(model, **given)
+        recalls.generate(FIRST)
+    except SettingError as error:
+        assert "never looks at what is out of its sight" in str(error)
+        return
+    assert (recalls.tier is None) == (name in ("full", "minference"))
+    follows(model, tmp_path / "talk.kv", **given)
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic", "llama-mha"]
+)
+@pytest.mark.parametrize("recall", ["off", "ram", "disk"])
+def test_architectures(tmp_path: Path, kind: str, recall: str) -> None:
+    model = make_tiny(kind).model
+    given = {"method": "snapkv:window=8", "recall": recall, "kv_bits": "8"}
+    follows(model, tmp_path / "talk.kv", **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = make_tiny("llama", dtype=dtype).model
+    follows(model, tmp_path / "talk.kv", method="snapkv", recall="ram")
+    with pytest.raises(SnapshotError, match=r"made with .* weights in .*: open it with --weights "):
+        opened(make_tiny("llama").model, tmp_path / "talk.kv")
+
+
+@pytest.mark.parametrize("name", ["simlayerkv:threshold=1,detect=decode", "minicache:start=0"])
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_what_was_read_and_not_answered(
+    model: LoadedModel, tmp_path: Path, name: str, bits: str
+) -> None:
+    """Where a cut that quantizes is still to come, it is known where entries were packed."""
+    talks = [chat(model, method=name, kv_bits=bits, budget=60) for _ in range(2)]
+    for talk in talks:
+        talk.generate(FIRST, ignore_eos=True)
+        talk.read(SECOND)
+    if bits == "4" and name.startswith("simlayerkv"):
+        assert any(bank.former for layer in talks[0].cache.layers for bank in layer.banks)
+    talks[0].save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    cuts = {} if "minicache" in name else {"method": "snapkv:window=8"}
+    assert same(answered(again, THIRD, **cuts), answered(talks[1], THIRD, **cuts))
+
+
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_what_layers_share_they_still_share(model: LoadedModel, tmp_path: Path, bits: str) -> None:
+    talk = chat(model, method="minicache:start=0", kv_bits=bits)
+    talk.generate(FIRST)
+    talk.save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    fronts = [layer.banks[0].front for layer in again.cache.layers]
+    lower, upper = (front for front in fronts if isinstance(front, Half))
+    assert lower.shares_with(upper) and lower.positions is upper.positions
+    assert lower.keys.retained is upper.keys.retained
+    assert lower.keys.magnitudes is not upper.keys.magnitudes
+
+
+@pytest.mark.parametrize("recall", ["off", "ram"])
+@pytest.mark.parametrize("heard", [1, 3])
+def test_an_answer_that_was_not_heard_to_its_end(
+    model: LoadedModel, tmp_path: Path, recall: str, heard: int
+) -> None:
+    talks = [chat(model, method="snapkv", recall=recall, max_new_tokens=9) for _ in range(2)]
+    streams = [talk.stream("3 4 5 " * 30) for talk in talks]
+    for stream in streams:
+        for _ in range(heard):
+            next(stream)
+    talks[0].save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    assert again.messages == talks[1].messages and len(again.messages) == 2
+    assert again._pending == talks[1]._pending
+    # And the one that was saved answers on.
+    assert [piece.token_id for piece in streams[0]] == [piece.token_id for piece in streams[1]]
+    other = chat(model, method="snapkv", recall=recall, max_new_tokens=9)
+    rest = other.stream("3 4 5 " * 30)
+    for _ in range(heard):
+        next(rest)
+    assert same(answered(again, SECOND), answered(other, SECOND))
+
+
+@pytest.mark.parametrize("budget", [40, 400])
+def test_a_document_that_was_read_ahead(model: LoadedModel, tmp_path: Path, budget: int) -> None:
+    text = "7 8 9 10 " * 30
+    talks = [chat(model, method="snapkv", recall="ram", budget=budget) for _ in range(2)]
+    for talk in talks:
+        assert talk.read_ahead(text)
+        talk.documents = (Document("numbers.txt", text, (0, 4)),)
+    talks[0].save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    assert again.documents == talks[1].documents
+    said = [[each.token_id for each in talk.stream(f"{text} 11 12")] for talk in (again, talks[1])]
+    assert said[0] == said[1]
+    with pytest.raises(SettingError, match="does not begin with what was read ahead"):
+        list(opened(model, tmp_path / "talk.kv").stream("11 12"))
+
+
+@pytest.mark.parametrize("recall", ["off", "ram"])
+def test_an_answer_for_which_there_was_no_memory(
+    model: LoadedModel, tmp_path: Path, recall: str
+) -> None:
+    def broken_off() -> Conversation:
+        talk = chat(model, method="snapkv", recall=recall, never_lossy=True, max_new_tokens=20)
+        stream = talk.stream_tokens(FIRST, ignore_eos=True)
+        next(stream)
+        with Faults(range(9, 100_000)):
+            (last,) = stream
+        assert last.ledger.finish_reason == "memory"
+        return talk
+
+    talks = [broken_off() for _ in range(2)]
+    talks[0].save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    assert again._pending == talks[0]._pending
+    assert again.cache.writing == (recall == "ram")
+    assert same(answered(again, SECOND), answered(talks[1], SECOND))
+
+
+def test_what_was_given_up_stays_given_up(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model, method="snapkv", budget=80)
+    talk.ladder.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
+    talk.generate(FIRST, ignore_eos=True)
+    talk.save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    assert again.ladder.taken == talk.ladder.taken
+    answers = [each.generate(SECOND, ignore_eos=True) for each in (again, talk)]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert {each.ledger.kv_bits for each in answers} == {"8"}
+    assert {each.ledger.budget for each in answers} == {40}
+
+
+def test_a_cache_that_was_half_written_is_not_saved(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model)
+    talk.generate(FIRST)
+    talk.cache.writing = True
+    with pytest.raises(InterruptedCacheError):
+        talk.save(tmp_path / "talk.kv")
+    assert not list(tmp_path.glob("*.kv"))
+
+
+def test_where_a_tier_goes_is_up_to_whoever_opens_it(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "talk.kv"
+    straight, talk = (chat(model, method="snapkv", recall="ram") for _ in range(2))
+    wanted = answered(straight, FIRST), answered(straight, SECOND)
+    assert same(answered(talk, FIRST), wanted[0])
+    talk.save(path)
+    for here, where in (
+        ({"recall": "disk"}, "disk"),
+        ({"recall": "auto"}, "ram"),
+        ({"recall": "auto", "recall_limit": "1KiB"}, "disk"),
+        ({"recall": "auto", "recall_limit": "1GiB"}, "ram"),
+    ):
+        again = opened(model, path, **here)
+        assert again.tier is not None and again.tier.place == where
+        assert again.tier.on_disk == (where == "disk")
+        answer = again.generate(SECOND, ignore_eos=True)
+        assert answer.token_ids == wanted[1][0]
+        if "recall_limit" in here and where == "disk":
+            assert "goes to a temporary file" in answer.ledger.notes[0]
+    assert opened(model, path, recall="off").tier is None
+    with pytest.raises(SnapshotError, match=r"talk\.kv has .* --recall off opens it without"):
+        opened(model, path, recall="ram", recall_limit="1KiB")
+
+
+def test_a_tier_for_which_the_disk_is_full(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(model, method="snapkv", recall="disk")
+    talk.generate(FIRST)
+    talk.save(tmp_path / "talk.kv")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvlite.offload.disk._reserve", full)
+    with pytest.raises(SnapshotError, match="--recall off opens it without"):
+        opened(model, tmp_path / "talk.kv")
+    assert opened(model, tmp_path / "talk.kv", recall="off").token_ids == talk.token_ids
+
+
+def test_a_tier_goes_to_disk_one_layer_at_a_time(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(model, method="snapkv", recall="disk", recall_bits="4")
+    talk.generate(FIRST)
+    talk.save(tmp_path / "talk.kv")
+    asked: list[str] = []
+    new, take = tensorfile.TensorFile.new, Disk.take
+
+    def listen(self: Any, name: str, device: torch.device) -> torch.Tensor:
+        asked.append(name)
+        return new(self, name, device)
+
+    def taken(self: Disk, layer: Any) -> None:
+        asked.append("disk")
+        take(self, layer)
+
+    monkeypatch.setattr(tensorfile.TensorFile, "new", listen)
+    monkeypatch.setattr(Disk, "take", taken)
+    opened(model, tmp_path / "talk.kv")
+    own = [name.partition(".")[0] for name in asked if name.startswith(("tier", "disk"))]
+    each = len(own) // 2
+    assert own == (["tier"] * (each - 1) + ["disk"]) * 2 and each > 4
+
+
+def test_settings_are_those_it_was_saved_with_but_for_this_machine(
+    model: LoadedModel, tmp_path: Path
+) -> None:
+    talk = chat(model, method="tova", budget=33, stop=("x",), chunk=17, recall_limit="3GiB")
+    talk.generate(FIRST)
+    talk.save(tmp_path / "talk.kv")
+    with Snapshot(tmp_path / "talk.kv") as saved:
+        here = saved.settings(Settings(chunk=99, vram="5GiB", seed=3))
+    assert (here.method, here.budget, here.stop, here.seed) == ("tova", "33", ("x",), None)
+    assert (here.chunk, here.vram, here.recall_limit) == (99, "5GiB", "auto")
+
+
+def test_other_programs_can_look_into_it(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model, method="minicache:start=0", kv_bits="4", recall="ram")
+    talk.generate(FIRST)
+    size = talk.save(tmp_path / "talk.kv")
+    assert size == (tmp_path / "talk.kv").stat().st_size
+    bank = talk.cache.layers[0].banks[0]
+    with safe_open(tmp_path / "talk.kv", "pt") as file:
+        assert file.get_tensor("token_ids").tolist() == talk.token_ids
+        keys = file.get_tensor("cache.0.0.keys")
+        assert keys.equal(bank.own_keys[:, :, : bank.own_used])
+        about = json.loads(file.metadata()["kvlite"])
+    assert about["settings"]["method"] == "minicache:start=0"
+    # What two layers share is there once, and room that is not filled is not there at all.
+    assert size < talk.cache.nbytes + talk.tier.nbytes + talk.tier.index_bytes + 30_000  # type: ignore[union-attr]
+
+
+def test_progress_comes_to_all_bytes(model: LoadedModel, tmp_path: Path) -> None:
+    talk, done = chat(model, method="snapkv", recall="ram"), list[tuple[int, int]]()
+    talk.generate(FIRST)
+    size = talk.save(tmp_path / "talk.kv", progress=lambda *at: done.append(at))
+    assert done == sorted(done) and done[-1] == (size, size)
+    done.clear()
+    with Snapshot(tmp_path / "talk.kv") as saved:
+        saved.held(model, talk.settings, lambda *at: done.append(at))
+    assert done == sorted(done) and done[-1] == (size, size)
+
+
+PROCESS = """
+import sys
+import kvlite
+runner = kvlite.load(sys.argv[1], device="cpu")
+talk = runner.open(sys.argv[2])
+answer = talk.generate([5, 6, 7], ignore_eos=True)
+print(answer.token_ids, talk._turn.logits.double().sum().item(), talk.tier.place)
+"""
+
+
+@pytest.mark.parametrize("recall", ["ram", "disk"])
+def test_in_a_new_process(tiny_folder: Path, tmp_path: Path, recall: str) -> None:
+    import kvlite
+
+    given = {"budget": 48, "recall": recall, "recall_bits": "8", "kv_bits": "4", "temperature": 0.7}
+    runner = kvlite.load(str(tiny_folder), device="cpu", seed=5, max_new_tokens=8, **given)
+    talk = runner.conversation()
+    talk.generate(FIRST, ignore_eos=True)
+    talk.save(tmp_path / "talk.kv")
+    command = [sys.executable, "-c", PROCESS, str(tiny_folder), str(tmp_path / "talk.kv")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    answer = talk.generate([5, 6, 7], ignore_eos=True)
+    assert talk._turn is not None and answer.token_ids
+    logits = talk._turn.logits.double().sum().item()
+    assert done.stdout == f"{answer.token_ids} {logits} {recall}\n", done.stderr
+
+
+# What is refused.
+
+
+@pytest.fixture(scope="module")
+def saved(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "talk.kv"
+    talk = chat(model, method="snapkv", recall="ram", kv_bits="4", recall_bits="4")
+    talk.generate(FIRST)
+    talk.save(path)
+    return path
+
+
+def refused(model: LoadedModel, path: Path, *parts: str) -> None:
+    """In one sentence, which names the file and what to do."""
+    with pytest.raises(SnapshotError) as error:
+        opened(model, path)
+    said = str(error.value)
+    assert str(path) in said and "\n" not in said and (": " in said or " opens it " in said)
+    for part in parts:
+        assert part in said
+
+
+def test_a_file_that_was_cut_short_anywhere(
+    model: LoadedModel, saved: Path, tmp_path: Path
+) -> None:
+    path, whole = tmp_path / "cut.kv", saved.read_bytes()
+    with tensorfile.TensorFile(saved) as file:
+        ends = [entry.end for entry in file._table.values()]
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    places = {0, 1, 7, 8, 9, 30, begin - 1, begin, begin + 1}
+    places |= {end + more for end in ends for more in (-1, 0, 1)} - {len(whole), len(whole) + 1}
+    assert len(places) > 100
+    for place in sorted(places):
+        path.write_bytes(whole[:place])
+        refused(model, path, "damaged or cut short", "another copy")
+    path.write_bytes(whole + b"\0")
+    refused(model, path, "damaged or cut short", f"{len(whole) + 1:,} bytes")
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_flipped_bytes(model: LoadedModel, saved: Path, tmp_path: Path, data: Any) -> None:
+    whole = bytearray(saved.read_bytes())
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    where = st.one_of(st.integers(0, begin - 1), st.integers(0, len(whole) - 1))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(where)] ^= data.draw(st.integers(1, 255))
+    if bytes(whole) == saved.read_bytes():
+        return
+    path = tmp_path / "flipped.kv"
+    path.write_bytes(whole)
+    refused(model, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ("damaged or cut short",)),
+        (b"text, and more text than a header is long" * 9, ("no snapshot", "`kvlite read`")),
+        (b"\x80\x04\x95" + b"pickled" * 99, ("no snapshot", "`kvlite read`")),
+        (b'\x10\0\0\0\0\0\0\0{"__metadata__":{"crc32":"', ("damaged or cut short",)),
+    ],
+)
+def test_other_files(
+    model: LoadedModel, tmp_path: Path, content: bytes, parts: tuple[str, ...]
+) -> None:
+    (tmp_path / "other.kv").write_bytes(content)
+    refused(model, tmp_path / "other.kv", *parts)
+
+
+def test_no_file(model: LoadedModel, tmp_path: Path) -> None:
+    refused(model, tmp_path / "none.kv", "check the path")
+    refused(model, tmp_path, "is a folder", "name a .kv file")
+
+
+def test_weights_are_no_snapshot(model: LoadedModel, tiny_folder: Path) -> None:
+    refused(model, tiny_folder / "model.safetensors", "no snapshot")
+
+
+def test_a_newer_format(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(model)
+    talk.generate(FIRST)
+    with monkeypatch.context() as later:
+        later.setattr(tensorfile, "FORMAT", 2)
+        talk.save(tmp_path / "talk.kv")
+    refused(model, tmp_path / "talk.kv", "made by a newer kvlite", "update kvlite")
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"fingerprint": "0"}, "another model, smollm2-135m: open it with --model smollm2-135m"),
+        ({"config": "0"}, "another model"),
+        ({"weights": "nf4"}, "these are nf4 in float32: open it with --weights fp32"),
+        ({"tokenizer": "0"}, "another tokenizer"),
+        ({"template": "0"}, "another chat template"),
+    ],
+)
+def test_another_model(
+    model: LoadedModel,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    remedy: str,
+) -> None:
+    other = replace(Identity.of(model), **changes)
+    monkeypatch.setattr(Identity, "of", lambda model: other)
+    refused(model, saved, remedy)
+
+
+def test_what_makes_a_model_another(model: LoadedModel) -> None:
+    own = asdict(Identity.of(model))
+    for kind, sizes, other in (
+        ("llama", {"intermediate_size": 48}, set()),
+        ("llama", {"num_hidden_layers": 3}, {"config"}),
+        ("llama-rope-linear", {}, {"config"}),
+        ("mistral-sliding", {}, {"config"}),
+    ):
+        small = {"num_hidden_layers": 2, "hidden_size": 32, **sizes}
+        theirs = asdict(Identity.of(make_tiny(kind, **small).model))
+        assert {name for name in own if own[name] != theirs[name]} == other
+
+
+def first(plain: Any, key: str) -> Any:
+    """The first value under a key, however deep."""
+    if isinstance(plain, dict) and key in plain:
+        return plain
+    children = plain.values() if isinstance(plain, dict) else plain
+    for child in children if isinstance(children, list | type({}.values())) else ():
+        if isinstance(child, dict | list) and (found := first(child, key)) is not None:
+            return found
+    return None
+
+
+def _set(key: str, value: Any) -> Callable[[Any, Any], None]:
+    def change(about: Any, tensors: Any) -> None:
+        first(about["cache"], key)[key] = value
+
+    return change
+
+
+def _tensor(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Any, Any], None]:
+    def changed(about: Any, tensors: Any) -> None:
+        tensors[name] = change(tensors[name])
+
+    return changed
+
+
+def _part(kind: str, side: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def changed(about: Any, tensors: Any) -> None:
+        (plain, *_) = (each for each in about["cache"]["objects"] if each["kind"] == kind)
+        tensors[plain[side]] = change(tensors[plain[side]])
+
+    return changed
+
+
+def _object(kind: str, **values: Any) -> Any:
+    def changed(about: Any, tensors: Any) -> None:
+        (plain, *_) = (each for each in about["cache"]["objects"] if each["kind"] == kind)
+        plain.update(values)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("kind", "Tensor"),
+        _set("kind", "KVCache"),
+        _set("heads", [0, 0]),
+        _set("heads", [0]),
+        _set("heads", [0, 7]),
+        _set("heads", "01"),
+        _set("capacity", 3),
+        _set("capacity", -3),
+        _set("capacity", "many"),
+        _set("used", 1000),
+        _set("used", 3),
+        _set("like", [[0, 1]]),
+        _set("like", [[5, 0]]),
+        _set("rows", 5),
+        _set("layers", []),
+        _set("seen", 10_000),
+        _set("front", 99),
+        _set("front", 0),
+        _set("keys", "tier.0.0.positions"),
+        _set("keys", "nothing"),
+        _object("Packed", keys={"object": 999}),
+        _object("Packed", keys={"object": 2}),
+        _object("Packed", mean={}),
+        _object("KVBits", keys=3),
+        _object("Quantized", bits=2),
+        _object("Quantized", bits="4"),
+        _part("Quantized", "scales", lambda each: each[..., :-1]),
+        _part("Quantized", "zeros", lambda each: each.float()),
+        _part("Quantized", "codes", lambda each: each[:, :, :-1]),
+        _part("Packed", "positions", lambda each: each + 1000),
+        _part("Packed", "positions", lambda each: -each),
+        _part("Packed", "mean", lambda each: each[..., :-1]),
+        _tensor("cache.0.0.positions", lambda each: each + 1000),
+        _tensor("cache.0.0.positions", lambda each: -1 - each),
+        _tensor("cache.0.0.keys", lambda each: each[..., :-1]),
+        _tensor("cache.0.0.keys", lambda each: each.double()),
+        _tensor("token_ids", lambda each: each + 199),
+        _tensor("token_ids", lambda each: each[:-1]),
+        _tensor("token_ids", lambda each: each.float()),
+        _tensor("messages", lambda each: each[:-1]),
+        _tensor("tier.0.signs", lambda each: each[..., :-1]),
+        _tensor("tier.0.0.keys", lambda each: each[:, :, :-1]),
+    ],
+)
+def test_files_made_to_look_whole(
+    model: LoadedModel, saved: Path, tmp_path: Path, change: Callable[[Any, Any], None]
+) -> None:
+    """Checksums and all; nothing of them gets as far as a compiled loop."""
+    with tensorfile.TensorFile(saved) as file:
+        about = file.about
+        tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
+    path = tmp_path / "made.kv"
+    tensorfile.write_tensors(path, about, tensors)
+    opened(model, path)
+    change(about, tensors)
+    tensorfile.write_tensors(path, about, tensors)
+    refused(model, path, "damaged or cut short")
+
+
+def test_memory_that_is_short(model: LoadedModel, saved: Path) -> None:
+    with Snapshot(saved) as file:
+        own = file.settings(Settings())
+        with Faults(cap=20_000), pytest.raises(OutOfMemory, match=r"talk\.kv takes .* are free"):
+            file.held(model, own)
+        file.held(model, own)
+
+
+# What is kept, whatever happens.
+
+
+def killed_at(path: Path, talk: Conversation, moment: int) -> bool:
+    """Save in a process that is killed after so many of a save's steps; whether it was."""
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        return os.WIFSIGNALED(status)
+    left = [moment]
+
+    def step() -> None:
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+
+    fsync, rename = os.fsync, os.replace
+
+    def stepwise(does: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            step()
+            does(*args)
+            step()
+
+        return run
+
+    os.fsync, os.replace = stepwise(fsync), stepwise(rename)  # type: ignore[assignment]
+    try:
+        talk.save(path, progress=lambda *_: step())
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_killed_in_the_middle_of_a_save(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "talk.kv"
+    talk = chat(model, method="snapkv", recall="ram")
+    talk.generate(FIRST)
+    talk.save(path)
+    before = path.read_bytes()
+    talk.generate(SECOND)
+    seen, moment, left_behind = [], 0, 0
+    while killed_at(path, talk, moment):
+        left_behind = max(left_behind, len(list(tmp_path.glob(".*.part"))))
+        whole = path.read_bytes() == before
+        assert whole or opened(model, path).token_ids == talk.token_ids
+        seen.append(whole)
+        moment += 1
+    assert seen[0] and not seen[-1] and len(seen) > 20
+    assert left_behind == 1  # the next save removes what the one before left
+    assert opened(model, path).token_ids == talk.token_ids
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["talk.kv"]
+
+
+def test_what_others_still_write_is_not_removed(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model)
+    talk.generate(FIRST)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    theirs = tmp_path / f".a.kv.{os.getpid()}-01234567.part"
+    lost = tmp_path / f".a.kv.{dead.pid}-01234567.part"
+    reused = tmp_path / f".b.kv.{os.getpid()}-01234567.part"
+    foreign = tmp_path / ".hidden.part"
+    for file in (theirs, lost, reused, foreign):
+        file.write_bytes(b"half")
+    os.utime(reused, (1, 1))  # before a process of this number was there
+    talk.save(tmp_path / "talk.kv")
+    assert theirs.exists() and foreign.exists()
+    assert not lost.exists() and not reused.exists()
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_save_that_fails_leaves_what_was_there(
+    model: LoadedModel, tmp_path: Path, failure: BaseException
+) -> None:
+    path, talk = tmp_path / "talk.kv", chat(model)
+    talk.generate(FIRST)
+    talk.save(path)
+    before = path.read_bytes()
+    talk.generate(SECOND)
+
+    def fail(done: int, of: int) -> None:
+        if done > of / 2:
+            raise failure
+
+    with pytest.raises((SnapshotError, KeyboardInterrupt)) as error:
+        talk.save(path, progress=fail)
+    if isinstance(failure, OSError):
+        assert "talk.kv cannot be written (No space left on device)" in str(error.value)
+    assert path.read_bytes() == before and list(tmp_path.glob(".*")) == []
+
+
+def test_where_nothing_can_be_saved(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = chat(model)
+    talk.generate(FIRST)
+    for path, part in ((tmp_path / "no" / "talk.kv", "No such file"), (tmp_path, "is a folder")):
+        with pytest.raises(SnapshotError, match=part):
+            talk.save(path)
+    usage = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: usage)
+    with pytest.raises(SnapshotError, match=r"would take .* has 4\.0 KiB free"):
+        talk.save(tmp_path / "talk.kv")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_one_and_what_was_said_is_private(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model)
+    talk.generate(FIRST)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.kv").symlink_to(tmp_path / "real" / "talk.kv")
+    talk.save(tmp_path / "link.kv")
+    assert (tmp_path / "link.kv").is_symlink()
+    assert (tmp_path / "real" / "talk.kv").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_may_be_replaced_while_it_is_read(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model)
+    talk.generate(FIRST)
+    talk.save(tmp_path / "talk.kv")
+    before = [*talk.token_ids]
+    with Snapshot(tmp_path / "talk.kv") as first_one:
+        talk.generate(SECOND)
+        talk.save(tmp_path / "talk.kv")
+        assert first_one.held(model, talk.settings).token_ids == before
+
+
+def test_bits_of_a_tier(model: LoadedModel, tmp_path: Path) -> None:
+    talk = chat(model, method="snapkv", recall="ram", recall_bits="8")
+    talk.generate(FIRST)
+    talk.save(tmp_path / "talk.kv")
+    again = opened(model, tmp_path / "talk.kv")
+    assert again.tier is not None and again.tier.bits == KVBits(8, 8)
+
+
+def test_sweeping_an_odd_folder(tmp_path: Path) -> None:
+    (tmp_path / ".x.kv.99999999999999999999-01234567.part").write_bytes(b"")
+    replacing.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
