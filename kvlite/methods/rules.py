@@ -155,7 +155,8 @@ def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | N
         bits: how what is kept is quantized, if it is.
     """
     grows = method.only_grows and method.settles is None
-    return bits is not None or budget < (seen if grows else seen + longest)
+    drops = method.frees_memory and budget < (seen if grows else seen + longest)
+    return bits is not None or drops
 
 
 def can_recall(method: Method) -> bool:
