@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.opening import from_library, named_file, open_file
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import ReadingBar, console, reading_bar, stop_on_interrupt
 from kvlite.errors import KvliteError, SettingError, Stopped
@@ -30,11 +31,18 @@ def ask(
     settings: Settings,
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="txt, md, html, pdf or docx files; - for standard input"),
+        typer.Argument(
+            help="txt, md, html, pdf or docx files; - for standard input; or a .kv file that "
+            "`kvlite read` or a conversation left"
+        ),
     ] = None,
     question: Annotated[
         str, typer.Argument(help="what to ask; without it, questions are asked one after another")
     ] = "",
+    library: Annotated[
+        bool,
+        typer.Option("--library/--no-library", help="open what `kvlite read` has read already"),
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object an answer instead of text")
     ] = False,
@@ -50,6 +58,8 @@ def ask(
     Without a question, the documents are read once and questions are taken from the terminal, or
     line by line from standard input, until that ends (Ctrl-D).
 
+    What `kvlite read` has read already, with the same model, is opened instead.
+
     Exit codes: 0; 2 where anything was refused or an answer ended for lack of memory, even if other
     questions were answered; 130 after Ctrl-C, unless more questions were to come.
 
@@ -60,6 +70,8 @@ def ask(
       kvlite ask a.docx b.md "Where do these disagree?" --budget 25%
 
       kvlite ask report.pdf
+
+      kvlite ask report.kv "And in 2025?"
 
       cat log.txt | kvlite ask - "What failed first?" --json
     """
@@ -73,35 +85,41 @@ def ask(
             f"standard input is the document, so no question can come from it: {_USAGE}"
         )
     from kvlite.documents import read_document
-    from kvlite.prompts import all_of, asked_of, question_about, tokens_of
+    from kvlite.prompts import all_of, question_about, tokens_of
     from kvlite.runner import open_runner
 
     screen = console(quiet)
-    documents = [read_document(file) for file in files]
-    said = question_about(documents, question) if question else all_of(documents)
-    with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))
-    for why in runner.plan.changes if runner.plan else ():
-        screen.print(f"Plan: {why}", style="dim", markup=False)
-    talk = runner.conversation()
+    saved = named_file(files)
+    if saved is not None:
+        talk, known = open_file(saved, settings, question, screen), True
+    else:
+        documents = [read_document(file) for file in files]
+        said = question_about(documents, question) if question else all_of(documents)
+        with screen.status("Loading the model") as status:
+            runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))
+        for why in runner.plan.changes if runner.plan else ():
+            screen.print(f"Plan: {why}", style="dim", markup=False)
+        found = from_library(runner, documents, screen) if library else None
+        talk, known = found or runner.conversation(), found is not None
+        talk.documents = tuple(documents)
     try:
         if question:
-            reason = _answer(talk, said, screen, as_json)
+            reason = _answer(talk, _message(talk, question), screen, as_json)
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
             if reason == "memory":
                 raise typer.Exit(BAD_INPUT)
             return
-        with _reading(screen) as (bar, cancel):
-            talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
+        if not known:
+            with _reading(screen) as (bar, cancel):
+                talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
     asked, failed = "", False
     for asked in _questions(screen):
-        about = asked_of if talk.messages else question_about
         try:
-            failed |= _answer(talk, about(documents, asked), screen, as_json) == "memory"
+            failed |= _answer(talk, _message(talk, asked), screen, as_json) == "memory"
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:
@@ -111,6 +129,15 @@ def ask(
         raise SettingError(f"standard input has no question: {_USAGE}")
     if failed:
         raise typer.Exit(BAD_INPUT)
+
+
+def _message(talk: "Conversation", asked: str) -> str:
+    """A question as it is said: with the documents, the first time."""
+    from kvlite.prompts import asked_of, question_about
+
+    if not talk.documents:
+        return asked
+    return (asked_of if talk.messages else question_about)(talk.documents, asked)
 
 
 def _at_terminal() -> bool:

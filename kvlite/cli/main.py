@@ -13,9 +13,11 @@ from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
 from kvlite.cli.config import config
+from kvlite.cli.library import app as library
 from kvlite.cli.methods import methods
 from kvlite.cli.plan import plan
 from kvlite.cli.profile import app as profile
+from kvlite.cli.read import read
 from kvlite.errors import KvliteError
 
 app = typer.Typer(
@@ -27,11 +29,13 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command()(ask)
+app.command()(read)
 app.command()(plan)
 app.command()(methods)
 app.command()(calibrate)
 app.command()(config)
 app.add_typer(profile, name="profile")
+app.add_typer(library, name="library")
 app.add_typer(bench, name="bench")
 
 

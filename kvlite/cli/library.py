@@ -1,0 +1,150 @@
+"""`kvlite library`: what was read and said once, and how much of it is kept."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite.cli.screen import console
+from kvlite.sizes import readable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvlite.library import Entry
+
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    epilog="Try: kvlite read report.pdf, then kvlite library",
+)
+
+
+@app.callback(invoke_without_command=True)
+def library(context: typer.Context, as_json: AsJson = False) -> None:
+    """What was read and said once, to be opened in seconds: list, remove, limit.
+
+    Examples:
+
+      kvlite library
+
+      kvlite library remove report.pdf
+
+      kvlite library limit 50GiB
+    """
+    if context.invoked_subcommand is None:
+        list_entries(as_json)
+
+
+@app.command("list")
+def list_entries(as_json: AsJson = False) -> None:
+    """List what there is, the one used last first: size, tokens, model, method, last use."""
+    from kvlite.library import entries, library_folder, limit
+
+    found, most = entries(), limit()
+    total = sum(each.nbytes for each in found)
+    if as_json:
+        rows = [_plain(each) for each in found]
+        folder = str(library_folder())
+        print(json.dumps({"folder": folder, "bytes": total, "limit": most, "entries": rows}))
+        return
+    from rich.console import Console
+
+    out = Console(highlight=False)
+    if not found:
+        out.print("The library is empty: `kvlite read FILE` puts a document there.", markup=False)
+        return
+    out.print(_table(found))
+    of = "" if most is None else f" of {readable(most)}"
+    out.print(f"{readable(total)}{of} in {library_folder()}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def remove(
+    names: Annotated[list[str], typer.Argument(help="as `kvlite library` lists them")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove entries; all of them, or none if there is one that is not there."""
+    from kvlite.library import entry_path
+    from kvlite.library import remove as remove_entry
+
+    for name in names:
+        entry_path(name)
+    freed = sum(map(remove_entry, dict.fromkeys(names)))
+    if as_json:
+        print(json.dumps({"removed": names, "bytes": freed}))
+        return
+    console().print(f"Removed {', '.join(names)}: {readable(freed)} freed.", markup=False)
+
+
+@app.command()
+def limit(
+    size: Annotated[
+        str, typer.Argument(help="all entries together may take that much, e.g. 50GiB, or none")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say how much all entries may take; left out, show it. What was not used for longest goes
+    first."""
+    from kvlite.library import limit as current
+    from kvlite.library import set_limit
+
+    removed = set_limit(size) if size else []
+    most = current()
+    if as_json:
+        print(json.dumps({"limit": most, "removed": removed}))
+        return
+    screen = console()
+    screen.print("There is no limit." if most is None else f"The limit is {readable(most)}.")
+    for name in removed:
+        screen.print(f"Removed {name}, to keep to it.", markup=False)
+
+
+def _plain(entry: "Entry") -> dict[str, object]:
+    about = entry.about
+    plain: dict[str, object] = {
+        "name": entry.name,
+        "path": str(entry.path),
+        "bytes": entry.nbytes,
+        "used": _stamp(entry.used),
+        "flaw": entry.flaw,
+    }
+    if about is not None:
+        plain |= {
+            "created": _stamp(about.created),
+            "tokens": about.tokens,
+            "messages": about.messages,
+            "documents": list(about.documents),
+            "model": about.model,
+            "method": about.settings.get("method"),
+            "kvlite": about.kvlite,
+        }
+    return plain
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _table(found: "list[Entry]") -> "Table":
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from kvlite.library import ago
+    from kvlite.settings import Settings
+
+    table = Table(Column("name", overflow="fold"), "size", "tokens", "model", "method", "last used")
+    for each in found:
+        about, size, when = each.about, readable(each.nbytes), ago(each.used)
+        if about is None:
+            table.add_row(escape(each.name), size, "damaged", "", "", when)
+            continue
+        method = str(about.settings.get("method"))
+        shown = "the default" if method == Settings.method else method
+        model = about.model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        tokens = f"{about.tokens:,}"
+        table.add_row(escape(each.name), size, tokens, escape(model), escape(shown), when)
+    return table

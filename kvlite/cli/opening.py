@@ -1,0 +1,100 @@
+"""What was read before, opened for questions: from the library, or from a file that is named."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlite.cli.screen import reading_bar
+from kvlite.errors import SettingError, SnapshotError
+from kvlite.settings import Settings
+from kvlite.sizes import readable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.conversation import Conversation
+    from kvlite.documents import Document
+    from kvlite.runner import Runner
+    from kvlite.snapshot import Snapshot
+
+SUFFIX = ".kv"
+
+
+def named_file(files: Sequence[str]) -> Path | None:
+    """The file of a conversation, if that is what is asked about.
+
+    Raises:
+        SettingError: it is named together with others.
+    """
+    saved = [file for file in files if file.lower().endswith(SUFFIX)]
+    if saved and len(files) > 1:
+        raise SettingError(f"{saved[0]} is asked about by itself: leave the other files out")
+    return Path(saved[0]) if saved else None
+
+
+def open_file(path: Path, settings: Settings, asked: str, screen: "Console") -> "Conversation":
+    """The conversation in a file, by the model it was made with.
+
+    Args:
+        settings: those that are not the defaults override what it was saved with.
+        asked: the first question, or nothing.
+
+    Raises:
+        SnapshotError: it is none, damaged, of a newer format or another model.
+    """
+    from kvlite.prompts import tokens_of
+    from kvlite.runner import open_runner
+    from kvlite.snapshot import Snapshot
+
+    given = {
+        each.name: getattr(settings, each.name)
+        for each in fields(settings)
+        if getattr(settings, each.name) != each.default
+    }
+    with Snapshot(path) as saved:
+        about = saved.about
+        own = {"model": about.model, "weights": about.settings.get("weights", "auto")}
+        with screen.status("Loading the model") as status:
+            runner = open_runner(
+                settings.replace({**own, **given}),
+                status.update,
+                lambda tokenizer: tokens_of(tokenizer, asked),
+            )
+        late = {name: given[name] for name in given if name not in own}
+        chosen = saved.settings(runner.settings).replace(late)
+        return _opened(runner, saved, chosen, screen)
+
+
+def from_library(
+    runner: "Runner", documents: Sequence["Document"], screen: "Console"
+) -> "Conversation | None":
+    """Documents as they were read before, if they were; what is wrong with that is said, and no
+    reason not to read them now."""
+    from kvlite import library
+    from kvlite.snapshot import Snapshot
+
+    entry = library.matching(runner.model, documents, runner.settings)
+    if entry is None or entry.about is None:
+        return None
+    try:
+        with Snapshot(entry.path) as saved:
+            talk = _opened(runner, saved, runner.settings, screen)
+    except SnapshotError as error:
+        screen.print(f"kvlite: {error}", markup=False)
+        return None
+    library.used(entry.path)
+    screen.print(
+        f"Opened {entry.name}, read {library.ago(entry.about.created)} "
+        f"({entry.about.tokens:,} tokens, {readable(entry.nbytes)}); --no-library reads it anew.",
+        style="dim",
+        markup=False,
+    )
+    return talk
+
+
+def _opened(
+    runner: "Runner", saved: "Snapshot", settings: Settings, screen: "Console"
+) -> "Conversation":
+    with reading_bar(screen, "Opening") as bar:
+        return runner.resumed(saved, settings, bar.update)

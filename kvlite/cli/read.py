@@ -1,0 +1,123 @@
+"""`kvlite read`: documents are read once, and opened in seconds from then on."""
+
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from kvlite.cli import INTERRUPTED
+from kvlite.cli.options import with_settings
+from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
+from kvlite.errors import SettingError, Stopped
+from kvlite.settings import Settings
+from kvlite.sizes import readable
+
+
+@with_settings
+def read(
+    settings: Settings,
+    files: Annotated[list[str], typer.Argument(help="txt, md, html, pdf or docx files")],
+    name: Annotated[
+        str, typer.Option(help="what it is called in the library; left out, as the document is")
+    ] = "",
+    out: Annotated[str, typer.Option(help="write it to this .kv file, not to the library")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print nothing")] = False,
+) -> None:
+    """Read documents once and keep what was read: questions about them begin in seconds.
+
+    `kvlite ask` with the same files and the same model opens it by itself. What is kept has all
+    that was read, so any method and budget may be given then. It is as large as the tier that
+    `--recall` keeps: --recall-bits 8 or 4 takes a half or a quarter.
+
+    Examples:
+
+      kvlite read report.pdf
+
+      kvlite read a.docx b.md --name contracts --recall-bits 8
+
+      kvlite read report.pdf --out report.kv
+
+      kvlite ask report.kv "What does it conclude?"
+    """
+    target = _target(out, name)
+    from kvlite import library
+    from kvlite.documents import read_document
+    from kvlite.prompts import all_of, tokens_of
+    from kvlite.runner import open_runner
+
+    if name:
+        library.path_of(name)
+    library.limit()
+    screen = console(quiet)
+    documents = [read_document(file) for file in files]
+    said = all_of(documents)
+    with screen.status("Loading the model") as status:
+        runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))
+    talk = runner.conversation()
+    talk.documents = tuple(documents)
+    begun = perf_counter()
+    try:
+        with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
+            whole = talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
+    except Stopped:
+        screen.print("Stopped while reading; nothing was kept.")
+        raise typer.Exit(INTERRUPTED) from None
+    if not whole:
+        raise SettingError(
+            f"with --method {settings.method} and --recall {settings.recall} something would be "
+            "dropped before a question is there: leave them out, or give --recall auto"
+        )
+    read_s = perf_counter() - begun
+    with reading_bar(screen, "Saving") as bar:
+        begun = perf_counter()
+        if target is None:
+            added = library.add(talk, name, bar.update)
+        else:
+            added = library.Added(out, target, talk.save(target, progress=bar.update), [])
+    save_s, tokens = perf_counter() - begun, len(talk.token_ids)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "name": added.name,
+                    "path": str(added.path),
+                    "documents": [each.name for each in documents],
+                    "tokens": tokens,
+                    "bytes": added.nbytes,
+                    "read_s": read_s,
+                    "save_s": save_s,
+                    "removed": added.removed,
+                }
+            )
+        )
+        return
+    screen.print(
+        f"Read {tokens:,} tokens in {read_s:.1f} s; kept {readable(added.nbytes)} as "
+        f"{added.name}, in {save_s:.1f} s.",
+        markup=False,
+    )
+    for gone in added.removed:
+        screen.print(f"Removed {gone} from the library, to keep to its limit.", markup=False)
+
+
+def _target(out: str, name: str) -> Path | None:
+    """The file to write, None for the library.
+
+    Raises:
+        SettingError: it cannot be one.
+    """
+    if not out:
+        return None
+    path = Path(out)
+    if name:
+        raise SettingError("give --name or --out, not both")
+    if path.suffix != ".kv":
+        raise SettingError(f"--out {out} does not end in .kv: name it {path.stem or 'it'}.kv")
+    if not path.resolve().parent.is_dir():
+        raise SettingError(f"--out {out}: there is no folder {path.resolve().parent}")
+    if path.is_dir():
+        raise SettingError(f"--out {out} is a folder: name a file")
+    return path

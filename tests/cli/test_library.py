@@ -1,0 +1,82 @@
+"""`kvlite library`: list, remove, limit."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Done, Refused, Run, one_sentence
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "library"
+
+
+@pytest.fixture
+def full(kvlite: Run, model: Path, text: Path, folder: Path) -> int:
+    """Three entries, a used first; the size of each."""
+    for at, name in enumerate("abc"):
+        kvlite("read", text, "--model", model, "--budget", "64", "--name", name)
+        os.utime(folder / f"{name}.kv", (1_000_000 + at,) * 2)
+    return (folder / "a.kv").stat().st_size
+
+
+def test_empty(kvlite: Run, folder: Path) -> None:
+    assert kvlite("library").out == (
+        "The library is empty: `kvlite read FILE` puts a document there.\n"
+    )
+    found = kvlite("library", "--json").json()
+    assert found == {"folder": str(folder), "bytes": 0, "limit": None, "entries": []}
+
+
+def test_what_is_listed(
+    kvlite: Run, full: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "half.kv").write_bytes((folder / "a.kv").read_bytes()[:500])
+    for command in (("library",), ("library", "list")):
+        shown = kvlite(*command)
+        assert (shown.code, shown.err) == (0, "")
+        rows = [line.split()[1] for line in shown.out.splitlines() if line.startswith("│")]
+        assert rows == ["half", "c", "b", "a"]
+        assert "damaged" in shown.out and "the default" in shown.out and model.name in shown.out
+    found = kvlite("library", "list", "--json").json()
+    assert found == kvlite("library", "--json").json()
+    assert found["bytes"] == 3 * full + 500 and found["folder"] == str(folder)
+    half, last, *_ = found["entries"]
+    assert "damaged or cut short" in half["flaw"] and "tokens" not in half
+    assert (last["name"], last["bytes"], last["used"]) == ("c", full, "1970-01-12T13:46:42Z")
+    assert last["documents"] == ["text.txt"] and last["model"] == str(model)
+    assert last["tokens"] > 250 and last["messages"] == 0 and last["flaw"] == ""
+
+
+def test_removing(kvlite: Run, full: int, folder: Path) -> None:
+    one_sentence(kvlite("library", "remove", "a", "x"), "'x'", "there is c, b, a")
+    assert (folder / "a.kv").exists()
+    done = kvlite("library", "remove", "a", "b", "a")
+    assert done.code == 0 and "Removed a, b" in done.err
+    assert kvlite("library", "remove", "c", "--json").json() == {"removed": ["c"], "bytes": full}
+    one_sentence(kvlite("library", "remove", "c"), "'c'", "it is empty", "kvlite read FILE")
+
+
+def test_limiting(kvlite: Run, full: int, folder: Path) -> None:
+    assert kvlite("library", "limit") == Done(0, "", "There is no limit.\n")
+    done = kvlite("library", "limit", f"{full + 9}B")
+    assert "Removed a, to keep to it.\nRemoved b, to keep to it.\n" in done.err
+    assert kvlite("library", "limit", "--json").json() == {"limit": full + 9, "removed": []}
+    assert [path.name for path in folder.glob("*.kv")] == ["c.kv"]
+    assert kvlite("library", "limit", "none", "--json").json() == {"limit": None, "removed": []}
+
+
+def test_bad_input(refused: Refused) -> None:
+    refused(["library", "limit", "lots"], "'lots'", "give 50GiB, 800MB or none")
+    refused(["library", "remove", "a/b"], "'a/b'", "is no name")
+    refused(["library", "remove"], "kvlite library remove --help")
+    refused(["library", "burn"], "burn", "kvlite library --help")
+
+
+def test_help(kvlite: Run) -> None:
+    done = kvlite("library", "--help")
+    assert done.code == 0 and "kvlite library limit 50GiB" in done.out

@@ -1,0 +1,180 @@
+"""`kvlite read` and what `kvlite ask` makes of it."""
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Done, Refused, Run, one_sentence
+from tests.cli.test_interrupts import INTERRUPTED, interrupted
+
+OPENED = (
+    r"Opened text\.txt, read just now \(\d+ tokens, [\d.]+ [KM]iB\); --no-library reads it anew\."
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "library"
+
+
+@pytest.fixture
+def flags(model: Path) -> tuple[object, ...]:
+    return "--model", model, "--budget", "64", "--max-tokens", "6"
+
+
+def test_a_document_is_read_once(
+    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
+) -> None:
+    anew = kvlite("ask", text, "Who sat?", *flags)
+    made = kvlite("read", text, *flags)
+    assert (made.code, made.out) == (0, "")
+    size = (folder / "text.txt.kv").stat().st_size
+    said = r"Read (\d+) tokens in [\d.]+ s; kept ([\d.]+) KiB as text\.txt, in [\d.]+ s\.\n"
+    match = re.fullmatch(said, made.err)
+    assert match and int(match[1]) > 250 and abs(float(match[2]) - size / 1024) < 0.1
+    done = kvlite("ask", text, "Who sat?", *flags)
+    assert (done.code, done.out) == (0, anew.out)
+    assert re.search(OPENED, done.err) and re.search(r"^read \d\d tokens", done.err, re.MULTILINE)
+    assert "Opened" not in anew.err
+    again = kvlite("ask", text, "Who sat?", *flags, "--no-library")
+    assert again.out == anew.out and "Opened" not in again.err
+    other = kvlite("ask", text, "Who sat?", "--method", "tova", *flags, "--json", "-q")
+    assert other.err == "" and other.json()["prompt_tokens"] < 40
+    assert other.json()["method"] == "tova"
+
+
+def test_questions_one_after_another(
+    kvlite: Run, text: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = []
+    for turn in range(2):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
+        done = kvlite("ask", text, *flags)
+        assert (done.code, "Opened" in done.err) == (0, turn == 1)
+        answers.append(done.out)
+        kvlite("read", text, *flags)
+    assert answers[0] == answers[1]
+
+
+def test_a_file_is_asked_by_itself(
+    kvlite: Run, text: Path, flags: tuple[object, ...], tmp_path: Path, folder: Path
+) -> None:
+    anew = kvlite("ask", text, "Who sat?", *flags, "--temperature", "0.8", "--seed", "3").out
+    path = tmp_path / "it.kv"
+    made = kvlite(
+        "read", text, *flags, "--out", path, "--json", "--temperature", "0.8", "--seed", "3"
+    )
+    about = made.json()
+    assert about["path"] == str(path) and about["bytes"] == path.stat().st_size
+    assert about["documents"] == ["text.txt"] and about["tokens"] > 250 and not folder.exists()
+    text.unlink()
+    # Neither the document nor any setting is needed again; those that are given count.
+    done = kvlite("ask", path, "Who sat?")
+    assert (done.code, done.out) == (0, anew)
+    short = kvlite("ask", path, "Who sat?", "--max-tokens", "2", "--json", "-q").json()
+    assert short["generated_tokens"] == 2 and short["budget"] == 64
+
+
+def test_questions_about_a_file_one_after_another(
+    kvlite: Run,
+    text: Path,
+    flags: tuple[object, ...],
+    tmp_path: Path,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kvlite("read", text, *flags, "--out", tmp_path / "it.kv")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
+    done = kvlite("ask", tmp_path / "it.kv", "--json", "-q")
+    first, second = map(json.loads, done.out.splitlines())
+    assert done.code == 0 and max(first["prompt_tokens"], second["prompt_tokens"]) < 40
+    assert [each.count("mat") for each in said] == [20, 0]
+
+
+def test_a_library_entry_that_was_damaged_is_read_anew(
+    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
+) -> None:
+    anew = kvlite("ask", text, "Who sat?", *flags).out
+    kvlite("read", text, *flags)
+    path = folder / "text.txt.kv"
+    whole = bytearray(path.read_bytes())
+    whole[-100] ^= 1
+    path.write_bytes(whole)
+    done = kvlite("ask", text, "Who sat?", *flags)
+    assert (done.code, done.out) == (0, anew)
+    assert re.search(r"^kvlite: .*text\.txt\.kv is damaged or cut short", done.err, re.MULTILINE)
+
+
+def test_recall_off_keeps_what_cannot_be_kept(
+    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
+) -> None:
+    done = kvlite("read", text, *flags, "--recall", "off")
+    one_sentence(done, "--recall off", "give --recall auto")
+    assert not folder.exists()
+
+
+def test_the_limit_is_told_of(
+    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
+) -> None:
+    kvlite("read", text, *flags, "--name", "old")
+    size = (folder / "old.kv").stat().st_size
+    kvlite("library", "limit", f"{size + 1000}B")
+    done = kvlite("read", text, *flags, "--name", "new")
+    assert done.code == 0 and "Removed old from the library, to keep to its limit." in done.err
+    kvlite("library", "limit", "1KiB")
+    one_sentence(kvlite("read", text, *flags, "-q"), "the limit is 1.0 KiB", "library limit SIZE")
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        (["--name", "a/b"], ("'a/b'", "is no name")),
+        (["--out", "it.txt"], ("--out it.txt", "name it it.kv")),
+        (["--out", "nowhere/it.kv"], ("--out nowhere/it.kv", "no folder")),
+        (["--out", "it.kv", "--name", "it"], ("--name or --out", "not both")),
+        (["--budget", "lots"], ("'lots'", "give entries")),
+    ],
+)
+def test_bad_input(
+    refused: Refused, model: Path, text: Path, given: list[str], parts: tuple[str, ...]
+) -> None:
+    refused(["read", text, "--model", model, *given], *parts)
+
+
+def test_files_that_cannot_be_asked(refused: Refused, text: Path, tmp_path: Path) -> None:
+    refused(["ask", tmp_path / "none.kv", "Who?"], "none.kv", "check the path")
+    refused(["ask", tmp_path / "none.kv", text, "Who?"], "none.kv", "by itself")
+    (tmp_path / "it.kv").write_text("Not at all a conversation, but something someone wrote")
+    refused(["ask", tmp_path / "it.kv", "Who?"], "it.kv", "no snapshot", "kvlite read")
+
+
+def test_interrupted_while_reading(model: Path, text: Path, folder: Path) -> None:
+    args = ("read", text, "--model", model, "--chunk", "64")
+    done = interrupted("kvlite.cli.screen", "ReadingBar", "update", 2, *args)
+    assert done == Done(INTERRUPTED, "", "Stopped while reading; nothing was kept.\n")
+    assert not folder.exists()
+
+
+def test_interrupted_while_saving(
+    kvlite: Run,
+    text: Path,
+    flags: tuple[object, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsync = os.fsync
+
+    def interrupt(handle: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    done = kvlite("read", text, *flags, "-q")
+    assert (done.code, done.out, list(folder.iterdir())) == (INTERRUPTED, "", [])
