@@ -15,6 +15,7 @@ from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.held import Held
 from kvlite.ledger import Answer, Piece
+from kvlite.memory.ladder import Ladder
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
@@ -70,6 +71,11 @@ class Conversation:
     def tier(self) -> Tier | None:
         """Everything that was read, if turns recall."""
         return self.context.tier
+
+    @property
+    def ladder(self) -> Ladder:
+        """What was given up when memory ran out."""
+        return self.context.ladder
 
     @property
     def token_ids(self) -> list[int]:

@@ -72,8 +72,8 @@ def opened(model: LoadedModel, path: Path, **given: Any) -> Conversation:
 def answered(talk: Conversation, ids: list[int], **given: Any) -> tuple[list[int], torch.Tensor]:
     """The tokens of an answer, and the logits of its last one."""
     said = talk.generate(ids, ignore_eos=True, **given).token_ids
-    assert talk._turn is not None
-    return said, talk._turn.logits
+    assert talk.context.turn is not None
+    return said, talk.context.turn.logits
 
 
 def same(one: tuple[list[int], torch.Tensor], other: tuple[list[int], torch.Tensor]) -> bool:
@@ -205,7 +205,7 @@ def test_an_answer_that_was_not_heard_to_its_end(
     talks[0].save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
     assert again.messages == talks[1].messages and len(again.messages) == 2
-    assert again._pending == talks[1]._pending
+    assert again.context.pending == talks[1].context.pending
     # And the one that was saved answers on.
     assert [piece.token_id for piece in streams[0]] == [piece.token_id for piece in streams[1]]
     other = chat(model, method="snapkv", recall=recall, max_new_tokens=9)
@@ -247,7 +247,7 @@ def test_an_answer_for_which_there_was_no_memory(
     talks = [broken_off() for _ in range(2)]
     talks[0].save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    assert again._pending == talks[0]._pending
+    assert again.context.pending == talks[0].context.pending
     assert again.cache.writing == (recall == "ram")
     assert same(answered(again, SECOND), answered(talks[1], SECOND))
 
@@ -384,7 +384,7 @@ import kvlite
 runner = kvlite.load(sys.argv[1], device="cpu")
 talk = runner.open(sys.argv[2])
 answer = talk.generate([5, 6, 7], ignore_eos=True)
-print(answer.token_ids, talk._turn.logits.double().sum().item(), talk.tier.place)
+print(answer.token_ids, talk.context.turn.logits.double().sum().item(), talk.tier.place)
 """
 
 
@@ -400,8 +400,8 @@ def test_in_a_new_process(tiny_folder: Path, tmp_path: Path, recall: str) -> Non
     command = [sys.executable, "-c", PROCESS, str(tiny_folder), str(tmp_path / "talk.kv")]
     done = subprocess.run(command, capture_output=True, text=True)
     answer = talk.generate([5, 6, 7], ignore_eos=True)
-    assert talk._turn is not None and answer.token_ids
-    logits = talk._turn.logits.double().sum().item()
+    assert talk.context.turn is not None and answer.token_ids
+    logits = talk.context.turn.logits.double().sum().item()
     assert done.stdout == f"{answer.token_ids} {logits} {recall}\n", done.stderr
 
 
