@@ -190,6 +190,15 @@ def test_a_limit_takes_what_was_not_used_for_longest(model: LoadedModel) -> None
     assert library.add(read(model), "e").removed == [] and names() == ["a", "d", "e"]
 
 
+def test_what_was_just_saved_stays_even_where_clocks_disagree(model: LoadedModel) -> None:
+    size = three(model)
+    later = time.time() + 9999
+    for entry in library.entries():
+        os.utime(entry.path, (later, later))
+    library.set_limit(f"{3 * size + 9}B")
+    assert len(library.add(read(model), "d").removed) == 1 and "d" in names()
+
+
 def test_what_is_larger_than_the_limit_is_not_saved(model: LoadedModel) -> None:
     size = three(model)
     library.set_limit(f"{size + 9}B")
