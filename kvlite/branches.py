@@ -36,6 +36,7 @@ class Path:
         sealed: of these, how many cannot be gone back to, since the cache was compacted after them.
         token_ids: what had been read when it was left, since then.
         end: how it stood then.
+        ahead, before: tokens of the next message that had been read then, and where they began.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -44,6 +45,8 @@ class Path:
     sealed: int = 0
     token_ids: list[int] = field(default_factory=list)
     end: Checkpoint | None = None
+    ahead: list[int] = field(default_factory=list)
+    before: Said | None = None
 
     def cut(self, number: int) -> "Path":
         """Another one that begins alike, without user message `number`, counted from 0, and all

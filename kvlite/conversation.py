@@ -8,7 +8,6 @@ from typing import Any
 from kvlite import snapshot
 from kvlite.branches import Branch, Message, Path, Said
 from kvlite.cache import KVCache, parse_kv_bits
-from kvlite.checkpoint import Checkpoint
 from kvlite.context import NOBODY, Audience, Context, checkpoint_limit
 from kvlite.documents import Document
 from kvlite.engine.reading import Progress
@@ -24,6 +23,7 @@ from kvlite.prompts import certain, goes_on, said_tokens, text_tokens, token_lis
 from kvlite.settings import Settings
 from kvlite.tensorfile import Progress as Saving
 from kvlite.turn import Notify, Turn
+from kvlite.ways import Ways
 
 
 class Conversation:
@@ -50,12 +50,7 @@ class Conversation:
         self.settings = settings
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
-        self._paths = [Path()]
-        self._at = 0
-        self._ahead: list[int] = []
-        self._before: Said | None = None
-        self._here: Said | None = None
-        self._read_last: Checkpoint | None = None
+        self.ways = Ways(self.context)
 
     @property
     def messages(self) -> list[Message]:
@@ -85,9 +80,7 @@ class Conversation:
     @property
     def branches(self) -> list[Branch]:
         """The ways it went, in the order in which they were begun."""
-        return [
-            Branch([*path.messages], index == self._at) for index, path in enumerate(self._paths)
-        ]
+        return self.ways.branches
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -129,9 +122,8 @@ class Conversation:
         if ids:
             self.context.end_step(self.settings)
             ids = [*self.context.pending, *ids]
-            turn = self._turn(ids, self.settings, answers=False)
-            self._take(turn, Audience(progress, notify, cancel))
-            self._ahead = []
+            turn = self.ways.turn(ids, self.settings, answers=False)
+            self.ways.take(turn, Audience(progress, notify, cancel))
 
     def read_ahead(
         self,
@@ -150,18 +142,18 @@ class Conversation:
             Whether it was read. It is not where something would be lost that the question might
             want.
         """
-        if self._ahead:
+        if self.ways.ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.settings)
         ahead = certain(self._said, text)
         ids, turn = [*self._unread, *ahead], None
         if ahead:
-            turn = self._turn(ids, self.settings, answers=False)
+            turn = self.ways.turn(ids, self.settings, answers=False)
         if turn is None or (turn.loses and (turn.tier is None or not turn.method.exact)):
             return False
-        before = self._standing(self.settings)
-        self._take(turn, Audience(progress, notify, cancel))
-        self._ahead, self._before = ahead, before
+        before = self.ways.standing(self.settings)
+        self.ways.take(turn, Audience(progress, notify, cancel))
+        self.ways.ahead, self.ways.before = ahead, before
         return True
 
     def generate(
@@ -219,9 +211,8 @@ class Conversation:
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
-        turn = self._turn([*self.context.pending, *ids], chosen)
-        self._take(turn, Audience(progress, notify, cancel))
-        self._ahead = []
+        turn = self.ways.turn([*self.context.pending, *ids], chosen)
+        self.ways.take(turn, Audience(progress, notify, cancel))
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
 
     def stream(
@@ -239,11 +230,10 @@ class Conversation:
         """
         chosen = self.settings.after_load(settings)
         self.context.end_step(chosen)
-        turn = self._turn([*self._unread, *self._after_ahead(text)], chosen)
-        said = self._standing(chosen)
-        self._take(turn, Audience(progress, notify, cancel))
-        self._ahead = []
-        self._read_last = self.context.hold_answering(chosen)
+        turn = self.ways.turn([*self._unread, *self._after_ahead(text)], chosen)
+        said = self.ways.standing(chosen)
+        self.ways.take(turn, Audience(progress, notify, cancel))
+        self.ways.unanswered = self.context.hold_answering(chosen)
         yield from self._answered(said, text, turn, cancel)
 
     def regenerate(
@@ -261,21 +251,14 @@ class Conversation:
         """
         chosen, number = self.settings.after_load(settings), len(self._path.said)
         self._path.require(number)
-        turn, said = self.context.turn, self._path.said[-1]
+        said = self._path.said[-1]
         text = self.messages[said.messages]["content"]
-        read, again = self._read_last, False
-        left = self._leave(number - 1)
-        if turn is not None and read is not None and turn.may_answer_again(chosen):
-            again = self.context.return_to_answering(read)
-        if turn is None or not again:
-            self._go_back(left, said, chosen, Audience(progress, notify, cancel))
-            yield from self.stream(
-                text, progress=progress, notify=notify, cancel=cancel, **settings
-            )
+        left, turn = self.ways.answer_again(number - 1, chosen)
+        if turn is not None:
+            yield from self._answered(said, text, turn, cancel)
             return
-        turn.begin_again(chosen)
-        self._read_last = read
-        yield from self._answered(said, text, turn, cancel)
+        self.ways.go_back(left, said, chosen, Audience(progress, notify, cancel))
+        yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
 
     def edit(
         self,
@@ -299,7 +282,7 @@ class Conversation:
         ids = self._said(text, after=said.messages)
         if said.before is not None and not goes_on(ids, said.ahead):
             said = said.before
-        self._go_back(self._leave(number - 1), said, chosen, audience)
+        self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, audience)
         yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
 
     def undo(self) -> str:
@@ -311,14 +294,9 @@ class Conversation:
         Raises:
             SettingError: there is none.
         """
-        number = len(self._path.said)
-        self._path.require(number)
-        said, at = self._path.said[-1], self._at
-        left = self._leave(number - 1)
-        self._go_back(left, said, self.settings, NOBODY)
-        self._paths[at] = self._paths.pop()
-        self._at = at
-        return left.messages[said.messages]["content"]
+        path = self._path
+        path.require(len(path.said))
+        return path.messages[self.ways.undo(self.settings).messages]["content"]
 
     def branch(self, number: int) -> None:
         """Go back to just after the answer to user message `number`, counted from 1; what was said
@@ -330,8 +308,8 @@ class Conversation:
         self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
-        said = self._path.said[number]
-        self._go_back(self._leave(number), said, self.settings, NOBODY)
+        said, left = self._path.said[number], self.ways.leave(number, self.settings)
+        self.ways.go_back(left, said, self.settings, NOBODY)
 
     def switch(
         self,
@@ -349,22 +327,7 @@ class Conversation:
             Stopped, OutOfMemory: while that was read; then the conversation stands where the two
                 part, on a branch of its own.
         """
-        if not 0 <= branch < len(self._paths):
-            raise SettingError(
-                f"there is no branch {branch + 1}: there are {len(self._paths)} of them"
-            )
-        if branch == self._at:
-            return
-        target, audience = self._paths[branch], Audience(progress, notify, cancel)
-        common = target.common(self._path)
-        self._keep_path()
-        self._begin(target.cut(target.sealed + len(common)))
-        ways = [said.checkpoint for said in reversed(common)]
-        end = target.end
-        assert end is not None
-        self._go(target, target.token_ids, end, ways, self.settings, audience)
-        self._paths.pop()
-        self._at, self._here, self._ahead, self._before = branch, None, [], None
+        self.ways.switch(branch, self.settings, Audience(progress, notify, cancel))
 
     def save(
         self, path: str | FilePath, *, progress: Saving | None = None, most: int | None = None
@@ -391,7 +354,7 @@ class Conversation:
             messages=self.messages,
             documents=self.documents,
             pending=context.pending,
-            ahead=self._ahead,
+            ahead=self.ways.ahead,
             noted=context.noted,
             given_up=context.ladder.taken,
         )
@@ -402,84 +365,13 @@ class Conversation:
         one."""
         talk = cls(model, settings)
         talk.context.resume(held)
-        talk.documents, talk._ahead = held.documents, held.ahead
+        talk.documents, talk.ways.ahead = held.documents, held.ahead
         talk._path.messages = held.messages
         return talk
 
     @property
     def _path(self) -> Path:
-        return self._paths[self._at]
-
-    def _keep_path(self) -> Path:
-        """Remember how the current way ends, before it is left."""
-        path = self._path
-        path.token_ids = [*self.context.token_ids]
-        path.end = self.context.hold(self.settings)
-        return path
-
-    def _begin(self, path: Path) -> None:
-        self._paths.append(path)
-        self._at = len(self._paths) - 1
-        self._read_last = self._here = None
-
-    def _leave(self, number: int) -> Path:
-        """Go another way from user message `number` on, counted from 0; the one that is left."""
-        path = self._keep_path()
-        self._begin(path.cut(number))
-        return path
-
-    def _go_back(self, left: Path, said: Said, settings: Settings, audience: Audience) -> None:
-        """Let things stand as where something was said on a way that is left."""
-        assert left.end is not None
-        heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
-        ways = [each.checkpoint for each in left.open if each.messages < said.messages]
-        if said.before is not None:
-            ways.append(said.before.checkpoint)
-        self._go(left, heard[: point.seen], point, ways[::-1], settings, audience)
-        self._ahead, self._before, self._here = [*said.ahead], said.before, said
-
-    def _go(
-        self,
-        way: Path,
-        ids: list[int],
-        end: Checkpoint,
-        ways: Sequence[Checkpoint],
-        settings: Settings,
-        audience: Audience,
-    ) -> None:
-        """Let things stand as when `ids` had been read, the beginning of a way; if that fails, as
-        at a message before."""
-        try:
-            self.context.go_to(ids, end, ways, way.stops, settings, audience)
-        except BaseException:
-            seen = len(self.context.token_ids)
-            number = sum(said.checkpoint.seen < seen for said in way.open)
-            self._paths[self._at] = way.cut(way.sealed + number)
-            self._ahead, self._before, self._here = [], None, None
-            raise
-
-    def _turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
-        """A turn that reads tokens, for which room is made if it has to be and may."""
-        grown = self.context.outgrows(len(ids), settings, answers=answers)
-        if grown and settings.beyond_context == "compact":
-            self.context.compact()
-            self._path.sealed = len(self._path.said)
-            self._here = self._before = self._read_last = None
-        return self.context.next_turn(ids, settings, answers=answers)
-
-    def _standing(self, settings: Settings) -> Said:
-        """Where something that is said now begins."""
-        if self._here is not None:
-            return self._here
-        made = self.context.hold(settings)
-        return Said(made, len(self.messages), [*self._ahead], self._before)
-
-    def _take(self, turn: Turn, audience: Audience) -> None:
-        """Read a turn: from then on the last answer can no more be drawn again."""
-        self.context.read(turn, audience)
-        if self._read_last is not None:
-            self.context.leave(self._read_last)
-        self._read_last = self._here = self._before = None
+        return self.ways.path
 
     def _answered(self, said: Said, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
         """Stream the answer to a message that was read."""
@@ -505,7 +397,7 @@ class Conversation:
             after: how many messages come before it; None for all there are.
         """
         opening = not (len(self.messages) if after is None else after)
-        first = opening and len(self.token_ids) == len(self._ahead)
+        first = opening and len(self.token_ids) == len(self.ways.ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
         return said_tokens(tokenizer, text, opening=opening, first=first, system=system)
 
@@ -515,7 +407,7 @@ class Conversation:
         Raises:
             SettingError: it does not begin with what was.
         """
-        ids, ahead = self._said(text), self._ahead
+        ids, ahead = self._said(text), self.ways.ahead
         if not goes_on(ids, ahead):
             raise SettingError("the message does not begin with what was read ahead")
         return ids[len(ahead) :]
