@@ -89,6 +89,21 @@ class Path:
             )
 
 
+@dataclass
+class Walked:
+    """All ways.
+
+    Attributes:
+        paths: in the order in which they were begun.
+        at: the current one's index.
+        before: where what was read ahead on it begins, if anything was.
+    """
+
+    paths: list[Path]
+    at: int = 0
+    before: Said | None = None
+
+
 @dataclass(frozen=True)
 class Branch:
     """A way, as front ends show it.

@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 
 from kvlite import snapshot
-from kvlite.branches import Branch, Message, Path, Said
+from kvlite.branches import Branch, Message, Path, Said, Walked
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.context import NOBODY, Audience, Context, checkpoint_limit
 from kvlite.documents import Document
@@ -351,7 +351,7 @@ class Conversation:
             cache=context.cache,
             tier=context.tier,
             token_ids=context.token_ids,
-            messages=self.messages,
+            ways=Walked(self.ways.paths, self.ways.at, self.ways.before),
             documents=self.documents,
             pending=context.pending,
             ahead=self.ways.ahead,
@@ -366,7 +366,7 @@ class Conversation:
         talk = cls(model, settings)
         talk.context.resume(held)
         talk.documents, talk.ways.ahead = held.documents, held.ahead
-        talk._path.messages = held.messages
+        talk.ways.resume(held.ways)
         return talk
 
     @property

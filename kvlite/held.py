@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvlite.branches import Walked
 from kvlite.cache import KVCache
 from kvlite.documents import Document
 from kvlite.offload import Tier
@@ -9,11 +10,11 @@ from kvlite.offload import Tier
 
 @dataclass(frozen=True)
 class Held:
-    """A conversation between two turns. Paths that were left and points of return belong here, once
-    conversations have them: what is not here is not saved.
+    """A conversation between two turns: what is not here is not saved.
 
     Attributes:
-        cache, tier, token_ids, messages, documents: as of `Conversation`.
+        cache, tier, token_ids, documents: as of `Conversation`.
+        ways: that it went.
         pending: what was answered last and has not been read.
         ahead: tokens at the end of what was read that the next message must begin with.
         noted: what the next answer is to note.
@@ -23,7 +24,7 @@ class Held:
     cache: KVCache
     tier: Tier | None
     token_ids: list[int]
-    messages: list[dict[str, str]]
+    ways: Walked
     documents: tuple[Document, ...]
     pending: list[int]
     ahead: list[int]

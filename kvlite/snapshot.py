@@ -32,6 +32,7 @@ from kvlite.offload.disk import Disk
 from kvlite.offload.room import place
 from kvlite.offload.snapshot import PREFIX, tier_of, tier_parts
 from kvlite.prompts import all_of
+from kvlite.recorded import recorded, walked
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 from kvlite.tensorfile import Progress, TensorFile, write_tensors
@@ -113,7 +114,7 @@ def save(
         "identity": asdict(Identity.of(model)),
         "settings": asdict(settings),
         "tokens": len(held.token_ids),
-        "messages": len(held.messages),
+        "messages": len(held.ways.paths[held.ways.at].messages),
         "documents": [each.name for each in held.documents],
         "ahead": digest_of(held.documents) if held.ahead and held.documents else "",
         "pending": held.pending,
@@ -132,7 +133,7 @@ def save(
         tensors |= own.tensors
     tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
     tensors["ahead"] = torch.tensor(held.ahead, dtype=torch.int32)
-    tensors["messages"] = _text(held.messages)
+    tensors["ways"] = _text(recorded(held.ways))
     tensors["documents"] = _text([asdict(each) for each in held.documents])
     return write_tensors(path, plain, tensors, progress, most)
 
@@ -244,10 +245,7 @@ class Snapshot:
             cache=cache,
             tier=tier,
             token_ids=token_ids,
-            messages=[
-                {"role": str(each["role"]), "content": str(each["content"])}
-                for each in self._plain("messages")
-            ],
+            ways=walked(self._plain("ways"), tier, model.shape.layers),
             documents=self.documents(),
             pending=pending,
             ahead=ahead,

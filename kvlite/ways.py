@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvlite.branches import Branch, Path, Said
+from kvlite.branches import Branch, Path, Said, Walked
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import Audience, Context
 from kvlite.errors import SettingError
@@ -31,6 +31,18 @@ class Ways:
         self.before: Said | None = None
         self.here: Said | None = None
         self.unanswered: Checkpoint | None = None
+
+    def resume(self, walked: Walked) -> None:
+        """Go on with others, which must not go on themselves."""
+        self.paths, self.at, self.before = walked.paths, walked.at, walked.before
+        held = {
+            id(said.checkpoint): said.checkpoint
+            for path in self.paths
+            for each in path.said
+            for said in (each, each.before)
+            if said is not None and not said.checkpoint.lost
+        }
+        self.context.checkpoints = sorted(held.values(), key=lambda each: each.seen)
 
     @property
     def path(self) -> Path:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -312,3 +313,34 @@ def test_there_must_be_something_to_go_back_to(llama: Tiny) -> None:
     with pytest.raises(SettingError, match="--checkpoint-limit 'many' is not a size"):
         opened(llama, checkpoint_limit="many")
     assert len(talk.branches) == 1 and len(talk.messages) == 2
+
+
+def acts(talk: Conversation, told: list[str]) -> list[Any]:
+    """Everything that goes back, one after the other."""
+    edited = heard(talk.edit(2, OTHER, notify=told.append))
+    again = heard(talk.regenerate(notify=told.append))
+    undone = [talk.undo(), *said(talk, THIRD)]
+    talk.branch(1)
+    branched = said(talk, WORDS[0])
+    talk.switch(0, notify=told.append)
+    messages = [branch.messages for branch in talk.branches]
+    return [edited, again, undone, branched, messages, said(talk, WORDS[1])]
+
+
+@pytest.mark.parametrize("name", ["full", "recall", "recall-4", "recall-disk", "late"])
+def test_saved_conversations_go_back_as_others_do(llama: Tiny, name: str, tmp_path: Path) -> None:
+    talk, straight = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
+    for each in (talk, straight):
+        said(each, FIRST, SECOND, THIRD)
+        list(each.edit(3, WORDS[2]))
+    talk.save(tmp_path / "talk.kv")
+    runner = kvlite.Runner(llama.model, Settings())
+    talk = runner.open(tmp_path / "talk.kv")
+    assert [branch.messages for branch in talk.branches] == [
+        branch.messages for branch in straight.branches
+    ]
+    told: list[str] = []
+    list(talk.edit(2, WORDS[3], notify=told.append))
+    list(straight.edit(2, WORDS[3]))
+    assert bool(told) == (name == "recall-4")
+    assert acts(talk, []) == acts(straight, [])

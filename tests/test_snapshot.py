@@ -550,6 +550,14 @@ def _set(key: str, value: Any) -> Callable[[Any, Any], None]:
     return change
 
 
+def _ways(**changes: Any) -> Callable[[Any, Any], None]:
+    def change(about: Any, tensors: Any) -> None:
+        plain = json.loads(tensors["ways"].numpy().tobytes()) | changes
+        tensors["ways"] = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+
+    return change
+
+
 def _tensor(
     name: str, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[Any, Any], None]:
@@ -617,7 +625,12 @@ def _object(kind: str, **values: Any) -> Any:
         _tensor("token_ids", lambda each: each + 199),
         _tensor("token_ids", lambda each: each[:-1]),
         _tensor("token_ids", lambda each: each.float()),
-        _tensor("messages", lambda each: each[:-1]),
+        _tensor("ways", lambda each: each[:-1]),
+        _ways(at=7),
+        _ways(at=-1),
+        _ways(paths=[]),
+        _ways(said=[{}]),
+        _ways(before=3),
         _tensor("tier.0.signs", lambda each: each[..., :-1]),
         _tensor("tier.0.0.keys", lambda each: each[:, :, :-1]),
     ],

@@ -1,6 +1,6 @@
 """How a tier stood at some moment, to which it can return."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import ReferenceType, ref
 
 import torch
@@ -46,6 +46,19 @@ class TierMark:
         self.seen = tier.seen
         self.bits = tier.bits
         self.layers = [_mark(layer, tier.bits is not None) for layer in tier.layers]
+
+    @classmethod
+    def at(cls, tier: Tier, seen: int) -> "TierMark":
+        """How a tier stood when it had read that much, of which nothing had to be kept."""
+        made = cls(tier)
+        made.seen = seen
+        made.layers = [replace(layer, read=seen) for layer in made.layers]
+        return made
+
+    @property
+    def plain(self) -> bool:
+        """Whether how much was read says all of it."""
+        return not any(layer.tensors or layer.judged is not None for layer in self.layers)
 
     @property
     def nbytes(self) -> int:
