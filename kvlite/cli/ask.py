@@ -1,27 +1,29 @@
 """`kvlite ask`: questions about documents."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.answering import print_answer
 from kvlite.cli.opening import from_library, named_file, open_file
 from kvlite.cli.options import with_settings
-from kvlite.cli.screen import ReadingBar, console, reading_bar, stop_on_interrupt
+from kvlite.cli.screen import console, reading
 from kvlite.errors import KvliteError, SettingError, Stopped
 from kvlite.settings import Settings
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from rich.console import Console
 
     from kvlite.conversation import Conversation
-    from kvlite.ledger import FinishReason
+    from kvlite.engine.prefill import Progress
+    from kvlite.ledger import FinishReason, Piece
+    from kvlite.turn import Notify
 
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -111,7 +113,7 @@ def ask(
                 raise typer.Exit(BAD_INPUT)
             return
         if not known:
-            with _reading(screen) as (bar, cancel):
+            with reading(screen) as (bar, cancel):
                 talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
@@ -163,32 +165,12 @@ def _questions(screen: "Console") -> Iterator[str]:
             yield asked
 
 
-@contextmanager
-def _reading(screen: "Console") -> Iterator[tuple[ReadingBar, Event]]:
-    """A bar while something is read, and what a Ctrl-C sets."""
-    with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
-        yield bar, cancel
-
-
 def _answer(
     talk: "Conversation", text: str, screen: "Console", as_json: bool
 ) -> "FinishReason | None":
-    """Say a message, print what is answered and the account of it; why it ended."""
-    pieces = []
-    with _reading(screen) as (bar, cancel):
-        for piece in talk.stream(text, progress=bar.update, notify=bar.note, cancel=cancel):
-            bar.close()
-            pieces.append(piece)
-            if not as_json:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
-    ledger = pieces[-1].ledger
-    if as_json:
-        answer = "".join(piece.text for piece in pieces)
-        readable = sys.stdout.encoding.lower().startswith("utf")
-        print(json.dumps({"answer": answer, **ledger.to_json()}, ensure_ascii=not readable))
-    else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        screen.print(ledger.line(), style="dim")
-    return ledger.finish_reason
+    """Say a message and print what is answered; why it ended."""
+
+    def begin(progress: "Progress", notify: "Notify", cancel: "Event") -> "Iterator[Piece]":
+        return talk.stream(text, progress=progress, notify=notify, cancel=cancel)
+
+    return print_answer(begin, screen, as_json).finish_reason

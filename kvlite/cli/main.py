@@ -12,6 +12,7 @@ from kvlite.cli import BAD_INPUT
 from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
+from kvlite.cli.chat import chat
 from kvlite.cli.config import config
 from kvlite.cli.library import app as library
 from kvlite.cli.methods import methods
@@ -28,6 +29,7 @@ app = typer.Typer(
     help="Long chats and long documents on the one GPU you own.",
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
+app.command()(chat)
 app.command()(ask)
 app.command()(read)
 app.command()(plan)

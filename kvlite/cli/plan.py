@@ -9,7 +9,6 @@ from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
 from kvlite.errors import SettingError
 from kvlite.settings import Settings
-from kvlite.sizes import readable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,43 +93,13 @@ def _text(doc: str | None) -> str | None:
 def _show(made: "Plan", fitting: "list[Reach]", asked: int, most: int) -> None:
     from rich.console import Console
 
+    from kvlite.chat.plan_view import PlanView
+
     out = Console(highlight=False)
-    room, choice = made.room, made.choice
-    what = f"{made.model}, {choice.weights.name}: read {made.tokens:,} tokens"
-    out.print(f"{what}, answer {made.longest:,}, on {room.name}", markup=False)
     if asked > made.tokens:
         out.print(f"The model was trained for {most:,} tokens, and {asked:,} were asked for.")
-    out.print(_items(made))
-    verdict = "fits" if made.fits else "does not fit"
-    out.print(
-        f"Peak {readable(made.peak_bytes)} of tensors, {readable(room.tensors)} offered: {verdict}."
-    )
-    if made.forecast.host_bytes:
-        host = readable(made.forecast.host_bytes)
-        out.print(f"Host memory for recall: {host}, {readable(room.host)} free.")
-    if made.tokens_per_s is not None:
-        out.print(f"Answering: {made.tokens_per_s:.0f} tokens/s at most, by its bandwidth.")
-    for reason in made.reasons:
-        out.print(f"- {reason}", markup=False)
-    if not made.fits:
-        out.print("- what would: a smaller model, a shorter text, or more memory")
+    out.print(PlanView(made))
     out.print(_fitting(fitting))
-
-
-def _items(made: "Plan") -> "Table":
-    from rich.table import Table
-
-    phases = made.phases
-    table = Table("", *[f"to {name}" for name in phases])
-    for name in dict.fromkeys(name for items in phases.values() for name in items):
-        cells = [readable(items[name]) if items.get(name) else "" for items in phases.values()]
-        table.add_row(name, *cells)
-    table.add_section()
-    table.add_row("tensors", *[readable(sum(items.values())) for items in phases.values()])
-    if made.room.context:
-        table.add_row("CUDA context, allocator", *[readable(made.room.context)] * len(phases))
-    table.add_row("margin", *[readable(made.room.margin)] * len(phases))
-    return table
 
 
 def _fitting(fitting: "list[Reach]") -> "Table":

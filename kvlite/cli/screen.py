@@ -70,3 +70,10 @@ def stop_on_interrupt() -> Iterator[Event]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def reading(screen: Console) -> Iterator[tuple[ReadingBar, Event]]:
+    """A bar while something is read, and what a Ctrl-C sets."""
+    with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
+        yield bar, cancel

@@ -1,0 +1,66 @@
+"""Commands about files: documents to read, conversations to save and load."""
+
+import shlex
+from pathlib import Path
+
+from kvlite.chat import saving
+from kvlite.chat.session import Session
+from kvlite.chat.terminal import Terminal
+from kvlite.documents import Document, read_document
+from kvlite.errors import SettingError
+
+
+def read(session: Session, terminal: Terminal, argument: str) -> None:
+    """Read documents for the next message."""
+    take(session, terminal, [read_document(path) for path in _paths(argument)])
+
+
+def take(session: Session, terminal: Terminal, documents: list[Document]) -> None:
+    """Read documents, and say what became of them."""
+    seen = session.talk.cache.seen
+    read = terminal.work(
+        "Reading",
+        lambda progress, notify, cancel: session.read(documents, progress, notify, cancel),
+    )
+    names = ", ".join(document.name for document in documents)
+    new = session.talk.cache.seen - seen
+    if read:
+        terminal.say(f"Read {names}: {new:,} tokens. Your next message is about it.")
+    else:
+        terminal.say(f"{names} will be read with your next message.")
+
+
+def _paths(argument: str) -> list[str]:
+    """File names: one with spaces as it is, or several, quoted where they have some.
+
+    Raises:
+        SettingError: there is none, or a quotation mark is not closed.
+    """
+    if argument and Path(argument).expanduser().is_file():
+        return [str(Path(argument).expanduser())]
+    try:
+        paths = shlex.split(argument)
+    except ValueError:
+        raise SettingError(f"{argument}: a quotation mark is not closed") from None
+    if not paths:
+        raise SettingError("name a file: /read report.pdf")
+    if "-" in paths:
+        raise SettingError("standard input is what you type: name a file")
+    return [str(Path(path).expanduser()) for path in paths]
+
+
+def save(session: Session, terminal: Terminal, argument: str) -> None:
+    """Save the conversation."""
+    if not argument:
+        raise SettingError("give it a name: /save trip, or /save trip.md to read it elsewhere")
+    path = saving.save(session, argument)
+    terminal.say(f"Saved as {path}.")
+
+
+def load(session: Session, terminal: Terminal, argument: str) -> None:
+    """Go on with a saved conversation."""
+    if not argument:
+        raise SettingError("which one: /load NAME")
+    with terminal.leaving_on_interrupt():
+        saving.load(session, argument)
+    terminal.say(f"{argument}: {len(session.messages)} messages. It goes on.")

@@ -1,0 +1,39 @@
+"""Commands about memory: where it is, what was planned, what the last answer took."""
+
+from kvlite.chat.account import told
+from kvlite.chat.memory_view import MemoryView
+from kvlite.chat.plan_view import PlanView
+from kvlite.chat.session import Session
+from kvlite.chat.terminal import Terminal
+from kvlite.errors import SettingError
+from kvlite.memory.where import Place, places
+from kvlite.sizes import readable
+
+
+def memory(session: Session, terminal: Terminal, argument: str) -> None:
+    """Draw where every megabyte is."""
+    terminal.show(MemoryView(now(session)))
+    if session.last is not None:
+        terminal.say(f"The last answer's peak: {readable(session.last.peak_bytes)}.")
+
+
+def now(session: Session) -> list[Place]:
+    """Where it is now, the device first."""
+    talk = session.talk
+    checkpoints = getattr(talk, "checkpoint_bytes", 0)
+    return places(talk.model, talk.cache, talk.tier, checkpoints, session.runner.settings.vram)
+
+
+def plan(session: Session, terminal: Terminal, argument: str) -> None:
+    """Show what was planned before the model was loaded."""
+    if session.runner.plan is None:
+        raise SettingError("no plan could be made of this model")
+    terminal.show(PlanView(session.runner.plan))
+
+
+def ledger(session: Session, terminal: Terminal, argument: str) -> None:
+    """Say what the last answer was made from."""
+    if session.last is None:
+        raise SettingError("nothing has been answered yet")
+    for sentence in told(session.last):
+        terminal.say(sentence)

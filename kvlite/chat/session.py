@@ -1,0 +1,188 @@
+"""A conversation as someone at a terminal has it: what they typed, and what waits to be read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, cast
+
+from kvlite.chat.talk import Talk
+from kvlite.chat.terminal import Begin
+from kvlite.documents import Document
+from kvlite.engine.prefill import Progress
+from kvlite.errors import ContextError, SettingError
+from kvlite.ledger import Ledger, Piece
+from kvlite.prompts import all_of, question_about, tokens_of
+from kvlite.runner import Runner
+from kvlite.settings import Settings
+from kvlite.turn import Notify
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it was typed, and the documents that went before it."""
+
+    text: str
+    documents: tuple[Document, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """As the model is told it."""
+        return question_about(self.documents, self.text) if self.documents else self.text
+
+
+class Session:
+    """One model, and the conversation with it.
+
+    Attributes:
+        runner: the model.
+        given: the settings the user began with; a plan may have decided what they left open.
+        changed: what the user changed of them since.
+        talk: the conversation.
+        waiting: documents that the next message will be about.
+        last: the account of the last answer.
+    """
+
+    def __init__(self, runner: Runner, given: Settings) -> None:
+        self.runner = runner
+        self.given = given
+        self.changed: dict[str, Any] = {}
+        self.begin()
+
+    def begin(self, **changed: Any) -> None:
+        """Begin a new conversation, with some settings changed from now on.
+
+        Raises:
+            SettingError: they do not fit; all is as it was.
+        """
+        talk = self._fresh(changed)
+        self.changed |= changed
+        self.resume(talk)
+
+    def resume(self, talk: Talk) -> None:
+        """Go on with another conversation."""
+        self.talk = talk
+        self.waiting: list[Document] = []
+        self.last: Ledger | None = None
+        self._typed: dict[str, Message] = {}
+
+    def change(self, **values: Any) -> None:
+        """Change settings of this conversation, from the next message on.
+
+        Raises:
+            SettingError: they are unknown, out of range, or do not fit each other.
+        """
+        self.talk.settings = self._fresh(values).settings
+        self.changed |= values
+
+    def _fresh(self, changed: dict[str, Any]) -> Talk:
+        return cast(Talk, self.runner.conversation(**{**self.changed, **changed}))
+
+    @property
+    def messages(self) -> list[Message]:
+        """The user's, in order."""
+        told = (each["content"] for each in self.talk.messages if each["role"] == "user")
+        return [self._typed.get(said, Message(said)) for said in told]
+
+    def message(self, number: int | None) -> tuple[int, Message]:
+        """A message and its number, from 1; the last one if None is given.
+
+        Raises:
+            SettingError: there is no such message.
+        """
+        messages = self.messages
+        number = len(messages) if number is None else number
+        if not messages:
+            raise SettingError("nothing has been said yet")
+        if not 1 <= number <= len(messages):
+            raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
+        return number, messages[number - 1]
+
+    def read(
+        self, documents: Sequence[Document], progress: Progress, notify: Notify, cancel: Event
+    ) -> bool:
+        """Take documents for the next message.
+
+        Returns:
+            Whether they were read; if not, they will be with the message: it decides what stays of
+            them, or others wait before them.
+
+        Raises:
+            ContextError: they do not fit the model's trained context.
+            Stopped: `cancel` was set; nothing of them was read.
+        """
+        text = all_of(documents)
+        if self.waiting:
+            self._require_room(text)
+            read = False
+        else:
+            read = self.talk.read_ahead(text, progress=progress, notify=notify, cancel=cancel)
+        self.waiting += documents
+        return read
+
+    def _require_room(self, text: str) -> None:
+        most, seen = self.runner.shape.max_context, self.talk.cache.seen
+        new = tokens_of(self.runner.tokenizer, text)
+        if seen + new >= most:
+            raise ContextError(
+                f"{new:,} more tokens do not fit this model, which was trained for {most:,}, of "
+                f"which {seen:,} are read: ask about a part of the document, or /clear first"
+            )
+
+    def say(self, text: str) -> Begin:
+        """What answers a new message."""
+        message = Message(text, tuple(self.waiting))
+
+        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+            pieces = self.talk.stream(message.said, progress=progress, notify=notify, cancel=cancel)
+            return self._heard(pieces, lambda: self._sent(message))
+
+        return begin
+
+    def _sent(self, message: Message) -> None:
+        self._typed[message.said] = message
+        self.waiting = []
+
+    def regenerate(self) -> Begin:
+        """What answers the last message again."""
+
+        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+            pieces = self.talk.regenerate(progress=progress, notify=notify, cancel=cancel)
+            return self._heard(pieces)
+
+        return begin
+
+    def edit(self, number: int, text: str) -> Begin:
+        """What answers message `number` in other words, about the same documents."""
+        _, former = self.message(number)
+        message = Message(text, former.documents)
+
+        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+            pieces = self.talk.edit(
+                number, message.said, progress=progress, notify=notify, cancel=cancel
+            )
+            self._typed[message.said] = message
+            return self._heard(pieces)
+
+        return begin
+
+    def _heard(
+        self, pieces: Iterator[Piece], begun: Callable[[], None] | None = None
+    ) -> Iterator[Piece]:
+        """An answer, whose account is kept."""
+        for piece in pieces:
+            if begun is not None:
+                begun()
+                begun = None
+            self.last = piece.ledger
+            yield piece
+
+    def undo(self) -> Message:
+        """Go back before the last message, whose documents wait for the next one.
+
+        Raises:
+            SettingError: there is nothing to undo.
+        """
+        said = self.talk.undo()
+        message = self._typed.get(said, Message(said))
+        self.waiting = [*message.documents, *self.waiting]
+        return message

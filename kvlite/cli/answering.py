@@ -1,0 +1,46 @@
+"""Answers on standard output, as text or as JSON, and their account beside it."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from kvlite.cli.screen import reading
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.chat.terminal import Begin
+    from kvlite.ledger import Ledger
+
+
+def print_answer(
+    begin: "Begin", screen: "Console", as_json: bool, *, account: bool = True
+) -> "Ledger":
+    """Print what is answered, and the account of it.
+
+    Args:
+        begin: what answers.
+        account: whether text is followed by it, on the screen.
+    """
+    pieces = []
+    with reading(screen) as (bar, cancel):
+        for piece in begin(bar.update, bar.note, cancel):
+            bar.close()
+            pieces.append(piece)
+            if not as_json:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    ledger = pieces[-1].ledger
+    if as_json:
+        answer = "".join(piece.text for piece in pieces)
+        readable = sys.stdout.encoding.lower().startswith("utf")
+        print(
+            json.dumps({"answer": answer, **ledger.to_json()}, ensure_ascii=not readable),
+            flush=True,
+        )
+        return ledger
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if account:
+        screen.print(ledger.line(), style="dim")
+    return ledger

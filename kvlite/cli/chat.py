@@ -1,0 +1,195 @@
+"""`kvlite chat`: a conversation at a terminal, or line by line."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite import __version__
+from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.answering import print_answer
+from kvlite.cli.options import with_settings
+from kvlite.cli.screen import console, reading
+from kvlite.errors import KvliteError, SettingError, Stopped
+from kvlite.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.chat.prompt import Prompt
+    from kvlite.chat.session import Session
+    from kvlite.cli.terminal import ChatTerminal
+    from kvlite.documents import Document
+
+_USAGE = 'say something: echo "What is a cache?" | kvlite chat'
+
+
+@with_settings
+def chat(
+    settings: Settings,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="txt, md, html, pdf or docx files to talk about"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object an answer instead of text")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but answers")] = False,
+) -> None:
+    """Talk with a model, about documents or anything else.
+
+    /help lists the commands: read files, undo, edit, answer again, save, change settings, see
+    where memory is. Ctrl-C ends an answer where it stands, and its part is kept; Ctrl-D quits.
+
+    Without a terminal, every line of standard input is a message, and only answers go to standard
+    output.
+
+    Examples:
+
+      kvlite chat
+
+      kvlite chat report.pdf --budget 25%
+
+      echo "What is a cache?" | kvlite chat --json
+    """
+    if "-" in (files or ()):
+        raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
+    from kvlite.chat.session import Session
+    from kvlite.documents import read_document
+    from kvlite.prompts import all_of, tokens_of
+    from kvlite.runner import open_runner
+
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    screen = _screen(typed, quiet)
+    documents = [read_document(file) for file in files or ()]
+    said = all_of(documents)
+    with screen.status("Loading the model") as status:
+        runner = open_runner(
+            settings, status.update, (lambda own: tokens_of(own, said)) if said else None
+        )
+    session = Session(runner, settings)
+    for why in runner.plan.changes if runner.plan else ():
+        screen.print(f"Plan: {why}", style="dim", markup=False)
+    if typed:
+        _typed(session, screen, documents, as_json=as_json, quiet=quiet)
+    else:
+        _piped(session, screen, documents, as_json=as_json)
+
+
+def _screen(typed: bool, quiet: bool) -> "Console":
+    """Where everything but answers goes."""
+    from rich.console import Console
+
+    if typed and sys.stdout.isatty():
+        return Console(file=sys.stdout, highlight=False)
+    return console(quiet)
+
+
+def _typed(
+    session: "Session",
+    screen: "Console",
+    documents: "list[Document]",
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Talk with someone at a terminal, until they leave."""
+    from prompt_toolkit.output import create_output
+
+    from kvlite.chat.about_files import take
+    from kvlite.chat.commands import enter
+    from kvlite.chat.prompt import Prompt, history_in
+    from kvlite.chat.status import Gauge
+    from kvlite.chat.terminal import Quit
+    from kvlite.cli.terminal import ChatTerminal, guarded
+    from kvlite.folders import data_folder
+
+    gauge, ascii_only = Gauge(session), screen.options.ascii_only
+    prompt = Prompt(
+        history_in(data_folder()),
+        lambda: gauge.line(screen.width, ascii_only=ascii_only),
+        mark="> " if ascii_only else "\u203a ",
+        output=None if sys.stdout.isatty() else create_output(sys.stderr),
+    )
+    terminal = ChatTerminal(screen, prompt, gauge, as_json=as_json, quiet=quiet)
+    if not quiet:
+        terminal.say(_greeting(session))
+    hint = "Say something; /help lists commands"
+    with guarded(), suppress(EOFError, Quit):
+        if documents:
+            _tried(terminal, lambda: take(session, terminal, documents))
+        while True:
+            typed = _next(prompt, terminal, hint)
+            hint = ""
+            _tried(terminal, partial(enter, session, terminal, typed))
+
+
+def _next(prompt: "Prompt", terminal: "ChatTerminal", hint: str) -> str:
+    """What is typed next.
+
+    Raises:
+        EOFError: the user leaves: Ctrl-D, or Ctrl-C twice where nothing is typed.
+    """
+    pressed = False
+    while True:
+        try:
+            return prompt.read(hint=hint)
+        except KeyboardInterrupt:
+            if pressed and not prompt.typed:
+                raise EOFError from None
+            pressed = not prompt.typed
+            if pressed:
+                terminal.say("Ctrl-C once more quits, and so does Ctrl-D.")
+
+
+def _tried(terminal: "ChatTerminal", work: Callable[[], None]) -> None:
+    """Do something, and say what went wrong if it did: the conversation goes on."""
+    try:
+        work()
+    except Stopped:
+        terminal.say("Stopped while reading: nothing of it was read.")
+    except (KvliteError, OSError) as error:
+        terminal.warn(str(error))
+
+
+def _greeting(session: "Session") -> str:
+    model, most = session.runner.model, session.runner.shape.max_context
+    what = f"{session.given.model}, {model.weights.name} on {model.device}"
+    return f"kvlite {__version__} · {what} · {most:,} tokens of context"
+
+
+def _piped(
+    session: "Session", screen: "Console", documents: "list[Document]", *, as_json: bool
+) -> None:
+    """Answer every line of standard input."""
+    said = failed = False
+    try:
+        if documents:
+            with reading(screen) as (bar, cancel):
+                session.read(documents, bar.update, bar.note, cancel)
+        for line in sys.stdin or ():
+            if not line.strip():
+                continue
+            said = True
+            try:
+                begin = session.say(line.strip())
+                ledger = print_answer(begin, screen, as_json, account=screen.is_terminal)
+            except Stopped:
+                raise
+            except KvliteError as error:
+                screen.print(f"kvlite: {error}", markup=False)
+                failed = True
+                continue
+            if ledger.finish_reason == "interrupted":
+                raise typer.Exit(INTERRUPTED)
+            failed |= ledger.finish_reason == "memory"
+    except Stopped:
+        screen.print("Stopped while reading; nothing was answered.")
+        raise typer.Exit(INTERRUPTED) from None
+    if not said:
+        raise SettingError(f"standard input has no message: {_USAGE}")
+    if failed:
+        raise typer.Exit(BAD_INPUT)

@@ -1,0 +1,147 @@
+"""Where every byte is now: what a conversation holds, on its device, in host memory and on disk."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from kvlite.cache import KVCache
+from kvlite.cache.front import bytes_held
+from kvlite.memory.room import capped_bytes
+from kvlite.model.load import LoadedModel
+from kvlite.offload import Tier
+from kvlite.offload.disk import Disk
+
+FREE = "free"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What takes memory: its name, its bytes, and what there is to say of it."""
+
+    name: str
+    nbytes: int
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory of one kind.
+
+    Attributes:
+        name: for people.
+        short: VRAM, RAM or disk.
+        total: bytes it has.
+        parts: what takes them, in an order that stays; the last is what is free.
+    """
+
+    name: str
+    short: str
+    total: int
+    parts: tuple[Part, ...]
+
+    @property
+    def free(self) -> int:
+        """Bytes nobody uses."""
+        return self.parts[-1].nbytes
+
+    @property
+    def used(self) -> int:
+        """The others."""
+        return max(0, self.total - self.free)
+
+
+def places(
+    model: LoadedModel, cache: KVCache, tier: Tier | None, checkpoints: int, vram: str
+) -> list[Place]:
+    """The device first, then what is beside it.
+
+    Args:
+        checkpoints: bytes of host memory that points of return take.
+        vram: as `Settings.vram`: of a CPU, what live tensors are held to.
+    """
+    on_device = held(model, cache, tier)
+    beside = tuple(_beside(tier, checkpoints))
+    disks = [] if tier is None else [layer.disk for layer in tier.layers if layer.disk is not None]
+    elsewhere = [_disk(tier, disk) for disk in disks[:1] if tier is not None]
+    if model.device.type == "cuda":
+        return [_card(model.device, on_device), _host(beside), *elsewhere]
+    capped = [] if capped_bytes(vram) is None else [_cap(vram, on_device)]
+    return [*capped, _host((*on_device, *beside)), *elsewhere]
+
+
+def held(model: LoadedModel, cache: KVCache, tier: Tier | None) -> tuple[Part, ...]:
+    """What a conversation holds on its device: weights, keys and values by kind of layer, the
+    index of what is to be recalled."""
+    shape = model.shape
+    sliding = [index for index, window in enumerate(shape.windows) if window is not None]
+    parts = [Part("weights", bytes_held(model.tensors()), model.weights.name)]
+    windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
+    for name, indices, nbytes in (
+        ("KV, full attention", shape.full_layers, cache.nbytes - windowed),
+        ("KV, sliding windows", sliding, windowed),
+    ):
+        if indices:
+            entries = sum(cache.layers[index].entries_mean for index in indices) / len(indices)
+            about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
+            parts.append(Part(name, nbytes, about))
+    if tier is not None and tier.index_bytes:
+        parts.append(Part("recall index", tier.index_bytes, "finds what is to be recalled"))
+    return tuple(parts)
+
+
+def _beside(tier: Tier | None, checkpoints: int) -> list[Part]:
+    parts = []
+    if tier is not None and tier.begun and not tier.on_disk:
+        bits = "as the model has it" if tier.bits is None else f"in {tier.bits} bits"
+        parts.append(Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read, {bits}"))
+    if checkpoints:
+        parts.append(Part("checkpoints", checkpoints, "for /undo, /edit and /branch"))
+    return parts
+
+
+def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
+    total = capped_bytes(vram) or 0
+    free = max(0, total - _sum(parts))
+    return Place(f"what --vram {vram} allows tensors", "VRAM", total, (*parts, Part(FREE, free)))
+
+
+def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
+    free, total = torch.cuda.mem_get_info(device)
+    live, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    rest = (
+        Part("other tensors", max(0, live - _sum(parts)), "work in progress"),
+        Part("allocator", max(0, reserved - live), "held by torch, not in use"),
+        Part("others", max(0, total - free - reserved), "driver, display, other programs"),
+        Part(FREE, free),
+    )
+    name = torch.cuda.get_device_properties(device).name
+    return Place(name, "VRAM", total, (*parts, *rest))
+
+
+def _host(parts: tuple[Part, ...]) -> Place:
+    memory, mine = psutil.virtual_memory(), psutil.Process().memory_info().rss
+    program = max(0, mine - _sum(parts))
+    others = max(0, memory.total - memory.available - program - _sum(parts))
+    rest = (
+        Part("this program", program, "Python, torch, work in progress"),
+        Part("others", others, "other programs, the system"),
+        Part(FREE, memory.available),
+    )
+    return Place("host memory", "RAM", memory.total, (*parts, *rest))
+
+
+def _disk(tier: Tier, disk: Disk) -> Place:
+    usage = shutil.disk_usage(disk.folder)
+    parts = (
+        Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read"),
+        Part("others", max(0, usage.total - usage.free - tier.nbytes), "other files"),
+        Part(FREE, usage.free),
+    )
+    return Place(f"the disk of {disk.folder}", "disk", usage.total, parts)
+
+
+def _sum(parts: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in parts)
