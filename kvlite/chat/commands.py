@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -63,16 +64,17 @@ def _listed(rows: list[tuple[str, str]], width: int) -> Table | Group:
     """Two columns; on a narrow terminal, one under the other."""
     widest = max(len(left) for left, _ in rows)
     if width < 2 * widest + 20:
-        texts = [
-            Text(f"{left}\n", style="bold").append(f"  {right}", "none") for left, right in rows
-        ]
-        return Group(*texts)
+        return Group(*(each for left, right in rows for each in _stacked(left, right)))
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def _stacked(left: str, right: str) -> list[RenderableType]:
+    return [Text(left, "bold"), Padding(right, (0, 0, 0, 2))] if left else [Text()]
 
 
 def _clear(session: Session, terminal: Terminal, argument: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer
 from prompt_toolkit.completion import Completion as Offered
 from prompt_toolkit.document import Document
@@ -82,8 +83,11 @@ class Prompt:
             EOFError: Ctrl-D.
             KeyboardInterrupt: Ctrl-C; what was typed so far is in `typed`.
         """
-        placeholder = FormattedText([("class:placeholder", hint)])
-        return self._session.prompt(default=prefill, placeholder=placeholder if hint else None)
+        shown = FormattedText([("class:placeholder", hint)])
+        return self._session.prompt(
+            default=prefill,
+            placeholder=lambda: "" if get_app().is_done else shown,
+        )
 
 
 class _Completer(Completer):

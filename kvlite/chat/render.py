@@ -29,21 +29,32 @@ class Blocks:
         self.open = ""
 
     def push(self, text: str) -> list[str]:
-        """The blocks that are finished now."""
+        """The blocks that are finished now: only whole lines tell what begins with them."""
         self.open += text
         if "\n" not in text:
-            return []  # only whole lines tell what begins with them
-        whole = self.open[: self.open.rfind("\n") + 1]
-        starts = [
-            token.map[0]
-            for token in _PARSER.parse(whole)
-            if token.level == 0 and token.map is not None and token.nesting >= 0
-        ]
-        if len(starts) < 2:
             return []
-        lines = self.open.split("\n")
-        self.open = "\n".join(lines[starts[-1] :])
-        return ["\n".join(lines[start:end]).rstrip() for start, end in pairwise(starts)]
+        end = self.open.rfind("\n") + 1
+        *finished, last = _blocks(self.open[:end]) or [""]
+        self.open = last + self.open[end:] if finished else self.open
+        return [block.rstrip() for block in finished]
+
+    @property
+    def parts(self) -> list[str]:
+        """The blocks of what is open, as they look now."""
+        return [block for block in _blocks(self.open) if block.strip()]
+
+
+def _blocks(text: str) -> list[str]:
+    """A text cut before each of its blocks but the first."""
+    starts = [
+        token.map[0]
+        for token in _PARSER.parse(text)
+        if token.level == 0 and token.map is not None and token.nesting >= 0
+    ]
+    lines = text.split("\n")
+    ends = pairwise([0, *starts[1:], len(lines)])
+    blocks = ["\n".join(lines[start:end]) for start, end in ends]
+    return [f"{block}\n" for block in blocks[:-1]] + blocks[-1:]
 
 
 class _LeftHeading(Heading):

@@ -56,8 +56,9 @@ class MarkdownStream:
     """Rendered: finished blocks are printed for good, the open one is drawn again as it grows, with
     a line of status under it.
 
-    Of an open block that is higher than the screen, what has scrolled out cannot be drawn again: it
-    is printed for good, at the width it has by then.
+    Of an open block that is higher than the screen, what scrolls out cannot be drawn again: it is
+    printed for good, at the width it has by then, once it was drawn twice alike. Should it change
+    all the same, as tables do, it is printed again from there on when it is whole: nothing is lost.
     """
 
     def __init__(
@@ -66,17 +67,26 @@ class MarkdownStream:
         status: Callable[[int], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin an answer.
+
+        Args:
+            status: the last line, of at most so many columns.
+        """
         self.console = console
         self.status = status
         self.clock = clock
         self.region = Region(console)
         self.blocks = Blocks()
         self._finished: list[str] = []
-        self._begun = False  # anything is printed for good
-        self._cut = 0  # lines of the open block that are
-        self._cut_width = 0
+        self._begun = False
         self._due = 0.0
+        self._new_block()
         console.show_cursor(False)
+
+    def _new_block(self) -> None:
+        self._printed: list[str] = []  # lines of the first open block, for good
+        self._drawn: list[str] = []  # all of them, as they were drawn last
+        self._width = 0  # at which the former were printed
 
     def push(self, text: str) -> None:
         """Take a piece, and draw if it is time to."""
@@ -89,47 +99,63 @@ class MarkdownStream:
 
     def note(self, text: str) -> None:
         """A sentence above what is still open."""
-        style = Style(color="yellow")
-        self.region.draw([[Segment(f"Note: {harmless(text)}", style)]], [])
+        self.region.draw([[Segment(f"Note: {harmless(text)}", Style(color="yellow"))]], [])
         self._draw()
 
     def close(self) -> None:
-        """Draw all that is left; the status goes."""
-        above = [*self._settled(), *self._closed(self.blocks.open)]
-        self.blocks = Blocks()
-        self.region.draw(above, [])
+        """Print all that is left; the status goes."""
+        left = [*self._finished, *self.blocks.parts]
+        self._finished, self.blocks = [], Blocks()
+        self.region.draw([line for block in left for line in self._closed(block)], [])
         self.console.show_cursor(True)
 
     def _draw(self) -> None:
-        above = self._settled()
-        lines = self._lines(self.blocks.open)
-        room = max(1, self.console.height - 4)
-        if len(lines) - self._cut > room:
-            end = len(lines) - room
-            above += [*self._gap(), *lines[self._cut : end]]
-            self._cut, self._cut_width = end, self._cut_width or self.console.width
-        left = lines[self._cut :]
-        gap = self._gap() if left else []
-        status = [Segment(self.status(self.console.width - 1), Style(dim=True))]
-        self.region.draw(above, [*gap, *left, [], status])
-
-    def _settled(self) -> list[Line]:
-        """What is finished and was not printed yet."""
         blocks, self._finished = self._finished, []
-        return [line for block in blocks for line in self._closed(block)]
+        above = [line for block in blocks for line in self._closed(block)]
+        first, *others = self.blocks.parts or [""]
+        lines = self._lines(first)
+        texts, same = _texts(lines), _same(self._printed, _texts(lines))
+        rest = [line for other in others for line in ([], *self._lines(other))]
+        room = max(1, self.console.height - 4)
+        most = min(len(lines), _same(self._drawn, texts))
+        end = max(same, min(most, len(lines) + len(rest) - room))
+        if same < len(self._printed):
+            end = same  # it changed: once it is whole, all of that is printed again
+        gap = self._gap()
+        if end > same:
+            above += [*gap, *lines[same:end]]
+            self._printed, self._width = texts[:end], self._width or self.console.width
+            gap = []
+        self._drawn = texts
+        shown = [*lines[end:], *rest][-room:]
+        status = [Segment(self.status(self.console.width - 1), Style(dim=True))]
+        self.region.draw(above, [*(gap if shown else []), *shown, [], status])
 
     def _closed(self, block: str) -> list[Line]:
-        """The rest of a block, for good."""
-        lines = self._lines(block)[self._cut :]
-        shown = [*self._gap(), *lines] if lines else []
+        """What is left of a block, for good."""
+        lines = self._lines(block)
+        left = lines[_same(self._printed, _texts(lines)) :]
+        shown = [*self._gap(), *left] if left else []
         self._begun |= bool(lines)
-        self._cut = self._cut_width = 0
+        self._new_block()
         return shown
 
     def _gap(self) -> list[Line]:
         """An empty line before a block, unless it is the first, or has begun above."""
-        gap: list[Line] = [[]] if self._begun and not self._cut else []
+        gap: list[Line] = [[]] if self._begun and not self._printed else []
         return gap
 
     def _lines(self, block: str) -> list[Line]:
-        return lines_of(self.console, block, self._cut_width or self.console.width)
+        return lines_of(self.console, block, self._width or self.console.width)
+
+
+def _texts(lines: list[Line]) -> list[str]:
+    return ["".join(segment.text for segment in line) for line in lines]
+
+
+def _same(some: list[str], others: list[str]) -> int:
+    """How many lines both begin with."""
+    pairs = zip(some, others, strict=False)
+    return next(
+        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others))
+    )

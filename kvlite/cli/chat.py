@@ -12,7 +12,7 @@ from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
 from kvlite.cli.options import with_settings
-from kvlite.cli.screen import console, reading
+from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.errors import KvliteError, SettingError, Stopped
 from kvlite.settings import Settings
 
@@ -66,7 +66,7 @@ def chat(
     screen = _screen(typed, quiet)
     documents = [read_document(file) for file in files or ()]
     said = all_of(documents)
-    with screen.status("Loading the model") as status:
+    with unechoed(), screen.status("Loading the model") as status:
         runner = open_runner(
             settings, status.update, (lambda own: tokens_of(own, said)) if said else None
         )
@@ -104,7 +104,7 @@ def _typed(
     from kvlite.chat.prompt import Prompt, history_in
     from kvlite.chat.status import Gauge
     from kvlite.chat.terminal import Quit
-    from kvlite.cli.terminal import ChatTerminal, guarded
+    from kvlite.cli.terminal import ChatTerminal
     from kvlite.folders import data_folder
 
     gauge, ascii_only = Gauge(session), screen.options.ascii_only

@@ -77,3 +77,32 @@ def reading(screen: Console) -> Iterator[tuple[ReadingBar, Event]]:
     """A bar while something is read, and what a Ctrl-C sets."""
     with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
         yield bar, cancel
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """What is typed in here does not show, and is there for the next prompt."""
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """A Ctrl-C that comes between two things, as when an answer has just ended, ends nothing."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

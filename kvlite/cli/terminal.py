@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from kvlite.chat.account import brief
@@ -16,7 +15,7 @@ from kvlite.chat.status import Gauge
 from kvlite.chat.stream import MarkdownStream, PlainStream, Shown
 from kvlite.chat.terminal import Begin, T, Work
 from kvlite.cli.answering import print_answer
-from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt
+from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt, unechoed
 from kvlite.ledger import Ledger
 
 
@@ -51,7 +50,7 @@ class ChatTerminal:
 
     def show(self, drawn: RenderableType) -> None:
         """A table or a picture."""
-        self.screen.print(Padding(drawn, (0, 0, 0, 1)))
+        self.screen.print(drawn)
 
     def clear(self) -> None:
         """Nothing is on the screen, where it can be wiped."""
@@ -129,33 +128,3 @@ class ChatTerminal:
 def _write(text: str) -> None:
     sys.stdout.write(harmless(text))
     sys.stdout.flush()
-
-
-@contextmanager
-def unechoed() -> Iterator[None]:
-    """What is typed in here does not show, and is there for the next prompt."""
-    try:
-        import termios
-
-        keyboard = sys.stdin.fileno()
-        before = termios.tcgetattr(keyboard)
-    except (ImportError, OSError, ValueError, termios.error):
-        yield
-        return
-    quiet = [*before]
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSANOW, before)
-
-
-@contextmanager
-def guarded() -> Iterator[None]:
-    """A Ctrl-C that comes between two things, as when an answer has just ended, ends nothing."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

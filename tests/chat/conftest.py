@@ -1,0 +1,101 @@
+"""A chat without a terminal: a model that loads in no time, and a list in place of a screen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from threading import Event
+
+import pytest
+from rich.console import Console, RenderableType
+
+import kvlite
+from kvlite.chat.commands import enter
+from kvlite.chat.session import Session
+from kvlite.chat.terminal import Begin, T, Work
+from kvlite.errors import KvliteError
+from kvlite.ledger import Ledger
+from kvlite.settings import Settings
+
+
+@dataclass
+class Recorder:
+    """A terminal that remembers.
+
+    Attributes:
+        shown: what was said and drawn, in order.
+        answers: texts.
+        makes: what a text that is asked for becomes.
+    """
+
+    width: int = 100
+    shown: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    makes: str = ""
+    asked: str = ""
+    cancel: Event = field(default_factory=Event)
+
+    def say(self, text: str) -> None:
+        self.shown.append(text)
+
+    def show(self, drawn: RenderableType) -> None:
+        console = Console(file=StringIO(), width=self.width, color_system=None)
+        with console.capture() as captured:
+            console.print(drawn)
+        self.shown.append(captured.get())
+
+    def answer(self, begin: Begin) -> Ledger:
+        pieces = list(begin(lambda done, total: None, self.say, self.cancel))
+        self.answers.append("".join(piece.text for piece in pieces))
+        return pieces[-1].ledger
+
+    def work(self, title: str, work: Work[T]) -> T:
+        return work(lambda done, total: None, self.say, self.cancel)
+
+    def ask(self, prefill: str) -> str:
+        self.asked = prefill
+        return self.makes
+
+    @contextmanager
+    def leaving_on_interrupt(self) -> Iterator[None]:
+        yield
+
+    def clear(self) -> None:
+        self.shown.append("(clear)")
+
+    @property
+    def last(self) -> str:
+        return self.shown[-1]
+
+
+@dataclass
+class Chat:
+    """A session at such a terminal."""
+
+    session: Session
+    terminal: Recorder
+
+    def __call__(self, typed: str) -> str:
+        """Type something; all that is said and drawn for it."""
+        self.terminal.shown.clear()
+        enter(self.session, self.terminal, typed)
+        return "\n".join(self.terminal.shown)
+
+    def refused(self, typed: str) -> str:
+        """Type something that cannot be done; the sentence."""
+        with pytest.raises(KvliteError) as error:
+            enter(self.session, self.terminal, typed)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+
+@pytest.fixture(scope="session")
+def runner(tiny_folder: Path) -> kvlite.Runner:
+    return kvlite.load(str(tiny_folder), max_new_tokens=6)
+
+
+@pytest.fixture
+def chat(runner: kvlite.Runner, tiny_folder: Path) -> Chat:
+    given = Settings(model=str(tiny_folder), max_new_tokens=6)
+    return Chat(Session(runner, given), Recorder())
