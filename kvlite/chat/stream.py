@@ -129,7 +129,8 @@ class MarkdownStream:
         self._drawn = texts
         shown = [*lines[end:], *rest][-room:]
         status = [Segment(self.status(self.console.width - 1), Style(dim=True))]
-        self.region.draw(above, [*(gap if shown else []), *shown, [], status])
+        lines = [*(gap if shown else []), *shown, [], status]
+        self.region.draw(above, lines[-max(1, self.console.height - 1) :])
 
     def _closed(self, block: str) -> list[Line]:
         """What is left of a block, for good."""

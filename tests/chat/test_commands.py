@@ -1,0 +1,401 @@
+"""Commands, at a terminal that remembers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlite
+from kvlite.chat.commands import COMMANDS
+from kvlite.chat.completion import completions
+from kvlite.chat.options import OPTIONS, shown_name
+from kvlite.chat.session import Session
+from kvlite.chat.terminal import Quit
+from kvlite.conversation import Conversation
+from kvlite.errors import Stopped
+from kvlite.ledger import Piece
+from kvlite.prompts import question_about, tokens_of
+from kvlite.settings import Settings
+from tests.chat.conftest import Chat, Recorder
+
+TEXT = "The cat sat on the mat and the dog lay by the door. " * 5
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "cats and dogs.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def seen(chat: Chat) -> int:
+    return chat.session.talk.cache.seen
+
+
+@pytest.mark.parametrize("width", [30, 40, 100])
+def test_help_has_every_command(chat: Chat, width: int) -> None:
+    chat.terminal.width = width
+    shown = chat("/help")
+    for command in COMMANDS:
+        assert command.usage in shown
+    assert max(len(line.rstrip()) for line in shown.split("\n")) <= width
+    assert chat("/help undo") == "/undo: forgets your last message and its answer"
+    assert chat("/help /quit").startswith("/exit: ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("/hlep", "did you mean /help?"),
+        ("/mem", "did you mean /memory?"),
+        ("/brnaches", "did you mean /branches?"),
+        ("/xyzzy", "/help lists them"),
+        ("/help sett", "did you mean /set?"),
+    ],
+)
+def test_an_unknown_command_is_told_the_nearest(chat: Chat, typed: str, near: str) -> None:
+    said = chat.refused(typed)
+    assert near in said and typed.split()[-1].removeprefix("/") in said
+
+
+def test_a_slash_may_begin_a_message(chat: Chat) -> None:
+    chat(" /help me")
+    chat("/etc/hosts?")
+    assert [message.text for message in chat.session.messages] == [" /help me", "/etc/hosts?"]
+
+
+def test_messages_are_answered_in_one_conversation(chat: Chat, runner: kvlite.Runner) -> None:
+    chat("Who sat?")
+    chat('"""\nWho\nlay?\n"""')
+    chat("  ")
+    talk = runner.conversation()
+    expected = ["".join(p.text for p in talk.stream(said)) for said in ("Who sat?", "Who\nlay?")]
+    assert chat.terminal.answers == expected
+
+
+def test_a_document_waits_for_the_next_message(chat: Chat, text: Path) -> None:
+    said = chat(f"/read {text}")
+    ahead = seen(chat)
+    assert said == f"Read {text.name}: {ahead:,} tokens. Your next message is about it."
+    chat("Who sat?")
+    chat("Who lay?")
+    first, second = chat.session.messages
+    assert first.said == question_about(chat.session.messages[0].documents, "Who sat?")
+    assert [each["content"] for each in chat.session.talk.messages[::2]] == [
+        first.said,
+        "Who lay?",
+    ]
+    assert (first.text, second.documents, chat.session.waiting) == ("Who sat?", (), [])
+    assert chat.session.last is not None and chat.session.last.prompt_tokens < ahead
+
+
+def test_a_second_document_is_read_with_the_message(chat: Chat, text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "b.md"
+    other.write_text("Nothing of it.")
+    chat(f"/read {text}")
+    ahead = seen(chat)
+    assert chat(f"/read '{other}'") == "b.md will be read with your next message."
+    assert seen(chat) == ahead
+    chat("Which?")
+    assert "b.md\n\nNothing of it.\n\nBased on" in chat.session.talk.messages[0]["content"]
+    both = chat.session.messages[0].documents
+    assert [document.name for document in both] == [text.name, "b.md"]
+
+
+def test_several_documents_at_once(chat: Chat, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.md").write_text("Nothing of it.")
+    assert chat(f"/read '{text}' {tmp_path / 'b.md'}").startswith(f"Read {text.name}, b.md: ")
+
+
+def test_what_does_not_fit_is_refused_and_does_not_wait(
+    chat: Chat, text: Path, tmp_path: Path
+) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text(TEXT * 30)
+    assert "trained for 1,024" in chat.refused(f"/read {long}")
+    assert chat.session.waiting == []
+    chat(f"/read {text}")
+    said = chat.refused(f"/read {long}")
+    new = tokens_of(
+        chat.session.runner.tokenizer, f"Document: long.txt\n\n{long.read_text().strip()}"
+    )
+    assert f"{new:,} more tokens do not fit" in said and f"{seen(chat):,} are read" in said
+    assert len(chat.session.waiting) == 1
+    chat("Who sat?")
+
+
+def test_reading_that_is_stopped_leaves_nothing(chat: Chat, text: Path) -> None:
+    chat.terminal.cancel.set()
+    for typed in (f"/read {text}", "Who sat?"):
+        with pytest.raises(Stopped):
+            chat(typed)
+    assert (chat.session.waiting, chat.session.messages, seen(chat)) == ([], [], 0)
+    chat.terminal.cancel.clear()
+    chat(f"/read {text}")
+    chat.terminal.cancel.set()
+    with pytest.raises(Stopped):
+        chat("Who sat?")
+    chat.terminal.cancel.clear()
+    chat("Who sat?")  # the document still waits
+    assert len(chat.session.messages[0].documents) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/read", "name a file: /read report.pdf"),
+        ("/read none.txt", "none.txt"),
+        ("/read -", "standard input is what you type"),
+        ("/read 'open", "a quotation mark is not closed"),
+        ("/save", "give it a name"),
+        ("/save x.md", "nothing has been said yet"),
+        ("/load", "which one"),
+        ("/load x.md", "text for people"),
+        ("/ledger", "nothing has been answered yet"),
+        ("/edit", "nothing has been said yet"),
+        ("/regen", "nothing has been said yet"),
+        ("/branch", "nothing has been said yet"),
+        ("/edit two", "'two' is not a number"),
+        ("/set temperature 20", "between 0 and 10"),
+        ("/set temperature warm", "not a number"),
+        ("/set model other", "cannot be changed once a model is loaded"),
+        ("/set method magic", "magic"),
+        ("/set budget 0", "--budget 0"),
+        ("/set colour red", "no setting 'colour'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(chat: Chat, typed: str, said: str) -> None:
+    before = chat.session.talk.settings
+    assert said in chat.refused(typed)
+    assert chat.session.talk.settings == before
+
+
+def test_settings_are_changed_from_the_next_message_on(chat: Chat) -> None:
+    assert chat("/set max-tokens 3") == "max-tokens is 3 now."
+    chat("Who sat?")
+    assert chat.session.last is not None and chat.session.last.generated_tokens == 3
+    assert chat("/set --max_new_tokens = 4") == "max-tokens is 4 now."
+    chat("Who lay?")
+    assert chat.session.last.generated_tokens == 4
+    chat("/set never-lossy on")
+    assert chat.session.talk.settings.never_lossy is True
+    chat("/clear")
+    assert chat.session.talk.settings.never_lossy is True  # also in a new conversation
+
+
+def test_settings_are_explained(chat: Chat) -> None:
+    said = chat("/set top-p")
+    assert said.startswith("top-p is 1.0: as --top-k,") and said.endswith("(0 to 1)")
+    assert "(auto|ram|disk|off)" in chat("/set recall")
+    assert chat("/set chunk").endswith("(from 1 on)")
+    listed = chat("/set").split("\n")
+    for name in OPTIONS:
+        assert any(line.startswith(shown_name(name) + " ") for line in listed)
+
+
+def test_show_has_what_differs(runner: kvlite.Runner, tiny_folder: Path) -> None:
+    chat = Chat(Session(runner, Settings(model=str(tiny_folder))), Recorder(width=200))
+    chat("/set temperature 0.5")
+    chat("/set never-lossy true")
+    lines = {line.split()[0]: line for line in chat("/show").splitlines() if line}
+    assert "0.5" in lines["temperature"] and "usually 0.0" in lines["temperature"]
+    assert "true" in lines["never-lossy"]
+    assert "usually smollm2-135m" in lines["model"]
+    assert "decided by the plan" in lines["kv-bits"]
+    assert not {"top-p", "seed", "budget"} & set(lines)
+
+
+def test_another_system_message_begins_anew(
+    runner: kvlite.Runner, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    conversation = runner.conversation
+
+    def begin(**settings: Any) -> Conversation:
+        asked.append(settings)
+        return conversation(**{k: v for k, v in settings.items() if k != "system"})
+
+    chat("Who sat?")
+    chat("/set temperature 0.5")
+    monkeypatch.setattr(chat.session.runner, "conversation", begin)
+    chat("/system Be brief.")
+    assert asked[-1] == {"temperature": 0.5, "system": "Be brief."}
+    assert (chat.session.messages, seen(chat)) == ([], 0)
+    chat("/system none")
+    assert asked[-1]["system"] == ""
+
+
+def test_clear_begins_anew(chat: Chat, text: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    assert chat("/clear").startswith("(clear)\nA new conversation")
+    assert (chat.session.messages, chat.session.last, seen(chat)) == ([], None, 0)
+
+
+def test_exit(chat: Chat) -> None:
+    for typed in ("/exit", "/quit", "/bye"):
+        with pytest.raises(Quit):
+            chat(typed)
+
+
+def test_memory_plan_and_ledger(chat: Chat) -> None:
+    chat("Who sat?")
+    memory = chat("/memory")
+    for part in ("weights", "KV, full attention", "this program", "free", "GiB used", "peak"):
+        assert part in memory
+    assert "fits" in chat("/plan") and "weights" in chat("/plan")
+    chat.terminal.width = 40
+    assert max(len(line) for line in chat("/plan").split("\n")) <= 40
+    assert "Answered 6 tokens" in chat("/ledger")
+
+
+def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    chat("Who lay?")
+    path = tmp_path / "talk.md"
+    assert chat(f"/save {path}") == f"Saved as {path}."
+    first, second = (each["content"].strip() for each in chat.session.talk.messages[1::2])
+    parts = ["## You", f"*read {text.name}*", "Who sat?", "## Model", first]
+    parts += ["## You", "Who lay?", "## Model", second]
+    written = path.read_text()
+    assert (
+        written
+        == "\n\n".join([f"# A conversation with {chat.session.given.model}", *parts, ""])[:-1]
+    )
+    assert sorted(each.name for each in tmp_path.iterdir()) == [text.name, "talk.md"]
+    with pytest.raises(OSError, match="nowhere"):
+        chat(f"/save {tmp_path / 'nowhere' / 'talk.md'}")
+
+
+class Ways:
+    """A conversation with ways back, as far as commands go: what they ask for is written down."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self.talk = talk
+        self.calls: list[Any] = []
+        self.branches: list[Any] = []
+        self.checkpoint_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.talk, name)
+
+    def regenerate(self, **given: Any) -> Iterator[Piece]:
+        self.calls.append("regenerate")
+        return self.talk.stream("again", **given)
+
+    def edit(self, number: int, text: str, **given: Any) -> Iterator[Piece]:
+        self.calls.append((number, text))
+        return self.talk.stream(text, **given)
+
+    def undo(self) -> str:
+        *self.talk.messages, said, _ = self.talk.messages
+        return said["content"]
+
+    def branch(self, number: int) -> None:
+        self.calls.append(("branch", number))
+        del self.talk.messages[2 * number :]
+
+    def switch(self, branch: int, **_: Any) -> None:
+        self.calls.append(("switch", branch))
+
+
+@dataclass
+class Branch:
+    messages: list[dict[str, str]]
+    current: bool = False
+
+
+@pytest.fixture
+def ways(chat: Chat) -> Ways:
+    made = Ways(chat.session.talk)  # type: ignore[arg-type]
+    chat.session.talk = made  # type: ignore[assignment]
+    return made
+
+
+def test_undo_gives_the_document_back(chat: Chat, ways: Ways, text: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    said = chat("/undo")
+    assert said == f"Forgotten: Who sat?\n{text.name} will be read with your next message."
+    assert [document.name for document in chat.session.waiting] == [text.name]
+
+
+def test_edit_changes_the_question_and_not_the_document(chat: Chat, ways: Ways, text: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    chat("And then?")
+    chat.terminal.makes = "Who lay?"
+    chat("/edit 1")
+    said = question_about(chat.session.message(1)[1].documents, "Who lay?")
+    assert (chat.terminal.asked, ways.calls) == ("Who sat?", [(1, said)])
+    assert text.name in said and len(chat.terminal.answers) == 3
+    for chat.terminal.makes in ("", "And then?"):
+        assert chat("/edit 2") == "Nothing was changed."
+    assert chat.terminal.asked == "And then?"
+    assert "there is no message 9: give 1 to 3" in chat.refused("/edit 9")
+
+
+def test_regenerate(chat: Chat, ways: Ways) -> None:
+    chat("Who sat?")
+    assert "/set temperature" in chat("/regen")
+    chat("/set temperature 1")
+    assert chat("/regen") == ""
+    assert ways.calls == ["regenerate"] * 2
+
+
+def test_branches(chat: Chat, ways: Ways) -> None:
+    assert "no branches yet" in chat.refused("/branches")
+    chat("Who sat?")
+    chat("Who lay\n down?")
+    listed = [line.strip() for line in chat("/branch").splitlines()]
+    assert listed == ["1 Who sat?", "2 Who lay down?"]
+    assert "You are after the answer to message 1" in chat("/branch 1")
+    ways.branches = [
+        Branch([{"role": "user", "content": "Who sat?"}], current=True),
+        Branch([{"role": "user", "content": "a " * 500}] * 2),
+    ]
+    first, second = chat("/branches").splitlines()[:2]
+    assert first.startswith("*1 1 messages, the last: Who sat?") and second.startswith(" 2 2 ")
+    assert len(second) <= 100
+    chat("/branches 2")
+    assert ways.calls == [("branch", 1), ("switch", 1)]
+    assert "no branch 3: give 1 to 2" in chat.refused("/branches 3")
+
+
+def offered(typed: str) -> list[str]:
+    """What a text becomes, one for each way to go on."""
+    return [typed[: len(typed) - each.replaces] + each.text for each in completions(typed)]
+
+
+def test_completion(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "talk.md").write_text("x")
+    (tmp_path / ".hidden").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    assert offered("/br") == ["/branch", "/branches"]
+    assert len(offered("/")) == len(COMMANDS)
+    assert offered("/read ") == ["/read cats and dogs.txt", "/read folder/", "/read talk.md"]
+    assert offered("/read cats and") == ["/read cats and dogs.txt"]
+    assert offered("/read talk.md fo") == ["/read talk.md folder/"]
+    assert offered(f"/read {tmp_path}/ta") == [f"/read {tmp_path}/talk.md"]
+    assert offered("/read .h") == ["/read .hidden"]
+    assert offered("/load ") == ["/load folder/", "/load talk.md"]
+    assert offered("/set max") == ["/set max-tokens"]
+    assert offered("/set recall ") == [
+        f"/set recall {each}" for each in ("auto", "ram", "disk", "off")
+    ]
+    assert offered("/set never-lossy t") == ["/set never-lossy true"]
+    assert offered("/help me") == ["/help memory"]
+    for typed in (
+        "hello",
+        "/read nowhere/x",
+        "/undo ",
+        "/xyzzy a",
+        "/set xyzzy a",
+        "/set seed ",
+        "",
+    ):
+        assert offered(typed) == []

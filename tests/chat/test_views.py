@@ -1,0 +1,177 @@
+"""The line of status, the picture of memory, the ledger in words."""
+
+from dataclasses import replace
+from io import StringIO
+
+import psutil
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+import kvlite
+from kvlite.chat.account import brief, told
+from kvlite.chat.bars import bar
+from kvlite.chat.memory_view import MemoryView
+from kvlite.chat.status import Gauge, Status, status_line
+from kvlite.ledger import Ledger
+from kvlite.memory.where import Part, Place, places
+from tests.chat.conftest import Chat
+
+STATUS = Status(6_074, 8_192, 31_142_707, "VRAM", 6 << 30, 24 << 30, 23.45)
+
+
+def test_status_has_all_where_there_is_room() -> None:
+    shown = status_line(STATUS, 100)
+    assert shown == (
+        "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s · VRAM ██░░░░░░░░ 6.00 GiB of 24.00 GiB"
+    )
+    assert status_line(STATUS, 100, ascii_only=True).isascii()
+
+
+@pytest.mark.parametrize("width", range(1, 120))
+def test_status_fits_every_width(width: int) -> None:
+    shown = status_line(STATUS, width)
+    assert cell_len(shown) <= width
+    assert shown.startswith("context 6,074/8,192"[:width])
+
+
+def test_status_names_memory_in_short_before_it_leaves_it_out() -> None:
+    assert status_line(STATUS, 66) == (
+        "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s · VRAM 25%"
+    )
+    assert status_line(STATUS, 50) == "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s"
+
+
+def test_bars_are_as_wide_as_they_should_be() -> None:
+    assert bar([("a", 0.5), ("b", 0.25)], 8) == "████▓▓░░"
+    assert bar([("a", 0.001), ("b", 0.002)], 10) == "█▓░░░░░░░░"
+    assert bar([("a", 0.9), ("b", 0.9)], 10) == "█████████▓"
+    assert bar([], 3) == "░░░"
+    assert bar([("a", 1.0)], 4, ascii_only=True) == "####"
+
+
+def test_a_gauge_looks_at_memory_once_a_second(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, looked = [0.0], []
+    monkeypatch.setattr(
+        "kvlite.chat.status.now",
+        lambda session: looked.append(1) or [Place("x", "RAM", 100, (Part("free", 40),))],
+    )
+    gauge = Gauge(chat.session, lambda: times[0])
+    for times[0] in (0.0, 0.5, 0.9, 1.1, 1.9):
+        assert gauge.line(200).endswith("60 B of 100 B")
+    assert len(looked) == 2
+    chat("Hello there")
+    assert gauge.line(30).startswith(f"context {chat.session.talk.cache.seen:,}/1,024")
+
+
+def test_every_byte_is_somewhere(runner: kvlite.Runner) -> None:
+    talk = runner.conversation(budget=64, method="snapkv:window=8", recall="ram")
+    talk.generate(list(range(300, 600)))
+    (host,) = places(runner.model, talk.cache, talk.tier, 1000, "auto")
+    sizes = {part.name: part.nbytes for part in host.parts}
+    weights = {id(each): each for each in runner.model.module.parameters()}
+    assert sizes["weights"] >= sum(each.nbytes for each in weights.values())
+    assert sizes["KV, full attention"] == talk.cache.nbytes
+    assert talk.tier is not None
+    assert sizes["recall tier"] == talk.tier.nbytes > 10 * 1024
+    assert sizes["recall index"] == talk.tier.index_bytes > 0
+    assert sizes["checkpoints"] == 1000
+    memory = psutil.virtual_memory()
+    assert sum(sizes.values()) == pytest.approx(memory.total, rel=0.02)
+    assert sizes["free"] == pytest.approx(memory.available, rel=0.05)
+    assert (host.short, host.free) == ("RAM", sizes["free"])
+
+
+def test_what_vram_allows_comes_first(runner: kvlite.Runner) -> None:
+    talk = runner.conversation()
+    talk.generate([300, 301, 302])
+    allowed, host = places(runner.model, talk.cache, talk.tier, 0, "64MiB")
+    assert (allowed.short, allowed.total, host.short) == ("VRAM", 64 << 20, "RAM")
+    assert sum(part.nbytes for part in allowed.parts) == 64 << 20
+    assert {part.name for part in allowed.parts} == {"weights", "KV, full attention", "free"}
+
+
+def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
+    talk = runner.conversation(budget=64, method="snapkv:window=8", recall="disk")
+    talk.generate(list(range(300, 600)))
+    assert talk.tier is not None
+    host, disk = places(runner.model, talk.cache, talk.tier, 0, "auto")
+    assert "recall tier" not in {part.name for part in host.parts}
+    assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.tier.nbytes)
+
+
+def test_windows_are_apart() -> None:
+    from tests.conftest import make_tiny
+
+    model = make_tiny("gemma3").model
+    talk = kvlite.Runner(model, kvlite.Settings()).conversation()
+    talk.generate(list(range(3, 103)), max_new_tokens=2)
+    sizes = {part.name: part.nbytes for part in places(model, talk.cache, None, 0, "auto")[0].parts}
+    held = sizes["KV, full attention"], sizes["KV, sliding windows"]
+    assert sum(held) == talk.cache.nbytes
+    entry = 2 * 2 * 16 * 4 + 2 * 4  # keys and values of two heads in float32, and positions
+    assert held[1] >= 2 * 24 * entry > 0
+    assert held[0] > held[1]
+
+
+PLACES = [
+    Place(
+        "NVIDIA RTX", "VRAM", 100, (Part("weights", 50, "bf16"), Part("KV", 1), Part("free", 49))
+    ),
+    Place("host memory", "RAM", 200, (Part("recall tier", 100, "all of it"), Part("free", 100))),
+]
+
+
+@pytest.mark.parametrize("width", [30, 40, 69, 70, 120])
+def test_the_picture_of_memory(width: int) -> None:
+    console = Console(file=StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(MemoryView(PLACES))
+    lines = captured.get().split("\n")
+    assert max(map(len, lines)) <= width
+    assert any(set(line.strip()) == {"█", "▓", "░"} for line in lines)
+    assert ("bf16" in captured.get()) is (width >= 70)
+    for name in ("weights", "KV", "recall tier"):
+        assert any(name in line for line in lines)
+
+
+@pytest.fixture
+def ledger(chat: Chat) -> Ledger:
+    chat.session.change(budget="64", method="snapkv:window=8")
+    chat("word " * 200)
+    assert chat.session.last is not None
+    return chat.session.last
+
+
+def test_an_account_in_a_line(ledger: Ledger) -> None:
+    seen, kept = ledger.seen_tokens, ledger.kept_entries_mean
+    share = round(100 * kept / seen)
+    assert brief(ledger).startswith(f"from {kept:,.0f} of {seen:,} tokens ({share}%)")
+    assert brief(ledger).endswith("ended at the length limit (/set max-tokens)")
+    whole = replace(ledger, kept_entries_mean=float(seen), finish_reason="stop", recalled_bytes=0)
+    assert brief(whole).startswith(f"from all {seen:,} tokens · first token")
+    assert brief(whole).endswith("tokens/s")
+    assert "the part is kept" in brief(replace(ledger, finish_reason="interrupted"))
+    short = replace(ledger, finish_reason="memory", rungs=("8 bits",))
+    assert "memory was short: 8 bits" in brief(short)
+    assert brief(short).endswith("ended for lack of memory")
+    nearly = replace(ledger, kept_entries_mean=seen - 0.1)
+    assert "(99%)" in brief(nearly)  # not all is not 100%
+
+
+def test_an_account_in_sentences(ledger: Ledger) -> None:
+    said = " ".join(told(replace(ledger, notes=("mind the gap",))))
+    for part in (
+        f"Read {ledger.prompt_tokens:,} tokens",
+        "Answered 6 tokens",
+        "/set max-tokens",
+        f"{ledger.seen_tokens:,} tokens",
+        "chosen by snapkv:window=8, 64 a head",
+        "stays in host memory",
+        "Note: mind the gap.",
+    ):
+        assert part in said
+    gone = " ".join(told(replace(ledger, tier_bytes=0)))
+    assert "What was dropped is gone" in gone
+    everything = replace(ledger, kept_entries_mean=float(ledger.seen_tokens), tier_bytes=0)
+    assert "What was dropped is gone" not in " ".join(told(everything))
