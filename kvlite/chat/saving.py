@@ -17,15 +17,17 @@ def save(session: Session, name: str) -> Path:
         name: a file's path; `.md` for Markdown.
 
     Raises:
-        SettingError: there is nothing to save, or no such kind of file.
-        OSError: it cannot be written.
+        SettingError: there is nothing to save, no such kind of file, or it cannot be written.
     """
     path = Path(name).expanduser()
     if path.suffix.lower() not in _MARKDOWN:
         _no_snapshots(name)
     if not session.talk.messages:
         raise SettingError("nothing has been said yet, so there is nothing to save")
-    _replace(path, markdown(session))
+    try:
+        _replace(path, markdown(session))
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written: {error.strerror}") from error
     return path
 
 

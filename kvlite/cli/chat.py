@@ -19,8 +19,10 @@ from kvlite.settings import Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvlite.chat.lines import LinePrompt
     from kvlite.chat.prompt import Prompt
     from kvlite.chat.session import Session
+    from kvlite.chat.status import Gauge
     from kvlite.cli.terminal import ChatTerminal
     from kvlite.documents import Document
 
@@ -97,23 +99,14 @@ def _typed(
     quiet: bool,
 ) -> None:
     """Talk with someone at a terminal, until they leave."""
-    from prompt_toolkit.output import create_output
-
     from kvlite.chat.about_files import take
     from kvlite.chat.commands import enter
-    from kvlite.chat.prompt import Prompt, history_in
     from kvlite.chat.status import Gauge
     from kvlite.chat.terminal import Quit
     from kvlite.cli.terminal import ChatTerminal
-    from kvlite.folders import data_folder
 
-    gauge, ascii_only = Gauge(session), screen.options.ascii_only
-    prompt = Prompt(
-        history_in(data_folder()),
-        lambda: gauge.line(screen.width, ascii_only=ascii_only),
-        mark="> " if ascii_only else "\u203a ",
-        output=None if sys.stdout.isatty() else create_output(sys.stderr),
-    )
+    gauge = Gauge(session)
+    prompt = _prompt(screen, gauge)
     terminal = ChatTerminal(screen, prompt, gauge, as_json=as_json, quiet=quiet)
     if not quiet:
         terminal.say(_greeting(session))
@@ -127,7 +120,28 @@ def _typed(
             _tried(terminal, partial(enter, session, terminal, typed))
 
 
-def _next(prompt: "Prompt", terminal: "ChatTerminal", hint: str) -> str:
+def _prompt(screen: "Console", gauge: "Gauge") -> "Prompt | LinePrompt":
+    """What asks for messages, as far as the terminal goes."""
+    ascii_only = screen.options.ascii_only
+    mark = "> " if ascii_only else "\u203a "
+    if screen.is_dumb_terminal:
+        from kvlite.chat.lines import LinePrompt
+
+        return LinePrompt(lambda text: screen.out(text, end="", highlight=False), mark)
+    from prompt_toolkit.output import create_output
+
+    from kvlite.chat.prompt import Prompt, history_in
+    from kvlite.folders import data_folder
+
+    return Prompt(
+        history_in(data_folder()),
+        lambda: gauge.line(screen.width, ascii_only=ascii_only),
+        mark=mark,
+        output=None if sys.stdout.isatty() else create_output(sys.stderr),
+    )
+
+
+def _next(prompt: "Prompt | LinePrompt", terminal: "ChatTerminal", hint: str) -> str:
     """What is typed next.
 
     Raises:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvlite.chat.account import brief
 from kvlite.chat.harmless import harmless
+from kvlite.chat.lines import LinePrompt
 from kvlite.chat.prompt import Prompt
 from kvlite.chat.status import Gauge
 from kvlite.chat.stream import MarkdownStream, PlainStream, Shown
@@ -27,7 +28,13 @@ class ChatTerminal:
     """
 
     def __init__(
-        self, screen: Console, prompt: Prompt, gauge: Gauge, *, as_json: bool, quiet: bool
+        self,
+        screen: Console,
+        prompt: Prompt | LinePrompt,
+        gauge: Gauge,
+        *,
+        as_json: bool,
+        quiet: bool,
     ) -> None:
         self.screen = screen
         self.prompt = prompt
@@ -58,9 +65,6 @@ class ChatTerminal:
 
     def ask(self, prefill: str) -> str:
         """What the user makes of a text; empty if they leave it, by Ctrl-C or Ctrl-D."""
-        if self.screen.is_dumb_terminal:
-            self.say(f"It was: {prefill}")
-            prefill = ""
         try:
             return self.prompt.read(prefill)
         except (EOFError, KeyboardInterrupt):

@@ -58,11 +58,15 @@ def kvlite(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with the embedded model's tokenizer, loaded in no time."""
-    folder = tmp_path_factory.mktemp("tiny")
+    return model_of(tmp_path_factory.mktemp("tiny"), LIMIT)
+
+
+def model_of(folder: Path, most: int) -> Path:
+    """Such a model for so many tokens, in a folder."""
     for file in find_model(EMBEDDED_MODEL).iterdir():
         if "token" in file.name or "template" in file.name:
             shutil.copy(file, folder)
-    sizes = {"vocab_size": 49152, "hidden_size": 32, "max_position_embeddings": LIMIT}
+    sizes = {"vocab_size": 49152, "hidden_size": 32, "max_position_embeddings": most}
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes})).save_pretrained(folder)
     return folder

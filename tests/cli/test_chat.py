@@ -1,0 +1,349 @@
+"""`kvlite chat`, played at a real terminal, and through pipes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from kvlite.chat.session import Session
+from tests.cli.conftest import Refused, Run, model_of, one_sentence
+
+LONG = "--max-tokens=20000"
+PROMPT, HINT = "\u203a ", "/help lists commands"
+ARROW_UP, ALT_ENTER, CTRL_G = "\x1b[A", "\x1b\r", "\x07"
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose answers go on for as long as nobody ends them."""
+    return model_of(tmp_path_factory.mktemp("roomy"), 32_768)
+
+
+class Player:
+    """Someone at the keyboard."""
+
+    def __init__(self, child: "pexpect.spawn[str]", log: StringIO) -> None:
+        self.child = child
+        self.log = log
+
+    def type(self, text: str) -> None:
+        """Keys, and Enter."""
+        self.child.send(text + "\r")
+
+    def sees(self, *texts: str) -> None:
+        """Each in turn, whatever lies between."""
+        for text in texts:
+            self.child.expect_exact(text)
+
+    def sees_prompt(self) -> None:
+        """The next message can be typed: the keyboard is read, key by key."""
+        self.sees(PROMPT)
+
+    @property
+    def shown(self) -> str:
+        """All that came so far, without colours and such."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", self.log.getvalue())
+
+    def ends(self) -> int:
+        """How the program ended."""
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        code = self.child.exitstatus
+        assert code is not None, f"killed by {self.child.signalstatus}"
+        return int(code)
+
+
+@contextmanager
+def playing(
+    model: Path, data: Path, *args: object, columns: int = 90, **environment: str
+) -> Iterator[Player]:
+    """The program in a terminal of its own."""
+    own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    own |= {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "KVLITE_DATA": str(data)}
+    flags = [*map(str, args), "--model", str(model)]
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "kvlite", "chat", *flags],
+        env={**own, **environment},
+        dimensions=(30, columns),
+        timeout=120,
+        encoding="utf-8",
+    )
+    log = StringIO()
+    child.logfile_read = log
+    try:
+        yield Player(child, log)
+    finally:
+        child.close(force=True)
+
+
+def said(data: Path) -> list[str]:
+    """What was typed, on all days."""
+    entries = (data / "chat-history").read_text().split("\n\n")
+    lines = ([line[1:] for line in each.split("\n") if line.startswith("+")] for each in entries)
+    return ["\n".join(each) for each in lines if each]
+
+
+def test_typing(model: Path, text: Path, tmp_path: Path) -> None:
+    """Several lines in three ways, an editor, history, completion, commands, a document."""
+    editor = tmp_path / "editor"
+    editor.write_text(f"#!{sys.executable}\nimport sys\nopen(sys.argv[1], 'a').write(' edited')\n")
+    editor.chmod(0o755)
+    saved = tmp_path / "talk.md"
+    flags = (text, "--max-tokens", 3)
+    with playing(model, tmp_path, *flags, EDITOR=str(editor), VISUAL=str(editor)) as player:
+        player.sees("kvlite ", "512 tokens of context")
+        player.sees("Read text.txt: ", " tokens. Your next message is about it.", HINT)
+        player.type("Who sat?")
+        player.sees("from ", " · ", "ended at the length limit")
+        player.type('"""one')
+        player.type("")
+        player.type('two"""')
+        player.sees("from ")
+        player.child.send("three" + ALT_ENTER)
+        player.type("four")
+        player.sees("from ")
+        player.child.send("\x1b[200~five\nsix\n\x1b[201~")
+        player.type("seven")
+        player.sees("from ")
+        player.child.send("eight" + CTRL_G)
+        player.sees("edited")
+        player.type("")
+        player.sees("from ")
+        player.child.send("/mem\t")
+        player.type("")
+        player.sees("host memory: ", "weights", "The last answer's peak")
+        player.type("/hlep")
+        player.sees("did you mean /help?")
+        player.child.send(f"/save {saved.parent}/ta\t\x15")  # nothing is there to complete
+        player.type(f"/save {saved}")
+        player.sees("Saved as")
+        player.type("/exit")
+        assert player.ends() == 0
+    users = re.findall(
+        r"^## You\n\n(.*?)\n\n## Model$", saved.read_text(), re.DOTALL | re.MULTILINE
+    )
+    expected = ["one\n\ntwo", "three\nfour", "five\nsix\nseven", "eight edited"]
+    assert users == ["*read text.txt*\n\nWho sat?", *expected]
+    history = said(tmp_path)
+    assert [each.strip('"') for each in history[1:5]] == expected
+    assert history[5] == "/memory"
+    assert (tmp_path / "chat-history").stat().st_mode & 0o077 == 0
+
+
+def test_interrupts(roomy: Path, tmp_path: Path) -> None:
+    """Ctrl-C keeps the part, at the prompt it quits when pressed twice; history of another day."""
+    (tmp_path / "chat-history").write_text("\n# 2026-01-01\n+Who sat?\n")
+    with playing(roomy, tmp_path, LONG) as player:
+        player.sees(HINT)
+        player.type(ARROW_UP)
+        player.sees("tokens/s")
+        player.child.sendintr()
+        player.sees("interrupted; the part is kept")
+        player.sees_prompt()
+        player.type("And then?")
+        player.sees("tokens/s", "tokens/s")
+        player.child.sendintr()
+        player.sees("interrupted; the part is kept")
+        player.sees_prompt()
+        player.child.send("half a thou")
+        player.sees("thou")
+        player.child.send("\x03")
+        player.sees_prompt()
+        player.child.send("\x03")
+        player.sees("Ctrl-C once more quits")
+        player.sees_prompt()
+        player.type("/ledger")
+        player.sees("You ended it; what had come was kept.")
+        player.sees_prompt()
+        player.child.send("\x03")
+        player.sees("Ctrl-C once more quits")
+        player.sees_prompt()
+        player.child.send("\x03")
+        assert player.ends() == 0
+    assert said(tmp_path) == ["Who sat?", "And then?", "/ledger"]
+
+
+def test_twice_while_answering_quits(roomy: Path, tmp_path: Path) -> None:
+    """The second one does not wait for a token."""
+    code = """
+import sys, time
+from kvlite.engine.text import TextStream
+push = TextStream.push
+def slow(self, token):
+    if len(self.ids) == 3:
+        print("(slow)", file=sys.stderr)
+        time.sleep(60)
+    return push(self, token)
+TextStream.push = slow
+from kvlite.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", code, "chat", "--model", str(roomy), LONG]
+    environment = {**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1", "KVLITE_DATA": str(tmp_path)}
+    child = pexpect.spawn(command[0], command[1:], env=environment, timeout=120, encoding="utf-8")
+    try:
+        child.expect_exact(HINT)
+        child.send("Who sat?\r")
+        child.expect_exact("(slow)")
+        child.sendintr()
+        time.sleep(0.5)
+        child.sendintr()
+        child.expect(pexpect.EOF, timeout=30)
+    finally:
+        child.close(force=True)
+    assert child.exitstatus == 130
+
+
+def test_resizing_while_it_streams(roomy: Path, tmp_path: Path) -> None:
+    """The answer goes on in lines of the new width, and the line of status with it."""
+    with playing(roomy, tmp_path, LONG, columns=90) as player:
+        player.sees(HINT)
+        player.type("Who sat?")
+        player.sees("tokens/s")
+        before = len(player.log.getvalue())
+        player.child.setwinsize(12, 44)
+        for _ in range(4):
+            player.sees("context ")
+        time.sleep(0.5)
+        player.child.sendintr()
+        player.sees("interrupted")
+        player.sees_prompt()
+        after = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", player.log.getvalue()[before:])
+        status = re.findall(r"context [^\r\n]*", after)[2:]
+        assert status and max(map(len, status)) < 44
+        player.child.setwinsize(30, 100)
+        player.child.send("\x04")
+        assert player.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "columns", "rule"),
+    [
+        ({"NO_COLOR": "1"}, 40, "no colour"),
+        ({"TERM": "dumb"}, 80, "no control at all"),
+    ],
+)
+def test_terminals_that_want_less(
+    model: Path, tmp_path: Path, environment: dict[str, str], columns: int, rule: str
+) -> None:
+    flags = ("--max-tokens", 12, "--method", "full")
+    with playing(model, tmp_path, *flags, columns=columns, **environment) as player:
+        player.sees_prompt()
+        player.type("Who sat?")
+        player.sees("from all ")
+        player.sees("limit")
+        player.type("/help")
+        player.sees("/exit", "Ctrl-D")
+        player.child.send("\x04")
+        assert player.ends() == 0
+    raw = player.log.getvalue()
+    if rule == "no colour":
+        styles = {
+            part for found in re.findall(r"\x1b\[([0-9;]*)m", raw) for part in found.split(";")
+        }
+        assert styles <= {"", "0", "1", "2", "3", "4", "22", "23", "24", "39", "49"}
+        help_ = player.shown.rpartition("/help [COMMAND]")[2].partition("Ctrl-D")[0]
+        assert max(map(len, help_.split("\r\n"))) <= columns
+    else:
+        assert "\x1b" not in raw
+
+
+def test_standard_output_elsewhere(model: Path, tmp_path: Path) -> None:
+    """Only answers go to a file; what is typed is typed on standard error."""
+    out = tmp_path / "out.txt"
+    script = f"{sys.executable} -m kvlite chat --model {model} --max-tokens 3 > {out}"
+    environment = {**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1", "KVLITE_DATA": str(tmp_path)}
+    child = pexpect.spawn("/bin/sh", ["-c", script], env=environment, timeout=120, encoding="utf-8")
+    try:
+        child.expect_exact(HINT)
+        child.send("Who sat?\r")
+        child.expect_exact("stopped at the length limit")
+        child.send("/exit\r")
+        child.expect(pexpect.EOF)
+    finally:
+        child.close(force=True)
+    piped = subprocess.run(
+        [sys.executable, "-m", "kvlite", "chat", "--model", str(model), "--max-tokens", "3"],
+        input="Who sat?\n",
+        capture_output=True,
+        text=True,
+    )
+    assert out.read_text() == piped.stdout != ""
+    assert (piped.returncode, piped.stderr) == (0, "")
+
+
+@pytest.fixture
+def typed(kvlite: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The program with lines on standard input."""
+
+    def run(lines: str, *args: object) -> object:
+        monkeypatch.setattr(sys, "stdin", StringIO(lines))
+        return kvlite("chat", "--model", model, "--max-tokens", 4, *args)
+
+    return run
+
+
+def test_every_line_is_a_message(typed: Run, said: list[str]) -> None:
+    done = typed("Who sat?\n\n  \n/help\nWhere?")
+    assert said == ["Who sat?", "/help", "Where?"]
+    assert (done.code, done.err, done.out.count("\n") >= 3) == (0, "", True)
+    objects = [
+        json.loads(line) for line in typed("Who sat?\n\n/help\nWhere?", "--json").out.splitlines()
+    ]
+    assert "\n".join([*(each["answer"] for each in objects), ""]) == done.out
+    assert [each["generated_tokens"] for each in objects] == [4, 4, 4]
+    assert objects[2]["seen_tokens"] > objects[1]["seen_tokens"] > objects[0]["seen_tokens"]
+
+
+def test_lines_about_a_document(typed: Run, text: Path, said: list[str]) -> None:
+    done = typed("Who sat?\nWho lay?\n", text, "--json")
+    first, _ = map(json.loads, done.out.splitlines())
+    assert said[0].startswith("Document: text.txt\n\nThe cat") and "Who sat?" in said[0]
+    assert said[1] == "Who lay?"
+    assert first["prompt_tokens"] < 40 < first["seen_tokens"]
+
+
+def test_a_line_that_does_not_fit_is_said_and_others_go_on(typed: Run) -> None:
+    done = typed("Who?\n" + "why " * 600 + "\nWhere?\n", "--json")
+    assert (done.code, len(done.out.splitlines())) == (2, 2)
+    assert re.fullmatch("kvlite: .* tokens do not fit this model.*\n", done.err)
+
+
+def test_interrupted_between_lines(typed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    say = Session.say
+
+    def interrupted(self: Session, line: str) -> object:
+        begin = say(self, line)
+
+        def begun(*given: object) -> object:
+            signal.raise_signal(signal.SIGINT)
+            return begin(*given)  # type: ignore[arg-type]
+
+        return begun
+
+    monkeypatch.setattr(Session, "say", interrupted)
+    done = typed("Who sat?\nWhere?\n")
+    assert (done.code, done.out) == (130, "")
+    assert done.err == "Stopped while reading; nothing was answered.\n"
+
+
+def test_nothing_to_answer(typed: Run) -> None:
+    one_sentence(typed(" \n\n"), "standard input has no message", "| kvlite chat")
+
+
+def test_bad_input(refused: Refused, tmp_path: Path) -> None:
+    refused(["chat", "-"], "standard input is the conversation")
+    refused(["chat", tmp_path / "none.pdf"], "none.pdf", "check the path")
+    refused(["chat", "--top-p", "2"], "--top-p 2")
+    refused(["chat", "--model", "gpt-17"], "gpt-17")
