@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,9 @@ import pexpect
 import pytest
 
 from kvlite.chat.session import Session
-from tests.cli.conftest import Refused, Run, model_of, one_sentence
+from kvlite.cli.screen import guarded, stop_on_interrupt
+from kvlite.cli.terminal import ChatTerminal
+from tests.cli.conftest import Done, Refused, Run, model_of, one_sentence
 
 LONG = "--max-tokens=20000"
 PROMPT, HINT = "\u203a ", "/help lists commands"
@@ -142,7 +143,8 @@ def test_typing(model: Path, text: Path, tmp_path: Path) -> None:
 
 
 def test_interrupts(roomy: Path, tmp_path: Path) -> None:
-    """Ctrl-C keeps the part, at the prompt it quits when pressed twice; history of another day."""
+    """Ctrl-C keeps the part, at the prompt it quits when pressed twice; history of another day; and
+    a terminal that becomes smaller while an answer comes."""
     (tmp_path / "chat-history").write_text("\n# 2026-01-01\n+Who sat?\n")
     with playing(roomy, tmp_path, LONG) as player:
         player.sees(HINT)
@@ -153,9 +155,17 @@ def test_interrupts(roomy: Path, tmp_path: Path) -> None:
         player.sees_prompt()
         player.type("And then?")
         player.sees("tokens/s", "tokens/s")
+        wide = len(player.log.getvalue())
+        player.child.setwinsize(12, 44)
+        for _ in range(5):
+            player.sees("context ")
         player.child.sendintr()
-        player.sees("interrupted; the part is kept")
+        player.sees("interrupted; the part")
         player.sees_prompt()
+        narrow = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", player.log.getvalue()[wide:])
+        status = re.findall(r"context [^\r\n]*", narrow)[2:]
+        assert len(status) > 2 and max(map(len, status)) < 44
+        player.child.setwinsize(30, 100)
         player.child.send("half a thou")
         player.sees("thou")
         player.child.send("\x03")
@@ -205,28 +215,6 @@ main()
     assert child.exitstatus == 130
 
 
-def test_resizing_while_it_streams(roomy: Path, tmp_path: Path) -> None:
-    """The answer goes on in lines of the new width, and the line of status with it."""
-    with playing(roomy, tmp_path, LONG, columns=90) as player:
-        player.sees(HINT)
-        player.type("Who sat?")
-        player.sees("tokens/s")
-        before = len(player.log.getvalue())
-        player.child.setwinsize(12, 44)
-        for _ in range(4):
-            player.sees("context ")
-        time.sleep(0.5)
-        player.child.sendintr()
-        player.sees("interrupted")
-        player.sees_prompt()
-        after = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", player.log.getvalue()[before:])
-        status = re.findall(r"context [^\r\n]*", after)[2:]
-        assert status and max(map(len, status)) < 44
-        player.child.setwinsize(30, 100)
-        player.child.send("\x04")
-        assert player.ends() == 0
-
-
 @pytest.mark.parametrize(
     ("environment", "columns", "rule"),
     [
@@ -259,7 +247,9 @@ def test_terminals_that_want_less(
         assert "\x1b" not in raw
 
 
-def test_standard_output_elsewhere(model: Path, tmp_path: Path) -> None:
+def test_standard_output_elsewhere(
+    kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only answers go to a file; what is typed is typed on standard error."""
     out = tmp_path / "out.txt"
     script = f"{sys.executable} -m kvlite chat --model {model} --max-tokens 3 > {out}"
@@ -273,14 +263,10 @@ def test_standard_output_elsewhere(model: Path, tmp_path: Path) -> None:
         child.expect(pexpect.EOF)
     finally:
         child.close(force=True)
-    piped = subprocess.run(
-        [sys.executable, "-m", "kvlite", "chat", "--model", str(model), "--max-tokens", "3"],
-        input="Who sat?\n",
-        capture_output=True,
-        text=True,
-    )
-    assert out.read_text() == piped.stdout != ""
-    assert (piped.returncode, piped.stderr) == (0, "")
+    monkeypatch.setattr(sys, "stdin", StringIO("Who sat?\n"))
+    piped = kvlite("chat", "--model", model, "--max-tokens", 3)
+    assert out.read_text() == piped.out != ""
+    assert (piped.code, piped.err) == (0, "")
 
 
 @pytest.fixture
@@ -347,3 +333,25 @@ def test_bad_input(refused: Refused, tmp_path: Path) -> None:
     refused(["chat", tmp_path / "none.pdf"], "none.pdf", "check the path")
     refused(["chat", "--top-p", "2"], "--top-p 2")
     refused(["chat", "--model", "gpt-17"], "gpt-17")
+
+
+def test_ctrl_c_between_two_things_ends_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with guarded():
+        signal.raise_signal(signal.SIGINT)
+        with stop_on_interrupt() as stop:
+            signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), ChatTerminal.leaving_on_interrupt(None):  # type: ignore[arg-type]
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupted_while_loading(typed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvlite.runner.load_model", interrupt)
+    assert typed("Who sat?") == Done(130, "", "")
