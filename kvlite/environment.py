@@ -32,7 +32,19 @@ def read_variable(name: str, text: str) -> Any:
     Raises:
         SettingError: it is of another type, or out of range; the message names the variable.
     """
-    return checked(name, _parsed(name, text), variable_of(name))
+    return read_text(name, text, variable_of(name))
+
+
+def read_text(name: str, text: str, called: str) -> Any:
+    """A setting's value from text, as a variable has it.
+
+    Args:
+        called: what it is called where the text is from, for errors.
+
+    Raises:
+        SettingError: it is of another type, or out of range.
+    """
+    return checked(name, _parsed(name, text, called), called)
 
 
 def unknown_variables(variables: Iterable[str]) -> list[str]:
@@ -41,8 +53,8 @@ def unknown_variables(variables: Iterable[str]) -> list[str]:
     return sorted(each for each in variables if each.startswith(PREFIX) and each not in known)
 
 
-def _parsed(name: str, text: str) -> Any:
-    option, called = OPTIONS[name], variable_of(name)
+def _parsed(name: str, text: str, called: str) -> Any:
+    option = OPTIONS[name]
     if option.type is str:
         return text
     if option.type is bool:

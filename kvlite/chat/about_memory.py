@@ -20,8 +20,8 @@ def memory(session: Session, terminal: Terminal, argument: str) -> None:
 def now(session: Session) -> list[Place]:
     """Where it is now, the device first."""
     talk = session.talk
-    checkpoints = getattr(talk, "checkpoint_bytes", 0)
-    return places(talk.model, talk.cache, talk.tier, checkpoints, session.runner.settings.vram)
+    vram = session.runner.settings.vram
+    return places(talk.model, talk.cache, talk.tier, talk.checkpoint_bytes, vram)
 
 
 def plan(session: Session, terminal: Terminal, argument: str) -> None:

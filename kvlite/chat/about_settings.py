@@ -3,9 +3,10 @@
 from rich.table import Table
 from rich.text import Text
 
-from kvlite.chat.options import OPTIONS, option_named, shown_name, value_typed, written
+from kvlite.chat.options import option_named, shown_name, value_typed, written
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Terminal
+from kvlite.settings import OPTIONS
 
 
 def change(session: Session, terminal: Terminal, argument: str) -> None:
@@ -44,10 +45,10 @@ def show(session: Session, terminal: Terminal, argument: str) -> None:
 def system(session: Session, terminal: Terminal, argument: str) -> None:
     """Begin a new conversation, in which the model is told something first."""
     if not argument:
-        told = getattr(session.talk.settings, "system", "")
+        told = session.talk.settings.system
         terminal.say(f"The model is told: {told}" if told else "The model is told nothing first.")
         return
-    session.begin(system="" if argument == "none" else argument)
+    session.begin(system=value_typed("system", argument))
     terminal.say("A new conversation, with another system message.")
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from kvlite.branches import Branch
 from kvlite.chat.harmless import harmless
 from kvlite.chat.session import Message, Session
-from kvlite.chat.talk import Branch
 from kvlite.chat.terminal import Terminal
 from kvlite.documents import Document
 from kvlite.errors import SettingError
@@ -17,8 +17,7 @@ def undo(session: Session, terminal: Terminal, argument: str) -> None:
     """Forget the last message and its answer."""
     message = session.undo()
     terminal.say(f"Forgotten: {_short(message.text, terminal.width)}")
-    if session.waiting:
-        terminal.say(f"{_names(session.waiting)} will be read with your next message.")
+    _waiting(session, terminal)
 
 
 def edit(session: Session, terminal: Terminal, argument: str) -> None:
@@ -47,29 +46,33 @@ def branch(session: Session, terminal: Terminal, argument: str) -> None:
         terminal.show(_numbered(session.messages, terminal.width))
         return
     session.message(number)
-    session.talk.branch(number)
+    session.branch(number)
     terminal.say(f"You are after the answer to message {number}; /branches lists what you left.")
     terminal.show(_numbered(session.messages, terminal.width))
+    _waiting(session, terminal)
 
 
 def branches(session: Session, terminal: Terminal, argument: str) -> None:
     """List branches, or go to one."""
     number, known = _number(argument), list(session.talk.branches)
-    if not known:
+    if len(known) < 2:
         raise SettingError("there are no branches yet: /edit, /regen and /branch make them")
     if number is None:
-        terminal.show(_branches(known, terminal.width))
+        terminal.show(_branches(session, known, terminal.width))
         return
     if not 1 <= number <= len(known):
         raise SettingError(f"there is no branch {number}: give 1 to {len(known)}")
     terminal.work(
         "Going back",
-        lambda progress, notify, cancel: session.talk.switch(
-            number - 1, progress=progress, notify=notify, cancel=cancel
-        ),
+        lambda progress, notify, cancel: session.switch(number, progress, notify, cancel),
     )
     terminal.say(f"You are on branch {number}.")
     terminal.show(_numbered(session.messages, terminal.width))
+
+
+def _waiting(session: Session, terminal: Terminal) -> None:
+    if session.waiting:
+        terminal.say(f"Your next message is about {_names(session.waiting)}.")
 
 
 def _number(argument: str) -> int | None:
@@ -94,14 +97,14 @@ def _numbered(messages: Sequence[Message], width: int) -> Table:
     return table
 
 
-def _branches(known: Sequence[Branch], width: int) -> Table:
+def _branches(session: Session, known: Sequence[Branch], width: int) -> Table:
     """What was said last on each."""
     table = _lines()
     for number, each in enumerate(known, 1):
         here = "*" if each.current else " "
-        users = [message["content"] for message in each.messages if message["role"] == "user"]
-        last = users[-1] if users else "(nothing said yet)"
-        shown = f"{len(users)} messages, the last: {last[-2 * width :]}"
+        users = session.typed(each.messages)
+        last = users[-1].text if users else "(nothing said yet)"
+        shown = f"{len(users)} messages, the last: {last}"
         table.add_row(Text(f"{here}{number}"), Text(_short(shown, width - 6)))
     return table
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlite.chat.commands import COMMANDS, command_named
-from kvlite.chat.options import OPTIONS, option_named, shown_name
+from kvlite.chat.options import option_named, shown_name
 from kvlite.chat.typed import command_in
 from kvlite.errors import SettingError
+from kvlite.settings import OPTIONS
 
 
 @dataclass(frozen=True)

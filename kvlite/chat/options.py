@@ -1,42 +1,19 @@
 """Settings as they are typed in a chat."""
 
-import dataclasses
-import shlex
-from collections.abc import Callable
+import json
 from difflib import get_close_matches
 from typing import Any
 
+from kvlite.environment import read_text
 from kvlite.errors import SettingError
-from kvlite.settings import Settings
-
-OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
+from kvlite.settings import OPTIONS, flag_of
 
 _NONE = "none"
-_SWITCH = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-
-
-def _whole(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
-# By type: how it is read, and what is expected.
-_KINDS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    str: (str, "text"),
-    bool: (lambda text: _SWITCH[text.lower()], "true or false"),
-    int: (_whole, "a whole number"),
-    int | None: (lambda text: None if text == _NONE else _whole(text), "a whole number, or none"),
-    float: (float, "a number"),
-    tuple[str, ...]: (
-        lambda text: () if text == _NONE else tuple(shlex.split(text)),
-        "text with every quotation mark closed",
-    ),
-}
 
 
 def shown_name(name: str) -> str:
     """As a user types it: the flag without its dashes."""
-    flag: str = OPTIONS[name].metadata["flag"] or name.replace("_", "-")
-    return flag.removeprefix("--")
+    return flag_of(name).removeprefix("--")
 
 
 def option_named(typed: str) -> str:
@@ -56,16 +33,15 @@ def option_named(typed: str) -> str:
 
 
 def value_typed(name: str, text: str) -> Any:
-    """A value as the setting's type has it; its range is checked when it is used.
+    """A setting's value: as a variable of the environment has it, and none for nothing.
 
     Raises:
-        SettingError: it is none of that type.
+        SettingError: it is of another type, or out of range.
     """
-    read, expected = _KINDS[OPTIONS[name].type]
-    try:
-        return read(text)
-    except (ValueError, KeyError):
-        raise SettingError(f"{shown_name(name)} {text!r} is not {expected}") from None
+    default = OPTIONS[name].default
+    if text == _NONE and default in (None, (), ""):
+        return default
+    return read_text(name, text, shown_name(name))
 
 
 def written(value: Any) -> str:
@@ -73,5 +49,5 @@ def written(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return shlex.join(value) or _NONE
+        return json.dumps(value, ensure_ascii=False) if value else _NONE
     return _NONE if value is None or value == "" else str(value)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
-from kvlite.chat.talk import Talk
 from kvlite.chat.terminal import Begin
+from kvlite.conversation import Conversation
 from kvlite.documents import Document
-from kvlite.engine.prefill import Progress
+from kvlite.engine.reading import Progress
 from kvlite.errors import ContextError, SettingError
 from kvlite.ledger import Ledger, Piece
 from kvlite.prompts import all_of, question_about, tokens_of
@@ -58,7 +58,7 @@ class Session:
         self.changed |= changed
         self.resume(talk)
 
-    def resume(self, talk: Talk) -> None:
+    def resume(self, talk: Conversation) -> None:
         """Go on with another conversation."""
         self.talk = talk
         self.waiting: list[Document] = []
@@ -74,13 +74,17 @@ class Session:
         self.talk.settings = self._fresh(values).settings
         self.changed |= values
 
-    def _fresh(self, changed: dict[str, Any]) -> Talk:
-        return cast(Talk, self.runner.conversation(**{**self.changed, **changed}))
+    def _fresh(self, changed: dict[str, Any]) -> Conversation:
+        return self.runner.conversation(**{**self.changed, **changed})
 
     @property
     def messages(self) -> list[Message]:
         """The user's, in order."""
-        told = (each["content"] for each in self.talk.messages if each["role"] == "user")
+        return self.typed(self.talk.messages)
+
+    def typed(self, messages: Sequence[dict[str, str]]) -> list[Message]:
+        """The user's among these, as they were typed."""
+        told = (each["content"] for each in messages if each["role"] == "user")
         return [self._typed.get(said, Message(said)) for said in told]
 
     def message(self, number: int | None) -> tuple[int, Message]:
@@ -144,10 +148,11 @@ class Session:
 
     def regenerate(self) -> Begin:
         """What answers the last message again."""
+        number, message = self.message(None)
 
         def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
             pieces = self.talk.regenerate(progress=progress, notify=notify, cancel=cancel)
-            return self._heard(pieces)
+            return self._again(number, message, pieces)
 
         return begin
 
@@ -161,9 +166,18 @@ class Session:
                 number, message.said, progress=progress, notify=notify, cancel=cancel
             )
             self._typed[message.said] = message
-            return self._heard(pieces)
+            return self._again(number, message, pieces)
 
         return begin
+
+    def _again(self, number: int, message: Message, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """Another answer; if there is none, the message is not said, and its documents wait."""
+        try:
+            yield from self._heard(pieces)
+        except BaseException:
+            if len(self.messages) < number:
+                self.waiting = [*message.documents, *self.waiting]
+            raise
 
     def _heard(
         self, pieces: Iterator[Piece], begun: Callable[[], None] | None = None
@@ -186,3 +200,23 @@ class Session:
         message = self._typed.get(said, Message(said))
         self.waiting = [*message.documents, *self.waiting]
         return message
+
+    def branch(self, number: int) -> None:
+        """Go back to just after the answer to message `number`: documents that were read before the
+        next one wait again.
+
+        Raises:
+            SettingError: there is no such message, or nothing was said since.
+        """
+        messages = self.messages
+        self.talk.branch(number)
+        self.waiting = list(messages[number].documents)
+
+    def switch(self, number: int, progress: Progress, notify: Notify, cancel: Event) -> None:
+        """Go to a branch, counted from 1; nothing waits there.
+
+        Raises:
+            Stopped: while it was read again.
+        """
+        self.waiting = []
+        self.talk.switch(number - 1, progress=progress, notify=notify, cancel=cancel)

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from rich.console import RenderableType
 
-from kvlite.engine.prefill import Progress
+from kvlite.engine.reading import Progress
 from kvlite.ledger import Ledger, Piece
 from kvlite.turn import Notify
 

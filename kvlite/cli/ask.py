@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvlite.conversation import Conversation
-    from kvlite.engine.prefill import Progress
+    from kvlite.engine.reading import Progress
     from kvlite.ledger import FinishReason, Piece
     from kvlite.turn import Notify
 

@@ -1,23 +1,18 @@
 """Commands, at a terminal that remembers."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kvlite
 from kvlite.chat.commands import COMMANDS
 from kvlite.chat.completion import completions
-from kvlite.chat.options import OPTIONS, shown_name
+from kvlite.chat.options import shown_name
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Quit
-from kvlite.conversation import Conversation
 from kvlite.errors import Stopped
-from kvlite.ledger import Piece
 from kvlite.prompts import question_about, tokens_of
-from kvlite.settings import Settings
+from kvlite.settings import OPTIONS, Settings
 from tests.chat.conftest import Chat, Recorder
 
 TEXT = "The cat sat on the mat and the dog lay by the door. " * 5
@@ -207,24 +202,21 @@ def test_show_has_what_differs(runner: kvlite.Runner, tiny_folder: Path) -> None
     assert not {"top-p", "seed", "budget"} & set(lines)
 
 
-def test_another_system_message_begins_anew(
-    runner: kvlite.Runner, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
-    conversation = runner.conversation
-
-    def begin(**settings: Any) -> Conversation:
-        asked.append(settings)
-        return conversation(**{k: v for k, v in settings.items() if k != "system"})
-
+def test_another_system_message_begins_anew(chat: Chat, runner: kvlite.Runner) -> None:
+    assert chat("/system") == "The model is told nothing first."
     chat("Who sat?")
     chat("/set temperature 0.5")
-    monkeypatch.setattr(chat.session.runner, "conversation", begin)
     chat("/system Be brief.")
-    assert asked[-1] == {"temperature": 0.5, "system": "Be brief."}
     assert (chat.session.messages, seen(chat)) == ([], 0)
-    chat("/system none")
-    assert asked[-1]["system"] == ""
+    settings = chat.session.talk.settings
+    assert (settings.system, settings.temperature) == ("Be brief.", 0.5)
+    assert chat("/system") == "The model is told: Be brief."
+    chat("/set temperature 0")
+    chat("Who sat?")
+    expected = runner.conversation(system="Be brief.").stream("Who sat?")
+    assert chat.terminal.answers[-1] == "".join(piece.text for piece in expected)
+    chat("/set system none")
+    assert (chat.session.talk.settings.system, seen(chat)) == ("", 0)
 
 
 def test_clear_begins_anew(chat: Chat, text: Path) -> None:
@@ -270,99 +262,87 @@ def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
     assert chat.refused(f"/save {nowhere}").startswith(f"{nowhere} cannot be written: No such")
 
 
-class Ways:
-    """A conversation with ways back, as far as commands go: what they ask for is written down."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self.talk = talk
-        self.calls: list[Any] = []
-        self.branches: list[Any] = []
-        self.checkpoint_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.talk, name)
-
-    def regenerate(self, **given: Any) -> Iterator[Piece]:
-        self.calls.append("regenerate")
-        return self.talk.stream("again", **given)
-
-    def edit(self, number: int, text: str, **given: Any) -> Iterator[Piece]:
-        self.calls.append((number, text))
-        return self.talk.stream(text, **given)
-
-    def undo(self) -> str:
-        *self.talk.messages, said, _ = self.talk.messages
-        return said["content"]
-
-    def branch(self, number: int) -> None:
-        self.calls.append(("branch", number))
-        del self.talk.messages[2 * number :]
-
-    def switch(self, branch: int, **_: Any) -> None:
-        self.calls.append(("switch", branch))
-
-
-@dataclass
-class Branch:
-    messages: list[dict[str, str]]
-    current: bool = False
-
-
-@pytest.fixture
-def ways(chat: Chat) -> Ways:
-    made = Ways(chat.session.talk)  # type: ignore[arg-type]
-    chat.session.talk = made  # type: ignore[assignment]
-    return made
-
-
-def test_undo_gives_the_document_back(chat: Chat, ways: Ways, text: Path) -> None:
+def test_undo_gives_the_document_back(chat: Chat, text: Path) -> None:
     chat(f"/read {text}")
+    ahead = seen(chat)
     chat("Who sat?")
     said = chat("/undo")
-    assert said == f"Forgotten: Who sat?\n{text.name} will be read with your next message."
-    assert [document.name for document in chat.session.waiting] == [text.name]
+    assert said == f"Forgotten: Who sat?\nYour next message is about {text.name}."
+    assert (seen(chat), chat.session.messages) == (ahead, [])
+    chat("Who lay?")
+    assert chat.session.messages[0].said == question_about(
+        chat.session.messages[0].documents, "Who lay?"
+    )
+    assert "there is no" in chat.refused("/edit 2")
+    chat("/undo")
+    chat.refused("/undo")
 
 
-def test_edit_changes_the_question_and_not_the_document(chat: Chat, ways: Ways, text: Path) -> None:
+def test_edit_changes_the_question_and_not_the_document(
+    chat: Chat, runner: kvlite.Runner, text: Path
+) -> None:
     chat(f"/read {text}")
     chat("Who sat?")
     chat("And then?")
     chat.terminal.makes = "Who lay?"
     chat("/edit 1")
-    said = question_about(chat.session.message(1)[1].documents, "Who lay?")
-    assert (chat.terminal.asked, ways.calls) == ("Who sat?", [(1, said)])
-    assert text.name in said and len(chat.terminal.answers) == 3
-    for chat.terminal.makes in ("", "And then?"):
-        assert chat("/edit 2") == "Nothing was changed."
-    assert chat.terminal.asked == "And then?"
-    assert "there is no message 9: give 1 to 3" in chat.refused("/edit 9")
+    (message,) = chat.session.messages
+    assert (chat.terminal.asked, message.text) == ("Who sat?", "Who lay?")
+    assert [document.name for document in message.documents] == [text.name]
+    expected = runner.conversation().stream(question_about(message.documents, "Who lay?"))
+    assert chat.terminal.answers[-1] == "".join(piece.text for piece in expected)
+    for chat.terminal.makes in ("", "Who lay?"):
+        assert chat("/edit") == "Nothing was changed."
+    assert "there is no message 9: give 1 to 1" in chat.refused("/edit 9")
 
 
-def test_regenerate(chat: Chat, ways: Ways) -> None:
+def test_regenerate(chat: Chat) -> None:
     chat("Who sat?")
     assert "/set temperature" in chat("/regen")
+    assert chat.terminal.answers[0] == chat.terminal.answers[1]
     chat("/set temperature 1")
+    chat("/set seed 3")
     assert chat("/regen") == ""
-    assert ways.calls == ["regenerate"] * 2
+    assert chat.terminal.answers[2] != chat.terminal.answers[0]
+    assert len(chat.session.messages) == 1 and len(chat.session.talk.branches) == 3
 
 
-def test_branches(chat: Chat, ways: Ways) -> None:
-    assert "no branches yet" in chat.refused("/branches")
+def test_an_answer_that_is_stopped_while_it_is_read_again(chat: Chat, text: Path) -> None:
+    """The message is not said then; its document waits."""
+    chat("Hello")
+    chat(f"/read {text}")
     chat("Who sat?")
+    chat.terminal.cancel.set()
+    chat.terminal.makes = "Who lay?"
+    with pytest.raises(Stopped):
+        chat("/edit 2")
+    chat.terminal.cancel.clear()
+    assert [message.text for message in chat.session.messages] == ["Hello"]
+    assert [document.name for document in chat.session.waiting] == [text.name]
+    chat("Who lay?")
+    assert chat.session.messages[1].documents[0].name == text.name
+
+
+def test_branches(chat: Chat, text: Path) -> None:
+    assert "no branches yet" in chat.refused("/branches")
+    chat("Hello")
+    chat(f"/read {text}")
     chat("Who lay\n down?")
     listed = [line.strip() for line in chat("/branch").splitlines()]
-    assert listed == ["1 Who sat?", "2 Who lay down?"]
-    assert "You are after the answer to message 1" in chat("/branch 1")
-    ways.branches = [
-        Branch([{"role": "user", "content": "Who sat?"}], current=True),
-        Branch([{"role": "user", "content": "a " * 500}] * 2),
-    ]
+    assert listed == ["1 Hello", f"2 [{text.name}] Who lay down?"]
+    shown = chat("/branch 1")
+    assert "You are after the answer to message 1" in shown
+    assert shown.endswith(f"Your next message is about {text.name}.")
+    chat("Who sat?")  # its document was read for it
+    assert chat.session.messages[1].documents[0].name == text.name
     first, second = chat("/branches").splitlines()[:2]
-    assert first.startswith("*1 1 messages, the last: Who sat?") and second.startswith(" 2 2 ")
-    assert len(second) <= 100
-    chat("/branches 2")
-    assert ways.calls == [("branch", 1), ("switch", 1)]
+    assert first.startswith(" 1 2 messages, the last: Who lay down?")
+    assert second.startswith("*2 2 messages, the last: Who sat?")
+    assert "You are on branch 1." in chat("/branches 1")
+    assert [message.text for message in chat.session.messages] == ["Hello", "Who lay\n down?"]
+    assert chat.session.waiting == []
     assert "no branch 3: give 1 to 2" in chat.refused("/branches 3")
+    assert "is the last one" in chat.refused("/branch 2")
 
 
 def offered(typed: str) -> list[str]:
