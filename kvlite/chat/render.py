@@ -99,10 +99,12 @@ class ChatMarkdown(Markdown):
 
 def lines_of(console: Console, text: str, width: int) -> list[Line]:
     """A block of Markdown as lines of at most so many columns, with nothing invisible at their
-    ends."""
+    ends, and no empty ones around it."""
     options = console.options.update(width=width, height=None)
     drawn = console.render_lines(ChatMarkdown(harmless(text)), options, pad=False)
-    return [_trimmed(line) for line in drawn]
+    lines = [_trimmed(line) for line in drawn]
+    full = [number for number, line in enumerate(lines) if line]
+    return lines[full[0] : full[-1] + 1] if full else []
 
 
 def _trimmed(line: Line) -> Line:

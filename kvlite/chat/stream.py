@@ -57,8 +57,8 @@ class MarkdownStream:
     a line of status under it.
 
     Of an open block that is higher than the screen, what scrolls out cannot be drawn again: it is
-    printed for good, at the width it has by then, once it was drawn twice alike. Should it change
-    all the same, as tables do, it is printed again from there on when it is whole: nothing is lost.
+    printed for good, at the width it has by then. Should it change all the same, as tables do, it
+    is printed again from there on when it is whole: nothing is lost.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class MarkdownStream:
 
     def _new_block(self) -> None:
         self._printed: list[str] = []  # lines of the first open block, for good
-        self._drawn: list[str] = []  # all of them, as they were drawn last
         self._width = 0  # at which the former were printed
 
     def push(self, text: str) -> None:
@@ -114,11 +113,11 @@ class MarkdownStream:
         above = [line for block in blocks for line in self._closed(block)]
         first, *others = self.blocks.parts or [""]
         lines = self._lines(first)
-        texts, same = _texts(lines), _same(self._printed, _texts(lines))
+        texts = _texts(lines)
+        same = _same(self._printed, texts)
         rest = [line for other in others for line in ([], *self._lines(other))]
         room = max(1, self.console.height - 4)
-        most = min(len(lines), _same(self._drawn, texts))
-        end = max(same, min(most, len(lines) + len(rest) - room))
+        end = max(same, min(len(lines), len(lines) + len(rest) - room))
         if same < len(self._printed):
             end = same  # it changed: once it is whole, all of that is printed again
         gap = self._gap()
@@ -126,7 +125,6 @@ class MarkdownStream:
             above += [*gap, *lines[same:end]]
             self._printed, self._width = texts[:end], self._width or self.console.width
             gap = []
-        self._drawn = texts
         shown = [*lines[end:], *rest][-room:]
         status = [Segment(self.status(self.console.width - 1), Style(dim=True))]
         lines = [*(gap if shown else []), *shown, [], status]
