@@ -53,14 +53,22 @@ def save(session: Session, terminal: Terminal, argument: str) -> None:
     """Save the conversation."""
     if not argument:
         raise SettingError("give it a name: /save trip, or /save trip.md to read it elsewhere")
-    path = saving.save(session, argument)
-    terminal.say(f"Saved as {path}.")
+    where, gone = terminal.work(
+        "Saving", lambda progress, notify, cancel: saving.save(session, argument, progress)
+    )
+    terminal.say(f"Saved as {where}.")
+    if gone:
+        terminal.say(f"The library's limit was reached; it let go of {', '.join(gone)}.")
 
 
 def load(session: Session, terminal: Terminal, argument: str) -> None:
     """Go on with a saved conversation."""
     if not argument:
         raise SettingError("which one: /load NAME")
-    with terminal.leaving_on_interrupt():
-        saving.load(session, argument)
-    terminal.say(f"{argument}: {len(session.messages)} messages. It goes on.")
+    with terminal.leaving_on_interrupt("Loading") as progress:
+        saving.load(session, argument, progress)
+    count = len(session.messages)
+    terminal.say(f"{argument}: {count} message{'' if count == 1 else 's'}. It goes on.")
+    if session.waiting:
+        names = ", ".join(document.name for document in session.waiting)
+        terminal.say(f"Your next message is about {names}.")

@@ -9,7 +9,9 @@ from kvlite.chat.commands import COMMANDS, command_named
 from kvlite.chat.options import option_named, shown_name
 from kvlite.chat.typed import command_in
 from kvlite.errors import SettingError
+from kvlite.library import library_folder
 from kvlite.settings import OPTIONS
+from kvlite.snapshot import SUFFIX
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ def _files(rest: str) -> Iterator[Completion]:
 
 
 def _saved(rest: str) -> Iterator[Completion]:
-    """Files that conversations are kept in, and folders."""
+    """Entries of the library, files that conversations are kept in, folders."""
+    for path in sorted(library_folder().glob(f"*{SUFFIX}")):
+        if path.stem.startswith(rest):
+            yield Completion(path.stem, len(rest), "in the library")
     for found in _paths(rest):
-        if found.text.endswith(os.sep) or Path(found.text).suffix in (".md", ".kv"):
+        if found.text.endswith(os.sep) or Path(found.text).suffix in (".md", SUFFIX):
             yield found
 
 

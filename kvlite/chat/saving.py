@@ -2,50 +2,59 @@
 
 import os
 from pathlib import Path
-from typing import NoReturn
 
+from kvlite import library
 from kvlite.chat.session import Session
+from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
+from kvlite.snapshot import SUFFIX
 
 _MARKDOWN = (".md", ".markdown")
 
 
-def save(session: Session, name: str) -> Path:
-    """Write the conversation to a file.
+def save(session: Session, name: str, progress: Progress) -> tuple[str, list[str]]:
+    """Keep the conversation.
 
     Args:
-        name: a file's path; `.md` for Markdown.
+        name: a file's path, `.md` for Markdown or `.kv`; or that of an entry of the library.
+        progress: told (bytes done, of how many).
+
+    Returns:
+        Where it is, and entries of the library that gave way.
 
     Raises:
-        SettingError: there is nothing to save, no such kind of file, or it cannot be written.
+        SettingError: there is nothing to save, or it cannot be written there.
+        SnapshotError: likewise.
     """
-    path = Path(name).expanduser()
-    if path.suffix.lower() not in _MARKDOWN:
-        _no_snapshots(name)
-    if not session.talk.messages:
+    if not session.talk.messages and not session.waiting:
         raise SettingError("nothing has been said yet, so there is nothing to save")
+    path = Path(name).expanduser()
+    if path.suffix.lower() == SUFFIX:
+        session.talk.save(path, progress=progress)
+        return str(path), []
+    if path.suffix.lower() not in _MARKDOWN:
+        added = library.add(session.talk, name, progress)
+        return f"{added.name}, in the library", added.removed
     try:
         _replace(path, markdown(session))
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+    return str(path), []
 
 
-def load(session: Session, name: str) -> None:
-    """Go on with a saved conversation.
+def load(session: Session, name: str, progress: Progress) -> None:
+    """Go on with a conversation that was saved.
 
     Raises:
-        SettingError: there is none that can be gone on with.
+        SettingError: there is none of this name.
+        SnapshotError: it is damaged, of another model, or of a newer format.
     """
-    if Path(name).suffix.lower() in _MARKDOWN:
+    path = Path(name).expanduser()
+    if path.suffix.lower() in _MARKDOWN:
         raise SettingError(f"{name} is text for people: what the model held is not in it")
-    _no_snapshots(name)
-
-
-def _no_snapshots(name: str) -> NoReturn:
-    raise SettingError(
-        f"{name!r}: snapshots of conversations are not there yet; /save NAME.md writes Markdown"
-    )
+    if path.suffix.lower() != SUFFIX:
+        path = library.entry_path(name)
+    session.resume(session.runner.open(path, progress=progress))
 
 
 def markdown(session: Session) -> str:

@@ -30,6 +30,17 @@ class Message:
         return question_about(self.documents, self.text) if self.documents else self.text
 
 
+def _about(documents: Sequence[Document], said: str) -> Message | None:
+    """A message about as many of the documents, from the first on, as it begins with; None if it
+    is about none."""
+    for count in range(len(documents), 0, -1):
+        some = tuple(documents[:count])
+        before = question_about(some, "")
+        if said.startswith(before):
+            return Message(said.removeprefix(before), some)
+    return None
+
+
 class Session:
     """One model, and the conversation with it.
 
@@ -59,11 +70,16 @@ class Session:
         self.resume(talk)
 
     def resume(self, talk: Conversation) -> None:
-        """Go on with another conversation."""
+        """Go on with another conversation, which may have been saved: what was typed, and what
+        waits, is told from its documents."""
         self.talk = talk
-        self.waiting: list[Document] = []
         self.last: Ledger | None = None
         self._typed: dict[str, Message] = {}
+        self.waiting: list[Document] = list(talk.documents)
+        for each in talk.messages:
+            if each["role"] == "user" and (message := _about(self.waiting, each["content"])):
+                self._typed[message.said] = message
+                del self.waiting[: len(message.documents)]
 
     def change(self, **values: Any) -> None:
         """Change settings of this conversation, from the next message on.
@@ -121,6 +137,7 @@ class Session:
         else:
             read = self.talk.read_ahead(text, progress=progress, notify=notify, cancel=cancel)
         self.waiting += documents
+        self.talk.documents = (*self.talk.documents, *documents)
         return read
 
     def _require_room(self, text: str) -> None:

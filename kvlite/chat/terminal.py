@@ -58,8 +58,8 @@ class Terminal(Protocol):
         """What the user makes of a text; empty to leave things as they are."""
         ...
 
-    def leaving_on_interrupt(self) -> AbstractContextManager[None]:
-        """Around what cannot be stopped and gone on from: Ctrl-C in it ends the program."""
+    def leaving_on_interrupt(self, title: str) -> AbstractContextManager[Progress]:
+        """A bar around what cannot be stopped and gone on from: Ctrl-C in it ends the program."""
         ...
 
     def clear(self) -> None:

@@ -17,6 +17,7 @@ from kvlite.chat.stream import MarkdownStream, PlainStream, Shown
 from kvlite.chat.terminal import Begin, T, Work
 from kvlite.cli.answering import print_answer
 from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt, unechoed
+from kvlite.engine.reading import Progress
 from kvlite.ledger import Ledger
 
 
@@ -120,11 +121,12 @@ class ChatTerminal:
         )
 
     @contextmanager
-    def leaving_on_interrupt(self) -> Iterator[None]:
-        """Ctrl-C in here ends the program."""
+    def leaving_on_interrupt(self, title: str) -> Iterator[Progress]:
+        """A bar; Ctrl-C in here ends the program."""
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            yield
+            with unechoed(), reading_bar(self.screen, title) as bar:
+                yield bar.update
         finally:
             signal.signal(signal.SIGINT, before)
 

@@ -14,6 +14,7 @@ import kvlite
 from kvlite.chat.commands import enter
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Begin, T, Work
+from kvlite.engine.reading import Progress
 from kvlite.errors import KvliteError
 from kvlite.ledger import Ledger
 from kvlite.settings import Settings
@@ -58,8 +59,8 @@ class Recorder:
         return self.makes
 
     @contextmanager
-    def leaving_on_interrupt(self) -> Iterator[None]:
-        yield
+    def leaving_on_interrupt(self, title: str) -> Iterator[Progress]:
+        yield lambda done, total: None
 
     def clear(self) -> None:
         self.shown.append("(clear)")
@@ -96,6 +97,9 @@ def runner(tiny_folder: Path) -> kvlite.Runner:
 
 
 @pytest.fixture
-def chat(runner: kvlite.Runner, tiny_folder: Path) -> Chat:
+def chat(
+    runner: kvlite.Runner, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Chat:
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
     given = Settings(model=str(tiny_folder), max_new_tokens=6)
     return Chat(Session(runner, given), Recorder())

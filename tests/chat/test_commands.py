@@ -148,6 +148,9 @@ def test_reading_that_is_stopped_leaves_nothing(chat: Chat, text: Path) -> None:
         ("/save x.md", "nothing has been said yet"),
         ("/load", "which one"),
         ("/load x.md", "text for people"),
+        ("/load trip", "the library has no 'trip'"),
+        ("/load ./none.kv", "none.kv"),
+        ("/save trip", "nothing has been said yet"),
         ("/ledger", "nothing has been answered yet"),
         ("/edit", "nothing has been said yet"),
         ("/regen", "nothing has been said yet"),
@@ -257,9 +260,29 @@ def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
         written
         == "\n\n".join([f"# A conversation with {chat.session.given.model}", *parts, ""])[:-1]
     )
-    assert sorted(each.name for each in tmp_path.iterdir()) == [text.name, "talk.md"]
+    assert {each.name for each in tmp_path.iterdir()} <= {text.name, "talk.md", "data"}
     nowhere = tmp_path / "nowhere" / "talk.md"
     assert chat.refused(f"/save {nowhere}").startswith(f"{nowhere} cannot be written: No such")
+
+
+@pytest.mark.parametrize("name", ["trip", "{folder}/trip.kv"])
+def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) -> None:
+    name = name.format(folder=tmp_path)
+    chat(f"/read {text}")
+    chat("Who sat?")
+    chat(f"/read {text}")
+    assert chat(f"/save {name}").startswith("Saved as ")
+    chat("Who lay?")
+    expected = chat.terminal.answers[-1]
+    chat("/clear")
+    said = chat(f"/load {name}")
+    assert said == f"{name}: 1 message. It goes on.\nYour next message is about {text.name}."
+    (message,) = chat.session.messages
+    assert (message.text, message.documents[0].name) == ("Who sat?", text.name)
+    chat("Who lay?")
+    assert chat.terminal.answers[-1] == expected
+    assert [message.text for message in chat.session.messages] == ["Who sat?", "Who lay?"]
+    assert f"/load {name}" in offered(f"/load {name[:-1]}")
 
 
 def test_undo_gives_the_document_back(chat: Chat, text: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from rich.console import Console
 
 from kvlite.chat.session import Session
 from kvlite.cli.screen import guarded, stop_on_interrupt
@@ -336,6 +337,8 @@ def test_bad_input(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_between_two_things_ends_nothing() -> None:
+    screen = Console(file=StringIO())
+    terminal = ChatTerminal(screen, None, None, as_json=False, quiet=True)  # type: ignore[arg-type]
     before = signal.getsignal(signal.SIGINT)
     with guarded():
         signal.raise_signal(signal.SIGINT)
@@ -343,7 +346,7 @@ def test_ctrl_c_between_two_things_ends_nothing() -> None:
             signal.raise_signal(signal.SIGINT)
         assert stop.is_set()
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt), ChatTerminal.leaving_on_interrupt(None):  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt), terminal.leaving_on_interrupt("Loading"):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
