@@ -27,7 +27,7 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 
 format: setup
 	$(BIN)/ruff format .

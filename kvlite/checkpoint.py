@@ -78,6 +78,7 @@ class Checkpoint:
         self.layers, self.tier, self.lost = same.layers, same.tier, False
 
 
+@torch.inference_mode()
 def checkpoint(
     model: LoadedModel,
     cache: KVCache,
@@ -115,6 +116,7 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     return bytes_held(tensor for layer in copies.values() for tensor in layer.tensors) + marks
 
 
+@torch.inference_mode()
 def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache) -> None:
     """Copy what checkpoints need of a cache that is about to lose some of it."""
     copies: dict[int, LayerCache] = {}
@@ -129,6 +131,7 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache) -> None:
             state.copy = copies[index]
 
 
+@torch.inference_mode()
 def restored(
     model: LoadedModel, made: Checkpoint, cache: KVCache, tier: Tier | None
 ) -> KVCache | None:
@@ -156,6 +159,7 @@ def restored(
     return before
 
 
+@torch.inference_mode()
 def everything(model: LoadedModel, cache: KVCache, tier: Tier) -> KVCache:
     """A cache with all that a tier has read, for a turn that will not look at it."""
     layers = [tier.restored(index, 0, model.device) for index in range(len(tier.layers))]

@@ -32,9 +32,16 @@ GIVEN: dict[str, dict[str, Any]] = {
     "forget": {"budget": "40", "recall": "off"},
     "four bits": {"kv_bits": "4g32", "recall": "off"},
     "four bits recalled": {"kv_bits": "4g32", "budget": "50"},
-    "late": {"budget": "110"},
-    "late, forgotten": {"budget": "110", "recall": "off"},
-    "late, rounded": {"budget": "110", "recall_bits": "4"},
+    "late": {"budget": "106"},
+    "late, forgotten": {"budget": "106", "recall": "off"},
+    "late, by attention": {"method": "h2o", "budget": "106", "recall": "off"},
+    "late, by attention, recalled": {"method": "h2o", "budget": "106"},
+    "settled by a step": {
+        "method": "simlayerkv:threshold=0.3,recent=20,detect=decode",
+        "budget": "500",
+        "recall": "off",
+    },
+    "late, rounded": {"budget": "106", "recall_bits": "4"},
 }
 GIVEN |= {
     f"{name}, forgotten": {"method": name, "budget": "60", "recall": "off"} for name in METHODS
