@@ -93,7 +93,7 @@ def ask(
     screen = console(quiet)
     saved = named_file(files)
     if saved is not None:
-        talk, known = open_file(saved, settings, question, screen), True
+        (_, talk), known = open_file(saved, settings, question, screen), True
     else:
         documents = [read_document(file) for file in files]
         said = question_about(documents, question) if question else all_of(documents)

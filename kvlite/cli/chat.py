@@ -11,6 +11,7 @@ import typer
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
+from kvlite.cli.opening import from_library, named_file, open_file
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.errors import KvliteError, SettingError, Stopped
@@ -34,8 +35,15 @@ def chat(
     settings: Settings,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="txt, md, html, pdf or docx files to talk about"),
+        typer.Argument(
+            metavar="[FILE]...",
+            help="txt, md, html, pdf or docx files to talk about; or a .kv file, to go on with it",
+        ),
     ] = None,
+    library: Annotated[
+        bool,
+        typer.Option("--library/--no-library", help="open what `kvlite read` has read already"),
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object an answer instead of text")
     ] = False,
@@ -55,6 +63,8 @@ def chat(
 
       kvlite chat report.pdf --budget 25%
 
+      kvlite chat trip.kv
+
       echo "What is a cache?" | kvlite chat --json
     """
     if "-" in (files or ()):
@@ -66,13 +76,23 @@ def chat(
 
     typed = sys.stdin is not None and sys.stdin.isatty()
     screen = _screen(typed, quiet)
-    documents = [read_document(file) for file in files or ()]
-    said = all_of(documents)
-    with unechoed(), screen.status("Loading the model") as status:
-        runner = open_runner(
-            settings, status.update, (lambda own: tokens_of(own, said)) if said else None
-        )
+    saved = named_file(files or ())
+    documents = [] if saved else [read_document(file) for file in files or ()]
+    said, talk = all_of(documents), None
+    if saved is not None:
+        with unechoed():
+            runner, talk = open_file(saved, settings, "", screen)
+    else:
+        with unechoed(), screen.status("Loading the model") as status:
+            runner = open_runner(
+                settings, status.update, (lambda own: tokens_of(own, said)) if said else None
+            )
+        if documents and library:
+            talk = from_library(runner, documents, screen)
     session = Session(runner, settings)
+    if talk is not None:
+        session.resume(talk)
+        documents = []
     for why in runner.plan.changes if runner.plan else ():
         screen.print(f"Plan: {why}", style="dim", markup=False)
     if typed:

@@ -29,12 +29,14 @@ def named_file(files: Sequence[str]) -> Path | None:
     """
     saved = [file for file in files if file.lower().endswith(SUFFIX)]
     if saved and len(files) > 1:
-        raise SettingError(f"{saved[0]} is asked about by itself: leave the other files out")
+        raise SettingError(f"{saved[0]} is opened by itself: leave the other files out")
     return Path(saved[0]) if saved else None
 
 
-def open_file(path: Path, settings: Settings, asked: str, screen: "Console") -> "Conversation":
-    """The conversation in a file, by the model it was made with.
+def open_file(
+    path: Path, settings: Settings, asked: str, screen: "Console"
+) -> "tuple[Runner, Conversation]":
+    """The conversation in a file, and the model it was made with.
 
     Args:
         settings: those that are not the defaults override what it was saved with.
@@ -63,7 +65,7 @@ def open_file(path: Path, settings: Settings, asked: str, screen: "Console") -> 
             )
         late = {name: given[name] for name in given if name not in own}
         chosen = saved.settings(runner.settings).replace(late)
-        return _opened(runner, saved, chosen, screen)
+        return runner, _opened(runner, saved, chosen, screen)
 
 
 def from_library(

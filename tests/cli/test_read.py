@@ -50,6 +50,27 @@ def test_a_document_is_read_once(
     assert other.json()["method"] == "tova"
 
 
+def test_a_chat_opens_what_was_read(
+    kvlite: Run,
+    text: Path,
+    flags: tuple[object, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chat(*words: object) -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
+        return kvlite("chat", *words, *flags)
+
+    anew = chat(text)
+    kvlite("read", text, *flags)
+    opened, by_name = chat(text), chat(folder / "text.txt.kv")
+    assert anew.code == opened.code == by_name.code == 0
+    assert re.search(OPENED, opened.err) and "Opened" not in anew.err
+    assert anew.out == opened.out == by_name.out and len(anew.out.split()) > 2
+    again = chat(text, "--no-library")
+    assert again.out == anew.out and "Opened" not in again.err
+
+
 def test_questions_one_after_another(
     kvlite: Run, text: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
