@@ -62,7 +62,8 @@ class Checkpoint:
     @property
     def alone(self) -> bool:
         """Whether it needs neither the cache nor the tier to return to it."""
-        return self.tier is None and all(each.copy is not None for each in self.layers)
+        copied = bool(self.layers) and all(each.copy is not None for each in self.layers)
+        return copied and self.tier is None
 
     @property
     def copies(self) -> list[LayerCache]:
@@ -73,8 +74,8 @@ class Checkpoint:
         """Keep nothing of it."""
         self.layers, self.tier, self.lost = [], None, True
 
-    def hold_again(self, same: "Checkpoint") -> None:
-        """Take over how things stand now, which is as they did."""
+    def find(self, same: "Checkpoint") -> None:
+        """Hold what another of the same moment does, which must not be used any more."""
         self.layers, self.tier, self.lost = same.layers, same.tier, False
 
 
@@ -136,7 +137,7 @@ def restored(
     model: LoadedModel, made: Checkpoint, cache: KVCache, tier: Tier | None
 ) -> KVCache | None:
     """A cache that stands as it did, and the tier likewise if it had begun; None if nothing has
-    what it takes. The cache may be changed for it, the tier too."""
+    what it takes. The cache may be changed for it, the tier too, but not where memory runs out."""
     if made.lost or (made.tier is not None and not made.tier.fits(tier)):
         return None
     before = KVCache(empty_cache(model).layers, made.seen, made.rehearsed)
@@ -144,18 +145,23 @@ def restored(
         assert tier is not None
         made.tier.put_back(tier)
         return before
+    if not made.layers:
+        return before  # the beginning
     givers = [_giver(index, state, cache, tier) for index, state in enumerate(made.layers)]
     if None in givers:
         return None
     copies = iter(copied(made.copies, model.device))
     for index, (state, giver) in enumerate(zip(made.layers, givers, strict=True)):
         if state.mark is None or giver == "copy":
-            layer = next(copies)
+            before.layers[index] = next(copies)
         elif giver == "cache":
-            layer = cache.layers[index]
+            before.layers[index] = cache.layers[index]
         else:
-            layer = _from_tier(index, state.mark, tier, model.device)
-        before.layers[index] = layer if state.mark is None else _shortened(layer, state.mark)
+            before.layers[index] = _from_tier(index, state.mark, tier, model.device)
+    # All that has to be allocated is.
+    for layer, state in zip(before.layers, made.layers, strict=True):
+        if state.mark is not None:
+            _shorten(layer, state.mark)
     return before
 
 
@@ -163,7 +169,7 @@ def restored(
 def everything(model: LoadedModel, cache: KVCache, tier: Tier) -> KVCache:
     """A cache with all that a tier has read, for a turn that will not look at it."""
     layers = [tier.restored(index, 0, model.device) for index in range(len(tier.layers))]
-    return KVCache(layers, cache.seen, cache.rehearsed)
+    return KVCache(layers, tier.seen, cache.rehearsed)
 
 
 def _giver(
@@ -184,8 +190,12 @@ def _giver(
 def _from_tier(index: int, mark: Mark, tier: Tier | None, device: torch.device) -> LayerCache:
     """The first entries of a tier's layer, on a device, with room for what was remembered."""
     assert tier is not None
-    tier.layers[index].read = mark.used
-    layer = tier.restored(index, 0, device)
+    source = tier.layers[index]
+    read, source.read = source.read, mark.used
+    try:
+        layer = tier.restored(index, 0, device)
+    finally:
+        source.read = read
     return layer if mark.rows is None else layer.resized([mark.used], mark.rows.shape[2])
 
 
@@ -201,12 +211,11 @@ def _whole(layer: LayerCache, count: int) -> bool:
     return bool((bank.own_positions[:, :, :count] == first).all())
 
 
-def _shortened(layer: LayerCache, mark: Mark) -> LayerCache:
-    """A layer with its first entries and what was remembered of them, in place."""
+def _shorten(layer: LayerCache, mark: Mark) -> None:
+    """Leave a layer its first entries, and what was remembered of them."""
     (bank,) = layer.banks
     bank.used, bank.newest_row = mark.used, mark.newest_row
     if bank.rows is not None:
         bank.rows.zero_()
     if bank.rows is not None and mark.rows is not None:
         bank.rows[..., : mark.used] = mark.rows[..., : mark.used]
-    return layer

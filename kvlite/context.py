@@ -20,7 +20,7 @@ from kvlite.checkpoint import (
 from kvlite.engine.compact import compacted
 from kvlite.engine.prefill import empty_cache
 from kvlite.engine.reading import Progress
-from kvlite.errors import SettingError
+from kvlite.errors import OutOfMemory, SettingError
 from kvlite.held import Held
 from kvlite.ledger import Piece
 from kvlite.memory.ladder import Ladder
@@ -108,11 +108,14 @@ class Context:
         Raises:
             ContextError, SettingError: as `Turn`.
         """
-        tier = self._tier_for(settings)
-        begun = self.tier is not None and self.tier.begun
-        if tier is None and begun and not self.cache.entries_mean:
-            assert self.tier is not None  # which has what a checkpoint did not keep
-            self.cache = everything(self.model, self.cache, self.tier)
+        turn = self._turn(ids, settings, self._tier_for(settings), answers)
+        if turn.tier is None and self.emptied:
+            notes = turn.notes
+            turn = self._turn([*self._fill(), *ids], settings, None, answers)
+            turn.notes = tuple(dict.fromkeys([*notes, *turn.notes]))
+        return turn
+
+    def _turn(self, ids: list[int], settings: Settings, tier: Tier | None, answers: bool) -> Turn:
         return Turn(
             self.model,
             self.cache,
@@ -125,6 +128,29 @@ class Context:
             told=self._told,
         )
 
+    @property
+    def emptied(self) -> bool:
+        """Whether the cache holds nothing, since the tier has all that was read."""
+        return self.tier is not None and self.tier.begun and not self.cache.entries_mean
+
+    def _fill(self) -> list[int]:
+        """Let an emptied cache hold all that the tier has; what of the last answer that has not, to
+        be read before anything else."""
+        tier = self.tier
+        assert tier is not None
+        work = partial(everything, self.model, self.cache, tier)
+        self.cache = self.ladder.run(work, {})
+        again = self.token_ids[tier.seen :]
+        self.token_ids = self.token_ids[: tier.seen]
+        self.tier, self._left = None, [*again, *self._left]
+        self._forget(0)
+        return again
+
+    def require_readable(self, ids: list[int], settings: Settings, *, answers: bool) -> None:
+        """Raises what `next_turn` would if nothing else had been read."""
+        cache, ladder = empty_cache(self.model), Ladder(self.model.device)
+        Turn(self.model, cache, [], ids, settings, ladder=ladder, answers=answers)
+
     def outgrows(self, count: int, settings: Settings, *, answers: bool) -> bool:
         """Whether `count` tokens and an answer would not fit the model's trained context any more,
         but might if there were nothing else."""
@@ -133,19 +159,21 @@ class Context:
         needed = count + longest
         return self.cache.seen + needed > limit and needed <= limit // 2
 
-    def compact(self) -> None:
+    def compact(self) -> list[int]:
         """Move what the cache holds together, at most half of the model's trained context. Nothing
         can be recalled of what it does not hold, nor gone back to.
+
+        Returns:
+            What of the last answer has to be read before anything else.
 
         Raises:
             SettingError: the model's rotations do not allow it.
             OutOfMemory: there is not enough memory for it.
         """
         self._close()
-        before, half = self.cache, self.model.shape.max_context // 2
-        if self.tier is not None and self.tier.begun and not before.entries_mean:
-            before = everything(self.model, before, self.tier)
-        self.cache = self.ladder.run(partial(compacted, self.model, before, half), {})
+        again = self._fill() if self.emptied else []
+        half = self.model.shape.max_context // 2
+        self.cache = self.ladder.run(partial(compacted, self.model, self.cache, half), {})
         self.noted = (
             *self.noted,
             f"the conversation outgrew the {self.model.shape.max_context:,} tokens that this model "
@@ -154,17 +182,15 @@ class Context:
         )
         self._left, self.tier, self.turn = self.pending, None, None
         self.token_ids = self.token_ids[-self.cache.seen :]
-        for each in self.checkpoints:
-            if not each.alone:
-                each.let_go()
-        self.checkpoints = [each for each in self.checkpoints if not each.lost]
+        self._forget(0)
+        return again
 
     def read(self, turn: Turn, audience: Audience) -> None:
         """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
         self._close()
         gives_back = turn.tier is not None and turn.tier.bits is None
         if turn.loses and not gives_back:
-            copy_out(self.checkpoints, self.cache)
+            self._copy_out()
             self._keep_within(turn.settings)
         self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
         turn.read(audience.progress, audience.notify, audience.cancel)
@@ -183,12 +209,27 @@ class Context:
     def hold(self, settings: Settings) -> Checkpoint:
         """A checkpoint of how things stand, before anything else is read."""
         self._close()
-        made = checkpoint(self.model, self.cache, self.tier, self.pending, self.noted)
-        return self._held(made, settings)
+        return self._held(self._standing(self.tier), settings)
 
     def hold_answering(self, settings: Settings) -> Checkpoint:
         """A checkpoint of what was read, before it is answered."""
-        return self._held(checkpoint(self.model, self.cache, None), settings)
+        return self._held(self._standing(None), settings)
+
+    def _standing(self, tier: Tier | None) -> Checkpoint:
+        """How things stand; lost from the beginning where there is no memory to keep it."""
+        pending, noted = [*self.pending], self.noted
+        work = partial(checkpoint, self.model, self.cache, tier, pending, noted)
+        try:
+            return self.ladder.run(work, {})
+        except OutOfMemory:
+            return Checkpoint(self.cache.seen, pending, noted, self.cache.rehearsed, lost=True)
+
+    def _copy_out(self) -> None:
+        """Copy what checkpoints need, as far as there is memory for that."""
+        try:
+            self.ladder.run(partial(copy_out, self.checkpoints, self.cache), {})
+        except OutOfMemory:
+            self._forget(0)
 
     def go_to(
         self,
@@ -226,11 +267,12 @@ class Context:
             self._stand(known, ids)
             raise
         self.turn, self._left, self.noted = None, [*end.pending], end.noted
-        end.hold_again(self.hold(settings))
+        end.find(self._standing(self.tier))
+        self._held(end, settings)
 
     def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
         """Let things stand as at a checkpoint, if anything has what it takes."""
-        before = restored(self.model, known, self.cache, self.tier)
+        before = self._restored(known, self.tier)
         if before is None:
             return False
         self.cache, self.turn = before, None
@@ -238,8 +280,13 @@ class Context:
             self.tier = None
         self.token_ids = [*ids[: known.seen]]
         self._left, self.noted = [*known.pending], known.noted
-        self._forget(known.seen)
+        # A copy may be of another way than the cache was on.
+        self._forget(0 if known.alone else known.seen)
         return True
+
+    def _restored(self, known: Checkpoint, tier: Tier | None) -> KVCache | None:
+        work = partial(restored, self.model, known, self.cache, tier)
+        return self.ladder.run(work, {})
 
     def _read_again(
         self, ids: Sequence[int], stops: Sequence[int], settings: Settings, audience: Audience
@@ -259,9 +306,11 @@ class Context:
     def return_to_answering(self, made: Checkpoint) -> bool:
         """Let the last turn stand as it did before it was answered; False if that is lost."""
         self._close()
-        turn = self.turn
-        before = None if turn is None else restored(self.model, made, self.cache, None)
-        if before is None or turn is None:
+        try:
+            before = self._restored(made, None)
+        except OutOfMemory:
+            before = None
+        if before is None:
             return False
         if self.tier is not None:
             self.tier.forget_answer()
@@ -282,8 +331,9 @@ class Context:
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _held(self, made: Checkpoint, settings: Settings) -> Checkpoint:
-        self.checkpoints.append(made)
-        self._keep_within(settings)
+        if not made.lost:
+            self.checkpoints.append(made)
+            self._keep_within(settings)
         return made
 
     def _keep_within(self, settings: Settings) -> None:

@@ -122,7 +122,7 @@ class Conversation:
         if ids:
             self.context.end_step(self.settings)
             ids = [*self.context.pending, *ids]
-            turn = self.ways.turn(ids, self.settings, answers=False)
+            turn = self.ways.next_turn(ids, self.settings, answers=False)
             self.ways.take(turn, Audience(progress, notify, cancel))
 
     def read_ahead(
@@ -148,11 +148,11 @@ class Conversation:
         ahead = certain(self._said, text)
         ids, turn = [*self._unread, *ahead], None
         if ahead:
-            turn = self.ways.turn(ids, self.settings, answers=False)
+            turn = self.ways.next_turn(ids, self.settings, answers=False)
         if turn is None or (turn.loses and (turn.tier is None or not turn.method.exact)):
             return False
         before = self.ways.standing(self.settings)
-        self.ways.take(turn, Audience(progress, notify, cancel))
+        self.ways.take(turn, Audience(progress, notify, cancel), before)
         self.ways.ahead, self.ways.before = ahead, before
         return True
 
@@ -211,7 +211,7 @@ class Conversation:
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
-        turn = self.ways.turn([*self.context.pending, *ids], chosen)
+        turn = self.ways.next_turn([*self.context.pending, *ids], chosen)
         self.ways.take(turn, Audience(progress, notify, cancel))
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
 
@@ -230,9 +230,9 @@ class Conversation:
         """
         chosen = self.settings.after_load(settings)
         self.context.end_step(chosen)
-        turn = self.ways.turn([*self._unread, *self._after_ahead(text)], chosen)
+        turn = self.ways.next_turn([*self._unread, *self._after_ahead(text)], chosen)
         said = self.ways.standing(chosen)
-        self.ways.take(turn, Audience(progress, notify, cancel))
+        self.ways.take(turn, Audience(progress, notify, cancel), said)
         self.ways.unanswered = self.context.hold_answering(chosen)
         yield from self._answered(said, text, turn, cancel)
 
@@ -279,14 +279,15 @@ class Conversation:
         chosen = self.settings.after_load(settings)
         self._path.require(number)
         said, audience = self._path.said[number - 1], Audience(progress, notify, cancel)
-        ids = self._said(text, after=said.messages)
+        ids = self._said(text, after=said)
         if said.before is not None and not goes_on(ids, said.ahead):
             said = said.before
         self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, audience)
         yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
 
     def undo(self) -> str:
-        """Go back before the last message of the user's, which is forgotten with its answer.
+        """Go back before the last message of the user's, which is forgotten with its answer and all
+        that was read since. What was read ahead of it stays read.
 
         Returns:
             The message.
@@ -390,14 +391,15 @@ class Conversation:
             return self.context.pending
         return [token for token in self.context.pending if token not in self.model.stop_ids]
 
-    def _said(self, text: str, *, after: int | None = None) -> list[int]:
+    def _said(self, text: str, *, after: Said | None = None) -> list[int]:
         """The tokens of a user message.
 
         Args:
-            after: how many messages come before it; None for all there are.
+            after: where it is said; None for now.
         """
-        opening = not (len(self.messages) if after is None else after)
-        first = opening and len(self.token_ids) == len(self.ways.ahead)
+        opening, first = not self.messages, len(self.token_ids) == len(self.ways.ahead)
+        if after is not None:
+            opening, first = not after.messages, after.checkpoint.seen == len(after.ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
         return said_tokens(tokenizer, text, opening=opening, first=first, system=system)
 
@@ -408,6 +410,8 @@ class Conversation:
             SettingError: it does not begin with what was.
         """
         ids, ahead = self._said(text), self.ways.ahead
+        if not ids:
+            raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):
             raise SettingError("the message does not begin with what was read ahead")
         return ids[len(ahead) :]

@@ -15,8 +15,12 @@ from kvlite.offload.marks import TierMark
 Plain = dict[str, Any]
 
 
-def recorded(ways: Walked) -> Plain:
-    """All that there is to say of them."""
+def recorded(ways: Walked, tier: Tier | None) -> Plain:
+    """All that there is to say of them.
+
+    Args:
+        tier: of the current one.
+    """
     said: dict[int, Said] = {}
     for path in ways.paths:
         for each in (*path.said, path.before, ways.before):
@@ -25,8 +29,8 @@ def recorded(ways: Walked) -> Plain:
     number = {key: index for index, key in enumerate(said)}
     return {
         "at": ways.at,
-        "said": [_said(each, number) for each in said.values()],
-        "paths": [_path(path, number) for path in ways.paths],
+        "said": [_said(each, number, tier) for each in said.values()],
+        "paths": [_path(path, number, tier) for path in ways.paths],
         "before": _number(ways.before, number),
     }
 
@@ -51,9 +55,9 @@ def walked(plain: Plain, tier: Tier | None, layers: int) -> Walked:
     return found
 
 
-def _said(said: Said, number: dict[int, int]) -> Plain:
+def _said(said: Said, number: dict[int, int], tier: Tier | None) -> Plain:
     return {
-        "checkpoint": _checkpoint(said.checkpoint),
+        "checkpoint": _checkpoint(said.checkpoint, tier),
         "messages": said.messages,
         "ahead": said.ahead,
         "before": _number(said.before, number),
@@ -64,30 +68,31 @@ def _number(said: Said | None, number: dict[int, int]) -> int | None:
     return None if said is None else number[id(said)]
 
 
-def _checkpoint(made: Checkpoint) -> Plain:
-    states = made.layers
+def _checkpoint(made: Checkpoint, tier: Tier | None) -> Plain:
+    states, mark = made.layers, made.tier
     whole = bool(states) and all(
         each.copy is None and each.mark is not None and each.mark.rows is None for each in states
     )
-    kind = "cache" if whole else "tier" if made.tier is not None and made.tier.plain else ""
+    read = mark is not None and mark.plain and mark.fits(tier)
+    kind = "cache" if whole else "tier" if read else ""
     return {
         "seen": made.seen,
         "pending": made.pending,
         "noted": list(made.noted),
         "rehearsed": made.rehearsed,
         "kind": kind,
-        "read": 0 if made.tier is None else made.tier.seen,
+        "read": 0 if mark is None else mark.seen,
     }
 
 
-def _path(path: Path, number: dict[int, int]) -> Plain:
+def _path(path: Path, number: dict[int, int], tier: Tier | None) -> Plain:
     return {
         "messages": path.messages,
         "said": [number[id(each)] for each in path.said],
         "read": path.read,
         "sealed": path.sealed,
         "token_ids": path.token_ids,
-        "end": None if path.end is None else _checkpoint(path.end) | {"kind": ""},
+        "end": None if path.end is None else _checkpoint(path.end, tier) | {"kind": ""},
         "ahead": path.ahead,
         "before": _number(path.before, number),
     }

@@ -133,7 +133,7 @@ def save(
         tensors |= own.tensors
     tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
     tensors["ahead"] = torch.tensor(held.ahead, dtype=torch.int32)
-    tensors["ways"] = _text(recorded(held.ways))
+    tensors["ways"] = _text(recorded(held.ways, held.tier))
     tensors["documents"] = _text([asdict(each) for each in held.documents])
     return write_tensors(path, plain, tensors, progress, most)
 
@@ -238,7 +238,7 @@ class Snapshot:
         cache = self._cache(model, len(token_ids))
         noted = [str(each) for each in plain["noted"]]
         tier = None
-        if "tier" in plain and settings.recall != "off":
+        if "tier" in plain and (settings.recall != "off" or not cache.entries_mean):
             tier, said = self._tier(model, settings, len(token_ids))
             noted += said
         return Held(

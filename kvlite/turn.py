@@ -1,7 +1,7 @@
 """One turn: tokens read, an answer drawn, and its ledger."""
 
 from collections.abc import Callable, Collection, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Event
 from time import perf_counter
 
@@ -29,7 +29,7 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.memory.room import capped_bytes
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.desk import ON_DEVICE
-from kvlite.methods.rules import can_recall, layer_rules, loses
+from kvlite.methods.rules import Rule, can_recall, layer_rules, loses
 from kvlite.model.load import LoadedModel
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier, host_desk
@@ -52,6 +52,21 @@ DRAWING = (
 
 # Multiplications, below which a turn takes less time than its plan.
 PLANNED_FROM = 10**9
+
+
+@dataclass(frozen=True)
+class AsRead:
+    """A turn before it was answered.
+
+    Attributes:
+        logits, rules, notes: as of `Turn`.
+        rungs: of the ladder that were taken.
+    """
+
+    logits: torch.Tensor
+    rules: list[Rule]
+    notes: tuple[str, ...]
+    rungs: int
 
 
 class Turn:
@@ -99,6 +114,7 @@ class Turn:
         self.answers = answers
         self.told = told
         self.pending: list[int] = []
+        self.as_read: AsRead | None = None
         self.step: Step | None = None
         self.ladder = ladder
         self.say: Notify = _nothing
@@ -238,6 +254,8 @@ class Turn:
                 self.logits = self._safely(lambda: self._prefilled(progress, cancel))
             except RecallError as error:  # the disk filled up in the meantime
                 failed = str(error)
+            if failed and self.cache.seen and not self.cache.entries_mean:
+                raise RecallError(failed)  # nothing but the tier has what was read
             if failed:
                 self._decide(None, [failed])
                 say(failed)
@@ -248,7 +266,6 @@ class Turn:
         if spills() and (said := spill_note(card_use(self.model.device))):
             self.gave_up(said)
         self.context += self.ids
-        self._read = self.logits, [*self.rules], len(self.ladder.taken)
 
     def _prefilled(self, progress: Progress | None, cancel: Event | None) -> torch.Tensor:
         device, known = self.model.device, len(self.context) - len(self.again)
@@ -270,6 +287,8 @@ class Turn:
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
         """Draw tokens until the model ends, a stop string, the length limit, or `cancel`; or memory
         runs out, and nothing is left to give up: then the last piece has no token."""
+        rungs = len(self.ladder.taken)
+        self.as_read = AsRead(self.logits, [*self.rules], self.notes, rungs)
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
@@ -297,12 +316,14 @@ class Turn:
         """Whether another answer can be drawn from what was read: nothing was given up since, and
         settings differ from this turn's in how tokens are drawn at most."""
         drawn = {name: getattr(settings, name) for name in DRAWING}
-        return len(self.ladder.taken) == self._read[2] and self.settings.replace(drawn) == settings
+        whole = self.as_read is not None and len(self.ladder.taken) == self.as_read.rungs
+        return whole and self.settings.replace(drawn) == settings
 
     def begin_again(self, settings: Settings) -> None:
         """Forget an answer, once cache and context stand as before it."""
-        self.logits, rules, _ = self._read
-        self.rules, self.settings = [*rules], settings
+        assert self.as_read is not None
+        self.logits, self.rules = self.as_read.logits, [*self.as_read.rules]
+        self.notes, self.settings = self.as_read.notes, settings
         if self.tier is not None:
             self.recall = Recall(self.tier, settings.recall_entries)
         self.pending, self.step = [], None

@@ -21,6 +21,7 @@ class Ways:
         before: where these begin, if there are any.
         here: where the conversation went back to, as long as nothing was read since.
         unanswered: the last message as it was read, for another answer to it.
+        former: index of the way that was left last.
     """
 
     def __init__(self, context: Context) -> None:
@@ -31,6 +32,7 @@ class Ways:
         self.before: Said | None = None
         self.here: Said | None = None
         self.unanswered: Checkpoint | None = None
+        self.former = 0
 
     def resume(self, walked: Walked) -> None:
         """Go on with others, which must not go on themselves."""
@@ -61,13 +63,22 @@ class Ways:
         made = self.context.hold(settings)
         return Said(made, len(self.path.messages), [*self.ahead], self.before)
 
-    def take(self, turn: Turn, audience: Audience) -> None:
-        """Read a turn: from then on nothing else can be answered before it."""
-        self.context.read(turn, audience)
+    def take(self, turn: Turn, audience: Audience, said: Said | None = None) -> None:
+        """Read a turn: from then on nothing else can be answered before it.
+
+        Args:
+            said: where it begins, if that can be gone back to.
+        """
+        try:
+            self.context.read(turn, audience)
+        except BaseException:
+            if said is not None and said is not self.here:
+                self.context.leave(said.checkpoint)
+            raise
         self._moved()
         self.ahead, self.before = [], None
 
-    def turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
+    def next_turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
         """A turn that reads tokens, for which room is made if it has to be and may.
 
         Raises:
@@ -75,7 +86,8 @@ class Ways:
         """
         grown = self.context.outgrows(len(ids), settings, answers=answers)
         if grown and settings.beyond_context == "compact":
-            self.context.compact()
+            self.context.require_readable(ids, settings, answers=answers)
+            ids = [*self.context.compact(), *ids]
             self.path.sealed = len(self.path.said)
             self._moved()
             self.before = None
@@ -119,6 +131,8 @@ class Ways:
         self.go_back(left, said, settings, Audience())
         self.paths[at] = self.paths.pop()
         self.at = at
+        if left.end is not None:
+            self.context.leave(left.end)
         return said
 
     def switch(self, branch: int, settings: Settings, audience: Audience) -> None:
@@ -142,17 +156,20 @@ class Ways:
         self._go(target, target.token_ids, end, ways, settings, audience)
         self.paths.pop()
         self.at, self.ahead, self.before = branch, target.ahead, target.before
+        self.context.leave(end)
 
     def _kept(self, settings: Settings) -> Path:
         """The current way, with how it ends."""
         path = self.path
+        if path.end is not None:
+            self.context.leave(path.end)
         path.token_ids, path.end = [*self.context.token_ids], self.context.hold(settings)
         path.ahead, path.before = self.ahead, self.before
         return path
 
     def _begin(self, path: Path) -> None:
         self.paths.append(path)
-        self.at = len(self.paths) - 1
+        self.former, self.at = self.at, len(self.paths) - 1
         self._moved()
 
     def _moved(self) -> None:
@@ -171,10 +188,15 @@ class Ways:
         audience: Audience,
     ) -> None:
         """Let things stand as when `ids` had been read, the beginning of a way; if that fails, as
-        at a message before."""
+        at a message before, or as they do."""
+        before = self.context.cache
         try:
             self.context.go_to(ids, end, ways, way.stops, settings, audience)
         except BaseException:
+            if self.context.cache is before:
+                self.paths.pop()
+                self.at = self.former
+                raise
             seen = len(self.context.token_ids)
             number = sum(said.checkpoint.seen < seen for said in way.open)
             self.paths[self.at] = way.cut(way.sealed + number)

@@ -58,7 +58,10 @@ class TierMark:
     @property
     def plain(self) -> bool:
         """Whether how much was read says all of it."""
-        return not any(layer.tensors or layer.judged is not None for layer in self.layers)
+        return all(
+            layer.read == self.seen and layer.judged is None and not layer.tensors
+            for layer in self.layers
+        )
 
     @property
     def nbytes(self) -> int:
@@ -69,17 +72,30 @@ class TierMark:
         """Whether a tier can return to it: it is the same one, and nothing was rounded anew."""
         if tier is None or self._tier() is not tier:
             return False
-        fronts = [layer.bank.front for layer in tier.layers]
-        return all(isinstance(each, Packed) and each.bits == self.bits for each in fronts if each)
+        pairs = zip(self.layers, tier.layers, strict=True)
+        return all(mark.window is not None or self._holds(mark, layer) for mark, layer in pairs)
+
+    def _holds(self, mark: _LayerMark, layer: TierLayer) -> bool:
+        """Whether a layer still has what it had, as it had it."""
+        front = layer.bank.front
+        if not mark.exact:
+            return front is None
+        packed = mark.read - mark.exact[0].shape[2]
+        if isinstance(front, Packed):
+            return front.bits == self.bits and front.count >= packed
+        return not packed
 
     def put_back(self, tier: Tier) -> None:
         """Let a tier that fits stand so again; what it read since is gone."""
         tier.forget_answer()
-        for layer, mark in zip(tier.layers, self.layers, strict=True):
+        pairs = list(zip(tier.layers, self.layers, strict=True))
+        cut = [_cut(layer, mark) if mark.exact else None for layer, mark in pairs]
+        # All that has to be allocated is.
+        for (layer, mark), made in zip(pairs, cut, strict=True):
             if mark.window is not None:
                 layer.cache, layer.disk = mark.window, mark.disk
-            elif mark.exact:
-                layer.cache, layer.disk = _cut(layer, mark), None
+            elif made is not None:
+                layer.cache, layer.disk = made, None
             layer.read = layer.bank.used = mark.read
             layer.judged, layer.judge, layer.fresh = mark.judged, mark.judge, []
             if layer.index is not None:

@@ -1,0 +1,170 @@
+"""Odd ways back in a conversation: settings that change, memory that ends, copies that add up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlite
+from kvlite.conversation import Conversation
+from kvlite.errors import OutOfMemory, SettingError
+from kvlite.settings import Settings
+from tests.conftest import Tiny, make_tiny
+from tests.faults import Faults
+from tests.test_branches import FIRST, OTHER, SECOND, THIRD, WORDS, entries, heard, opened, said
+from tests.test_compact import SMALL
+
+
+def alike(one: Conversation, two: Conversation) -> None:
+    """Both hold as many entries of as many tokens, and go on alike."""
+    assert one.cache.seen == len(one.token_ids) and one.messages == two.messages
+    assert [*map(len, entries(one))] == [*map(len, entries(two))]
+    assert one.cache.entries_mean == two.cache.entries_mean
+    assert said(one, WORDS[5]) == said(two, WORDS[5])
+
+
+@pytest.mark.parametrize("given", [{"recall": "off"}, {"recall_bits": "4"}])
+def test_a_checkpoint_that_could_not_be_kept_is_not_believed(
+    llama: Tiny, given: dict[str, Any]
+) -> None:
+    talk = opened(llama, budget="40", checkpoint_limit="0MB", **given)
+    said(talk, FIRST, SECOND)
+    list(talk.edit(2, OTHER))
+    list(talk.edit(2, WORDS[0]))
+    assert talk.cache.entries_mean >= 40 and not talk.checkpoint_bytes
+
+
+def test_a_copy_of_one_branch_and_marks_of_another(llama: Tiny) -> None:
+    short, long, longer = (" ".join(str(3 + i) for i in range(n)) for n in (20, 40, 90))
+    given = {"budget": "110", "recall": "off"}
+    talk, fresh = opened(llama, **given), opened(llama, **given)
+    said(talk, short, long, longer)
+    list(talk.edit(2, WORDS[0]))
+    talk.switch(0)
+    list(talk.edit(3, WORDS[0]))
+    talk.switch(1)
+    said(fresh, short, WORDS[0])
+    alike(talk, fresh)
+
+
+@pytest.mark.parametrize(
+    "given", [{"recall": "off", "budget": "1000"}, {"recall": "ram", "recall_limit": "1KB"}]
+)
+def test_without_the_tier_all_of_it_is_in_the_cache(llama: Tiny, given: dict[str, str]) -> None:
+    """After going back only the tier has what was read, but for the last answer."""
+    talk = opened(llama, budget="40")
+    said(talk, FIRST, SECOND)
+    talk.undo()
+    before = [*talk.token_ids, *talk.context.pending]
+    heard(talk.stream(OTHER, **given))
+    assert talk.token_ids[: len(before)] == before and talk.cache.seen == len(talk.token_ids)
+    if given["recall"] == "off":
+        assert talk.cache.entries_mean == talk.cache.seen
+        first = entries(talk)[0][0][0]
+        assert first.tolist() == [*range(talk.cache.seen)]
+    assert talk.cache.entries_mean >= 40
+
+
+def test_compacted_after_going_back() -> None:
+    tiny = make_tiny("llama", **SMALL)
+    talk = opened(tiny, budget="40", beyond_context="compact")
+    said(talk, FIRST, FIRST, SECOND)
+    talk.undo()
+    heard(talk.stream(" ".join(["5"] * 60)))
+    assert talk.cache.seen == len(talk.token_ids) < 256
+    assert talk.token_ids.count(5) >= 60
+
+
+def test_opened_without_recall_after_going_back(llama: Tiny, tmp_path: Path) -> None:
+    talk = opened(llama, budget="40")
+    said(talk, FIRST, SECOND)
+    talk.undo()
+    talk.save(tmp_path / "talk.kv")
+    again = kvlite.Runner(llama.model, Settings()).open(tmp_path / "talk.kv", recall="off")
+    for each in (talk, again):
+        heard(each.stream(OTHER, recall="off"))
+    alike(again, talk)
+
+
+def test_bits_of_the_tier_that_change(llama: Tiny, tmp_path: Path) -> None:
+    talk, fresh = (opened(llama, budget="40", recall_bits=bits) for bits in ("4", "16"))
+    for text in (FIRST, SECOND):
+        heard(talk.stream(text, recall_bits="16"))
+    heard(talk.stream(THIRD))
+    talk.save(tmp_path / "talk.kv")
+    again = kvlite.Runner(llama.model, Settings()).open(tmp_path / "talk.kv")
+    said(fresh, FIRST)
+    expected = said(fresh, OTHER)[0]
+    for each in (again, talk):
+        assert heard(each.edit(2, OTHER, recall_bits="16")) == expected
+
+
+def test_bits_of_the_tier_that_are_given_up(llama: Tiny) -> None:
+    talk = opened(llama, budget="40")
+    for text, bits in ((FIRST, "4"), (SECOND, "4"), (THIRD, "16")):
+        heard(talk.stream(text, recall_bits=bits))
+    told: list[str] = []
+    assert len(heard(talk.edit(2, OTHER, recall_bits="4", notify=told.append))) == 5
+    assert told and talk.cache.seen == len(talk.token_ids)
+
+
+def test_layers_that_read_less_go_back_after_saving(llama: Tiny, tmp_path: Path) -> None:
+    given = {"method": "pyramidinfer", "budget": "60"}
+    talk, fresh = opened(llama, **given), opened(llama, **given)
+    said(talk, FIRST, SECOND, THIRD)
+    talk.save(tmp_path / "talk.kv")
+    again = kvlite.Runner(llama.model, Settings()).open(tmp_path / "talk.kv")
+    said(fresh, FIRST, OTHER)
+    list(again.edit(2, OTHER))
+    assert again.cache.entries_mean == fresh.cache.entries_mean
+
+
+@pytest.mark.parametrize("given", [{"recall": "off"}, {}, {"recall_bits": "4"}])
+def test_memory_that_ends_while_going_back(llama: Tiny, given: dict[str, str]) -> None:
+    """Wherever it does: what is said next is answered as if nothing had happened."""
+    for at in range(0, 400, 23):
+        talk, fresh = (opened(llama, budget="40", never_lossy=True, **given) for _ in range(2))
+        said(talk, FIRST, SECOND, THIRD)
+        list(talk.edit(3, OTHER))
+        try:
+            with Faults(range(at, at + 3)):
+                talk.switch(0)
+        except OutOfMemory:
+            pass
+        assert talk.cache.seen == len(talk.token_ids)
+        texts = [message["content"] for message in talk.messages if message["role"] == "user"]
+        said(fresh, *texts)
+        assert talk.messages == fresh.messages
+        assert said(talk, WORDS[5]) == said(fresh, WORDS[5])
+
+
+def test_copies_do_not_add_up(llama: Tiny) -> None:
+    talk = opened(llama, budget="40", recall="off")
+    said(talk, FIRST)
+    sizes = set()
+    for _ in range(4):
+        said(talk, SECOND)
+        talk.undo()
+        sizes.add((talk.checkpoint_bytes, len(talk.context.checkpoints)))
+    assert len(sizes) == 1
+    list(talk.edit(1, FIRST))
+    sizes = set()
+    for turn in range(6):
+        talk.switch(turn % 2)
+        sizes.add((talk.checkpoint_bytes, len(talk.context.checkpoints)))
+    assert len(sizes) <= 2
+
+
+def test_what_is_refused_makes_no_room() -> None:
+    tiny = make_tiny("llama", **SMALL)
+    talk = opened(tiny, budget="40", beyond_context="compact")
+    said(talk, FIRST, FIRST)
+    seen = talk.cache.seen
+    with pytest.raises(SettingError, match="not in this model's vocabulary"):
+        talk.generate([5000] * 100)
+    assert talk.cache.seen == seen and talk.undo() == FIRST
+
+
+def test_nothing_to_say(llama: Tiny) -> None:
+    with pytest.raises(SettingError, match="there is nothing to answer"):
+        said(opened(llama), "")
