@@ -25,7 +25,7 @@ from kvlite.ledger import FinishReason, Ledger, Piece
 from kvlite.memory.card import card_use, spill_note, spills
 from kvlite.memory.hollow import hollow
 from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, Ladder, T
-from kvlite.memory.meter import PeakMeter
+from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.room import capped_bytes
 from kvlite.methods.amount import method_and_amount
 from kvlite.methods.desk import ON_DEVICE
@@ -59,7 +59,8 @@ class AsRead:
     """A turn before it was answered.
 
     Attributes:
-        logits, rules, notes: as of `Turn`.
+        logits: in host memory.
+        rules, notes: as of `Turn`.
         rungs: of the ladder that were taken.
     """
 
@@ -136,12 +137,12 @@ class Turn:
         self.loses = loses(self.method, self.budget, seen, self.longest, bits)
         self._decide(*self._tier_in_effect(tier, seen))
         self.desk = host_desk(settings.scores, model.device)
-        aside = [] if tier is None else tier.tensors
+        beside = [] if tier is None else tier.tensors
         meter = PeakMeter(
             settings.measure,
             model.device,
             [*model.tensors(), *cache.tensors, *(() if tier is None else tier.index_tensors)],
-            aside,
+            beside,
             capped_bytes(settings.vram),
         )
         if meter.capped is not None:
@@ -288,7 +289,9 @@ class Turn:
         """Draw tokens until the model ends, a stop string, the length limit, or `cancel`; or memory
         runs out, and nothing is left to give up: then the last piece has no token."""
         rungs = len(self.ladder.taken)
-        self.as_read = AsRead(self.logits, [*self.rules], self.notes, rungs)
+        with aside():
+            logits = self.logits.to("cpu", copy=True)
+        self.as_read = AsRead(logits, [*self.rules], self.notes, rungs)
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
@@ -322,7 +325,8 @@ class Turn:
     def begin_again(self, settings: Settings) -> None:
         """Forget an answer, once cache and context stand as before it."""
         assert self.as_read is not None
-        self.logits, self.rules = self.as_read.logits, [*self.as_read.rules]
+        self.logits = self.as_read.logits.to(self.model.device, copy=True)
+        self.rules = [*self.as_read.rules]
         self.notes, self.settings = self.as_read.notes, settings
         if self.tier is not None:
             self.recall = Recall(self.tier, settings.recall_entries)

@@ -121,7 +121,7 @@ def test_a_loaded_model_is_not_changed_by_settings(
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"heat": 1}, "unknown setting 'heat': there is budget, "),
+        ({"heat": 1}, "unknown setting 'heat': there is beyond_context, budget, "),
         ({"temperature": -1}, "--temperature -1 is out of range"),
         ({"method": "snapkw"}, "unknown method 'snapkw'"),
         ({"budget": "lots"}, "--budget 'lots' is not a budget"),

@@ -270,7 +270,7 @@ def test_a_grid_gives_what_each_gets_alone(llama: Tiny) -> None:
         alone = conversation(llama, method=spec, budget=40)
         alone.read(prompt(90))
         together = conversation(llama)
-        together.cache = branch.cache
+        together.context.cache = branch.cache
         assert branch.choice.method.spec == spec
         assert held(together) == held(alone)
         assert branch.cache.rehearsed == alone.cache.rehearsed

@@ -352,8 +352,8 @@ def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int)
     for times in range(15):
         talk.ladder.taken = [CHUNK] * times
         talk.read([5])
-        assert talk._turn is not None
-        assert talk._turn.chunk == sizes[min(times, len(sizes) - 1)]
+        assert talk.context.turn is not None
+        assert talk.context.turn.chunk == sizes[min(times, len(sizes) - 1)]
 
 
 def test_hidden_states_may_wait_in_host_memory(model: LoadedModel) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -191,7 +192,8 @@ def _tried(terminal: "ChatTerminal", work: Callable[[], None]) -> None:
 
 def _greeting(session: "Session") -> str:
     model, most = session.runner.model, session.runner.shape.max_context
-    what = f"{session.given.model}, {model.weights.name} on {model.device}"
+    name = Path(session.given.model).name
+    what = f"{name}, {model.weights.name} on {model.device}"
     return f"kvlite {__version__} · {what} · {most:,} tokens of context"
 
 
