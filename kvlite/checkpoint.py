@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import psutil
 import torch
 
 from kvlite.cache import KVCache, LayerCache
@@ -16,12 +17,17 @@ from kvlite.cache.copying import copied
 from kvlite.cache.front import bytes_held
 from kvlite.cache.layer import Mark
 from kvlite.engine.prefill import empty_cache
+from kvlite.errors import SettingError
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 from kvlite.offload.marks import TierMark
+from kvlite.settings import Settings
+from kvlite.sizes import parse_bytes
 
 HOST = torch.device("cpu")
+# Of the host memory that is free, if nobody says how much.
+SHARE = 0.25
 
 
 @dataclass
@@ -115,6 +121,22 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     copies = {id(layer): layer for each in checkpoints for layer in each.copies}
     marks = sum(each.tier.nbytes for each in checkpoints if each.tier is not None)
     return bytes_held(tensor for layer in copies.values() for tensor in layer.tensors) + marks
+
+
+def checkpoint_limit(settings: Settings) -> int:
+    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
+    is free.
+
+    Raises:
+        SettingError: it is no size.
+    """
+    text = settings.checkpoint_limit
+    if text == "auto":
+        return int(SHARE * psutil.virtual_memory().available)
+    limit = parse_bytes(text)
+    if limit is None:
+        raise SettingError(f"--checkpoint-limit {text!r} is not a size: give 2GiB, 500MB or auto")
+    return limit
 
 
 @torch.inference_mode()

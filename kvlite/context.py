@@ -1,25 +1,23 @@
 """What a conversation has read, as tokens: its cache, the tier beside it, and the way back."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from weakref import ref
 
-import psutil
-
+from kvlite.audience import NOBODY, Audience
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.checkpoint import (
     Checkpoint,
     bytes_of,
     checkpoint,
+    checkpoint_limit,
     copy_out,
     everything,
     restored,
 )
 from kvlite.engine.compact import compacted
 from kvlite.engine.prefill import empty_cache
-from kvlite.engine.reading import Progress
 from kvlite.errors import OutOfMemory, SettingError
 from kvlite.held import Held
 from kvlite.ledger import Piece
@@ -30,28 +28,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 from kvlite.offload.room import ram_limit
 from kvlite.settings import Settings
-from kvlite.sizes import parse_bytes
-from kvlite.turn import Notify, Turn
-
-SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class Audience:
-    """Who follows a reading.
-
-    Attributes:
-        progress: as of `engine.prefill.prefill`.
-        notify: told in a sentence what the user should know.
-        cancel: set to end it.
-    """
-
-    progress: Progress | None = None
-    notify: Notify | None = None
-    cancel: Event | None = None
-
-
-NOBODY = Audience()
+from kvlite.turn import Turn
 
 
 class Context:
@@ -378,22 +355,6 @@ class Context:
         ):
             return None  # some of it is gone
         return Tier.empty(self.model.shape, self.model.dtype, bits)
-
-
-def checkpoint_limit(settings: Settings) -> int:
-    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
-    is free.
-
-    Raises:
-        SettingError: it is no size.
-    """
-    text = settings.checkpoint_limit
-    if text == "auto":
-        return int(SHARE * psutil.virtual_memory().available)
-    limit = parse_bytes(text)
-    if limit is None:
-        raise SettingError(f"--checkpoint-limit {text!r} is not a size: give 2GiB, 500MB or auto")
-    return limit
 
 
 def _set_aside(settings: Settings) -> bool:

@@ -6,9 +6,11 @@ from threading import Event
 from typing import Any
 
 from kvlite import snapshot
+from kvlite.audience import NOBODY, Audience, Notify
 from kvlite.branches import Branch, Message, Path, Said, Walked
 from kvlite.cache import KVCache, parse_kv_bits
-from kvlite.context import NOBODY, Audience, Context, checkpoint_limit
+from kvlite.checkpoint import checkpoint_limit
+from kvlite.context import Context
 from kvlite.documents import Document
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
@@ -22,7 +24,7 @@ from kvlite.offload.room import ram_limit
 from kvlite.prompts import certain, goes_on, said_tokens, text_tokens, token_list
 from kvlite.settings import Settings
 from kvlite.tensorfile import Progress as Saving
-from kvlite.turn import Notify, Turn
+from kvlite.turn import Turn
 from kvlite.ways import Ways
 
 

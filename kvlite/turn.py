@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 
 from kvlite.account import Account, recalled
+from kvlite.audience import Notify
 from kvlite.cache import KVBits, KVCache, parse_kv_bits
 from kvlite.cache.bits import written
 from kvlite.cache.front import bytes_held
@@ -36,8 +37,6 @@ from kvlite.offload import Recall, Tier, host_desk
 from kvlite.offload.compiling import begin_compiling
 from kvlite.offload.room import place, tier_bytes
 from kvlite.settings import Settings
-
-Notify = Callable[[str], None]
 
 # How tokens are drawn from logits, and when that ends.
 DRAWING = (

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from kvlite.audience import Audience
 from kvlite.branches import Branch, Path, Said, Walked
 from kvlite.checkpoint import Checkpoint
-from kvlite.context import Audience, Context
+from kvlite.context import Context
 from kvlite.errors import SettingError
 from kvlite.settings import Settings
 from kvlite.turn import Turn

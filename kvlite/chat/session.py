@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
+from kvlite.audience import Notify
 from kvlite.chat.terminal import Begin
 from kvlite.conversation import Conversation
 from kvlite.documents import Document
@@ -14,7 +15,6 @@ from kvlite.ledger import Ledger, Piece
 from kvlite.prompts import all_of, question_about, tokens_of
 from kvlite.runner import Runner
 from kvlite.settings import Settings
-from kvlite.turn import Notify
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 
 from rich.console import RenderableType
 
+from kvlite.audience import Notify
 from kvlite.engine.reading import Progress
 from kvlite.ledger import Ledger, Piece
-from kvlite.turn import Notify
 
 T = TypeVar("T")
 

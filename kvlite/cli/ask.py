@@ -9,7 +9,7 @@ import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import from_library, named_file, open_file
+from kvlite.cli.opening import FromLibrary, from_library, named_file, open_file
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading
 from kvlite.errors import KvliteError, SettingError, Stopped
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from kvlite.audience import Notify
     from kvlite.conversation import Conversation
     from kvlite.engine.reading import Progress
     from kvlite.ledger import FinishReason, Piece
-    from kvlite.turn import Notify
 
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -41,10 +41,7 @@ def ask(
     question: Annotated[
         str, typer.Argument(help="what to ask; without it, questions are asked one after another")
     ] = "",
-    library: Annotated[
-        bool,
-        typer.Option("--library/--no-library", help="open what `kvlite read` has read already"),
-    ] = True,
+    library: FromLibrary = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object an answer instead of text")
     ] = False,

@@ -12,7 +12,7 @@ import typer
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import from_library, named_file, open_file
+from kvlite.cli.opening import FromLibrary, from_library, named_file, open_file
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.errors import KvliteError, SettingError, Stopped
@@ -41,10 +41,7 @@ def chat(
             help="txt, md, html, pdf or docx files to talk about; or a .kv file, to go on with it",
         ),
     ] = None,
-    library: Annotated[
-        bool,
-        typer.Option("--library/--no-library", help="open what `kvlite read` has read already"),
-    ] = True,
+    library: FromLibrary = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object an answer instead of text")
     ] = False,

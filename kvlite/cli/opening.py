@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from kvlite.cli.screen import reading_bar
 from kvlite.errors import SettingError, SnapshotError
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from kvlite.snapshot import Snapshot
 
 SUFFIX = ".kv"
+
+FromLibrary = Annotated[
+    bool, typer.Option("--library/--no-library", help="open what `kvlite read` has read already")
+]
+"""A command's flag."""
 
 
 def named_file(files: Sequence[str]) -> Path | None:
