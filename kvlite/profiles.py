@@ -10,6 +10,7 @@ from typing import Any
 
 from kvlite.environment import PROFILE
 from kvlite.errors import SettingError
+from kvlite.replacing import replaced
 from kvlite.settings import checked, require_known
 
 # Taken where none is named, if there is one; and the name that stands for no profile.
@@ -131,18 +132,14 @@ class Profiles:
         """
         path = self.path(name)
         text = _written(values)
-        part = path.with_name(f"{name}.{os.getpid()}.part")
         try:
             if path.exists() and not force:
                 raise SettingError(
                     f"profile {name!r} is there already ({path}): give --force to overwrite it"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                _write(part, text)
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+            with replaced(path) as file:
+                file.write(text)
         except OSError as error:
             raise SettingError(
                 f"{path} cannot be written ({error.strerror}): KVLITE_CONFIG names another folder"
@@ -220,11 +217,3 @@ def _encodes(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A file that is on the disk when this returns."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -19,9 +19,36 @@ _PART = re.compile(r"\..*\.(\d+)-[0-9a-f]{8}\.part", re.DOTALL)
 
 
 @contextmanager
-def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
+def replaced(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file to write, which takes the place of `path` when the block ends without an error; until
     then it has another name in the same folder. What killed programs left there is removed.
+
+    Args:
+        private: whether nobody else may read it.
+
+    Raises:
+        OSError: it cannot be written; what was there still is.
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        sweep(target.parent)
+        with part.open("xb") as file:
+            if private:
+                os.chmod(part, 0o600)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+        _flush_folder(target.parent)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
+    """As `replaced`, of what was said, which is nobody else's.
 
     Args:
         size: bytes it will have.
@@ -30,28 +57,19 @@ def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
         SnapshotError: there is no room, or it cannot be written; what was there still is.
     """
     target = Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         if target.is_dir():
             raise SnapshotError(f"{path} is a folder: name a file")
-        sweep(target.parent)
+        sweep(target.parent)  # which may make room
         _require_room(target, size)
-        with part.open("xb") as file:
-            os.chmod(part, 0o600)  # what was said is nobody else's
+        with replaced(target, private=True) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-        _flush_folder(target.parent)
     except OSError as error:
         why = error.strerror or str(error)
         raise SnapshotError(
             f"{path} cannot be written ({why}); what was there still is: check the folder and its "
             "permissions, or name another"
         ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def sweep(folder: Path) -> None:

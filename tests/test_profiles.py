@@ -189,7 +189,7 @@ Profiles(pathlib.Path(sys.argv[1])).save("mine", values, force=True)
     [
         "os.fsync = lambda file: os._exit(9)",
         "os.fsync = lambda file: (os.truncate(file, 50_000), os._exit(9))",
-        "pathlib.Path.replace = lambda *_: os._exit(9)",
+        "os.replace = lambda *_: os._exit(9)",
     ],
 )
 def test_a_kill_in_the_middle_leaves_the_one_before(profiles: Profiles, broken: str) -> None:

@@ -1,12 +1,12 @@
 """Conversations in files: Markdown to be read by people, snapshots to go on from."""
 
-import os
 from pathlib import Path
 
 from kvlite import library
 from kvlite.chat.session import Session
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
+from kvlite.replacing import replaced
 from kvlite.snapshot import SUFFIX
 
 _MARKDOWN = (".md", ".markdown")
@@ -36,7 +36,8 @@ def save(session: Session, name: str, progress: Progress) -> tuple[str, list[str
         added = library.add(session.talk, name, progress)
         return f"{added.name}, in the library", added.removed
     try:
-        _replace(path, markdown(session))
+        with replaced(path) as file:
+            file.write(markdown(session).encode())
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror}") from error
     return str(path), []
@@ -69,13 +70,3 @@ def markdown(session: Session) -> str:
         else:
             parts += ["## Model", each["content"].strip()]
     return "\n\n".join(parts) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Any
 from kvlite.errors import ModelError
 from kvlite.folders import data_folder
 from kvlite.model.fingerprint import fingerprint
+from kvlite.replacing import replaced
 
 FORMAT = 1
 
@@ -88,9 +89,8 @@ class Calibration:
     def save(self, path: Path) -> None:
         """Write it whole or not at all, readable."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        with replaced(path) as file:
+            file.write((json.dumps(self.to_json(), indent=1) + "\n").encode())
 
 
 def _tuples(value: Any) -> Any:
