@@ -17,13 +17,11 @@ from kvlite.cache.copying import copied
 from kvlite.cache.front import bytes_held
 from kvlite.cache.layer import Mark
 from kvlite.engine.prefill import empty_cache
-from kvlite.errors import SettingError
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 from kvlite.offload.marks import TierMark
-from kvlite.settings import Settings
-from kvlite.sizes import parse_bytes
+from kvlite.sizes import size_or_auto
 
 HOST = torch.device("cpu")
 # Of the host memory that is free, if nobody says how much.
@@ -80,7 +78,7 @@ class Checkpoint:
         """Keep nothing of it."""
         self.layers, self.tier, self.lost = [], None, True
 
-    def find(self, same: "Checkpoint") -> None:
+    def take_over(self, same: "Checkpoint") -> None:
         """Hold what another of the same moment does, which must not be used any more."""
         self.layers, self.tier, self.lost = same.layers, same.tier, False
 
@@ -123,20 +121,15 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     return bytes_held(tensor for layer in copies.values() for tensor in layer.tensors) + marks
 
 
-def checkpoint_limit(settings: Settings) -> int:
+def checkpoint_limit(text: str) -> int:
     """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
     is free.
 
     Raises:
         SettingError: it is no size.
     """
-    text = settings.checkpoint_limit
-    if text == "auto":
-        return int(SHARE * psutil.virtual_memory().available)
-    limit = parse_bytes(text)
-    if limit is None:
-        raise SettingError(f"--checkpoint-limit {text!r} is not a size: give 2GiB, 500MB or auto")
-    return limit
+    limit = size_or_auto("--checkpoint-limit", text, "2GiB, 500MB")
+    return int(SHARE * psutil.virtual_memory().available) if limit is None else limit
 
 
 @torch.inference_mode()

@@ -170,7 +170,7 @@ class Context:
             self._copy_out()
             self._keep_within(turn.settings)
         self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
-        turn.read(audience.progress, audience.notify, audience.cancel)
+        turn.read(audience)
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.noted, *turn.notes]))
         self.noted = () if turn.answers else turn.notes
@@ -244,7 +244,7 @@ class Context:
             self._stand(known, ids)
             raise
         self.turn, self._left, self.noted = None, [*end.pending], end.noted
-        end.find(self._standing(self.tier))
+        end.take_over(self._standing(self.tier))
         self._held(end, settings)
 
     def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
@@ -315,7 +315,7 @@ class Context:
 
     def _keep_within(self, settings: Settings) -> None:
         """Let go of the oldest checkpoints that hold anything, while all take too much."""
-        limit = checkpoint_limit(settings)
+        limit = checkpoint_limit(settings.checkpoint_limit)
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
             self.leave(holding)

@@ -45,7 +45,7 @@ class Conversation:
         """
         parse_kv_bits(settings.kv_bits)
         ram_limit(settings.recall_limit, 0)
-        checkpoint_limit(settings)
+        checkpoint_limit(settings.checkpoint_limit)
         method, _ = method_and_amount(settings.method, settings.budget)
         method.fitted(model.shape, model.calibration)
         self.model = model

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvlite.cache import parse_kv_bits
+from kvlite.checkpoint import checkpoint_limit
 from kvlite.errors import SettingError
 from kvlite.memory.room import capped_bytes
 from kvlite.methods import parse_method
@@ -50,6 +51,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "budget": parse_amount,
     "kv_bits": parse_kv_bits,
     "recall_limit": lambda text: ram_limit(text, 0),
+    "checkpoint_limit": checkpoint_limit,
     "vram": capped_bytes,
     "device": _device,
 }

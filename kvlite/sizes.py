@@ -2,6 +2,8 @@
 
 import re
 
+from kvlite.errors import SettingError
+
 UNITS = {"B": 1, "BYTES": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -12,6 +14,24 @@ def parse_bytes(text: str) -> int | None:
     if match is None or match[2].upper() not in UNITS:
         return None
     return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def size_or_auto(flag: str, text: str, examples: str, least: int = 0) -> int | None:
+    """The bytes that a setting gives, None for auto.
+
+    Args:
+        flag: what users call it.
+        examples: of sizes, for the error.
+
+    Raises:
+        SettingError: it is no size, or less than `least`.
+    """
+    if text == "auto":
+        return None
+    size = parse_bytes(text)
+    if size is None or size < least:
+        raise SettingError(f"{flag} {text!r} is not a size: give {examples} or auto")
+    return size
 
 
 def readable(count: float) -> str:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from kvlite.errors import SettingError
 from kvlite.memory.card import spills
 from kvlite.memory.free import free_bytes
-from kvlite.sizes import parse_bytes, readable
+from kvlite.sizes import readable, size_or_auto
 
 # What torch's allocator does not hand out: the driver's context, kernels, cuBLAS' workspaces.
 CONTEXT = 600 << 20
@@ -82,12 +81,7 @@ def capped_bytes(vram: str) -> int | None:
     Raises:
         SettingError: it is no size, or none at all.
     """
-    if vram == "auto":
-        return None
-    size = parse_bytes(vram)
-    if not size:
-        raise SettingError(f"--vram {vram!r} is not a size: give 24GiB, 800MB or auto")
-    return size
+    return size_or_auto("--vram", vram, "24GiB, 800MB", least=1)
 
 
 def room_of(device: torch.device, vram: str) -> Room:

@@ -3,14 +3,14 @@
 import psutil
 
 from kvlite.cache import KVBits
-from kvlite.errors import RecallError, SettingError
+from kvlite.errors import RecallError
 from kvlite.folders import cache_folder
 from kvlite.model.shape import ModelShape
 from kvlite.offload.disk import Disk
 from kvlite.offload.index import index_entry_bytes
 from kvlite.offload.tier import SPARE, Tier
 from kvlite.settings import Settings
-from kvlite.sizes import parse_bytes, readable
+from kvlite.sizes import readable, size_or_auto
 
 SHARE = 0.5
 
@@ -92,9 +92,5 @@ def ram_limit(text: str, held: int) -> int:
     Raises:
         SettingError: it is no size.
     """
-    if text == "auto":
-        return int(SHARE * (psutil.virtual_memory().available + held))
-    limit = parse_bytes(text)
-    if limit is None:
-        raise SettingError(f"--recall-limit {text!r} is not a size: give 8GiB, 500MB or auto")
-    return limit
+    limit = size_or_auto("--recall-limit", text, "8GiB, 500MB")
+    return int(SHARE * (psutil.virtual_memory().available + held)) if limit is None else limit
