@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 
 from kvlite.account import Account, recalled
-from kvlite.audience import Notify
+from kvlite.audience import Audience, Notify
 from kvlite.cache import KVBits, KVCache, parse_kv_bits
 from kvlite.cache.bits import written
 from kvlite.cache.front import bytes_held
@@ -17,7 +17,6 @@ from kvlite.engine.forecast import Task, forecast
 from kvlite.engine.giving import LEAST, cache_offers
 from kvlite.engine.prefill import prefill
 from kvlite.engine.reading import CHUNK as USUAL
-from kvlite.engine.reading import Progress
 from kvlite.engine.relief import halved
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
@@ -233,17 +232,17 @@ class Turn:
             )
         return min(longest, limit - total)
 
-    def read(self, progress: Progress | None, notify: Notify | None, cancel: Event | None) -> None:
+    def read(self, audience: Audience) -> None:
         """Read all tokens, or none.
 
         Args:
-            notify: told the notes, before anything is read.
+            audience: told the notes, before anything is read.
 
         Raises:
-            Stopped: `cancel` was set.
+            Stopped: it was cancelled.
             OutOfMemory: nothing is left to give up.
         """
-        self.say = say = notify or _nothing
+        self.say = say = audience.notify or _nothing
         for note in self.notes:
             say(note)
         if self.tier is not None and self.settings.recall_entries:
@@ -251,7 +250,7 @@ class Turn:
         with self.account.work(self.model):
             failed = ""
             try:
-                self.logits = self._safely(lambda: self._prefilled(progress, cancel))
+                self.logits = self._safely(lambda: self._prefilled(audience))
             except RecallError as error:  # the disk filled up in the meantime
                 failed = str(error)
             if failed and self.cache.seen and not self.cache.entries_mean:
@@ -259,7 +258,7 @@ class Turn:
             if failed:
                 self._decide(None, [failed])
                 say(failed)
-                self.logits = self._safely(lambda: self._prefilled(progress, cancel))
+                self.logits = self._safely(lambda: self._prefilled(audience))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         self.account.was_read()
@@ -267,7 +266,7 @@ class Turn:
             self.gave_up(said)
         self.context += self.ids
 
-    def _prefilled(self, progress: Progress | None, cancel: Event | None) -> torch.Tensor:
+    def _prefilled(self, audience: Audience) -> torch.Tensor:
         device, known = self.model.device, len(self.context) - len(self.again)
         return prefill(
             self.model,
@@ -280,8 +279,8 @@ class Turn:
             ladder=self.ladder,
             reserve=self.longest,
             chunk=self.chunk,
-            progress=progress,
-            cancel=cancel,
+            progress=audience.progress,
+            cancel=audience.cancel,
         )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvlite.audience import Audience
+from kvlite.audience import NOBODY, Audience
 from kvlite.branches import Branch, Path, Said, Walked
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import Context
@@ -127,11 +127,11 @@ class Ways:
 
     def undo(self, settings: Settings) -> Said:
         """Forget the last message and its answer; where it began."""
-        said, at = self.path.said[-1], self.at
+        said = self.path.said[-1]
         left = self.leave(len(self.path.said) - 1, settings)
-        self.go_back(left, said, settings, Audience())
-        self.paths[at] = self.paths.pop()
-        self.at = at
+        self.go_back(left, said, settings, NOBODY)
+        self.at = self.former
+        self.paths[self.at] = self.paths.pop()
         if left.end is not None:
             self.context.leave(left.end)
         return said

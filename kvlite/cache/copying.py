@@ -18,12 +18,7 @@ def copied(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCach
     homes: dict[int, Tensor] = {}
     placed: dict[int, Any] = {}
     for layer in layers:
-        views = [
-            view
-            for bank in layer.banks
-            for view in (bank.own_keys, bank.own_values, bank.own_positions)
-        ]
-        for tensor in [*layer.tensors, *views]:
+        for tensor in [*layer.tensors, *layer.views]:
             if id(tensor) not in placed:
                 placed[id(tensor)] = _placed(tensor, homes, device)
     # All that is not a tensor is copied as it is; tensors are taken from where they were placed.

@@ -85,6 +85,15 @@ class LayerCache:
         ]
 
     @property
+    def views(self) -> list[Tensor]:
+        """What its banks see of the flat buffers."""
+        return [
+            view
+            for bank in self.banks
+            for view in (bank.own_keys, bank.own_values, bank.own_positions)
+        ]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of storage held, filled or not, what it shares with another layer included."""
         return bytes_held(self.tensors)

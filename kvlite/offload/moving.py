@@ -19,14 +19,9 @@ def move_storage(
         homes_for: gives for tensors of a storage each as many flat ones, as large in bytes. If it
             fails, the layer is as it was.
     """
-    views = [
-        view
-        for bank in layer.banks
-        for view in (bank.own_keys, bank.own_values, bank.own_positions)
-    ]
     held = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     homes = dict(zip(held, homes_for(list(held.values())), strict=True))
-    for tensor in [*views, *tensors]:
+    for tensor in [*layer.views, *tensors]:
         home = homes[tensor.untyped_storage().data_ptr()]
         offset, size, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
         tensor.set_(home.untyped_storage(), offset, size, stride)
