@@ -236,6 +236,7 @@ def test_commands_that_open_a_model_are_told_which(
         ("KVLITE_KV_BITS", "3", ("KVLITE_KV_BITS '3'", "8, 4, 2")),
         ("KVLITE_VRAM", "lots", ("KVLITE_VRAM 'lots'", "24GiB")),
         ("KVLITE_RECALL_LIMIT", "much", ("KVLITE_RECALL_LIMIT 'much'", "8GiB")),
+        ("KVLITE_CHECKPOINT_LIMIT", "much", ("KVLITE_CHECKPOINT_LIMIT 'much'", "2GiB")),
         ("KVLITE_DEVICE", "toaster", ("KVLITE_DEVICE: ", "'toaster'", "auto, cpu or cuda")),
         ("KVLITE_PROFILE", "fast", ("KVLITE_PROFILE 'fast'", "kvlite profile --help")),
         ("KVLITE_PROFILE", "a/b", ("KVLITE_PROFILE 'a/b'", "letters, digits")),
