@@ -20,7 +20,7 @@ from kvlite.engine.prefill import empty_cache
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
-from kvlite.offload.marks import TierMark
+from kvlite.offload.marks import TierMark, mark_bytes
 from kvlite.sizes import size_or_auto
 
 HOST = torch.device("cpu")
@@ -80,7 +80,7 @@ class Checkpoint:
 
     def take_over(self, same: "Checkpoint") -> None:
         """Hold what another of the same moment does, which must not be used any more."""
-        self.layers, self.tier, self.lost = same.layers, same.tier, False
+        self.layers, self.tier, self.lost = same.layers, same.tier, same.lost
 
 
 @torch.inference_mode()
@@ -88,24 +88,32 @@ def checkpoint(
     model: LoadedModel,
     cache: KVCache,
     tier: Tier | None,
+    most: int,
     pending: Sequence[int] = (),
     noted: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """How things stand.
+    """How things stand; lost from the beginning, and nothing copied, where that would take more
+    host memory than there may be.
 
     Args:
         tier: if it has begun, the cache is not looked at: the next turn reads from the tier.
+        most: bytes that it may take.
     """
     made = Checkpoint(cache.seen, [*pending], noted, cache.rehearsed)
     with aside():
         if tier is not None and tier.begun:
-            made.tier = TierMark(tier)
+            tier.forget_answer()
+            made.lost = mark_bytes(tier) > most
+            made.tier = None if made.lost else TierMark(tier)
             return made
         full = model.shape.full_layers
         stay = [
             index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
         ]
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
+        made.lost = _bytes_in(others) > most
+        if made.lost:
+            return made
         copies = iter(copied(others, HOST))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
@@ -118,7 +126,7 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     """Bytes of host memory that checkpoints take, what they share counted once."""
     copies = {id(layer): layer for each in checkpoints for layer in each.copies}
     marks = sum(each.tier.nbytes for each in checkpoints if each.tier is not None)
-    return bytes_held(tensor for layer in copies.values() for tensor in layer.tensors) + marks
+    return _bytes_in(copies.values()) + marks
 
 
 def checkpoint_limit(text: str) -> int:
@@ -133,18 +141,26 @@ def checkpoint_limit(text: str) -> int:
 
 
 @torch.inference_mode()
-def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache) -> None:
-    """Copy what checkpoints need of a cache that is about to lose some of it."""
-    copies: dict[int, LayerCache] = {}
-    for each in checkpoints:
-        for index, state in enumerate(each.layers):
-            layer = cache.layers[index]
-            if state.copy is not None or state.mark is None or not _whole(layer, state.mark.used):
-                continue
-            if index not in copies:
-                with aside():
-                    (copies[index],) = copied([layer], HOST)
-            state.copy = copies[index]
+def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> None:
+    """Copy what checkpoints need of a cache that is about to lose some of it; where that would take
+    more than `most` bytes of host memory, let go of them instead."""
+    lacking = [
+        (each, index, state)
+        for each in checkpoints
+        for index, state in enumerate(each.layers)
+        if state.copy is None
+        and state.mark is not None
+        and _whole(cache.layers[index], state.mark.used)
+    ]
+    layers = {index: cache.layers[index] for _, index, _ in lacking}
+    if _bytes_in(layers.values()) > most:
+        for each, _, _ in lacking:
+            each.let_go()
+        return
+    with aside():
+        copies = dict(zip(layers, copied([*layers.values()], HOST), strict=True))
+    for _, index, state in lacking:
+        state.copy = copies[index]
 
 
 @torch.inference_mode()
@@ -185,6 +201,11 @@ def everything(model: LoadedModel, cache: KVCache, tier: Tier) -> KVCache:
     """A cache with all that a tier has read, for a turn that will not look at it."""
     layers = [tier.restored(index, 0, model.device) for index in range(len(tier.layers))]
     return KVCache(layers, tier.seen, cache.rehearsed)
+
+
+def _bytes_in(layers: Iterable[LayerCache]) -> int:
+    """Bytes of layers, and of copies of them, what they share counted once."""
+    return bytes_held(tensor for layer in layers for tensor in layer.tensors)
 
 
 def _giver(

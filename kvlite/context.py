@@ -167,8 +167,7 @@ class Context:
         self._close()
         gives_back = turn.tier is not None and turn.tier.bits is None
         if turn.loses and not gives_back:
-            self._copy_out()
-            self._keep_within(turn.settings)
+            self._copy_out(turn.settings)
         self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
         turn.read(audience)
         self.turn = turn
@@ -186,27 +185,32 @@ class Context:
     def hold(self, settings: Settings) -> Checkpoint:
         """A checkpoint of how things stand, before anything else is read."""
         self._close()
-        return self._held(self._standing(self.tier), settings)
+        return self._held(self._standing(self.tier, settings), settings)
 
     def hold_answering(self, settings: Settings) -> Checkpoint:
         """A checkpoint of what was read, before it is answered."""
-        return self._held(self._standing(None), settings)
+        return self._held(self._standing(None, settings), settings)
 
-    def _standing(self, tier: Tier | None) -> Checkpoint:
-        """How things stand; lost from the beginning where there is no memory to keep it."""
+    def _standing(self, tier: Tier | None, settings: Settings) -> Checkpoint:
+        """How things stand; lost from the beginning where there is no memory to keep it, or it
+        would be let go of at once."""
         pending, noted = [*self.pending], self.noted
-        work = partial(checkpoint, self.model, self.cache, tier, pending, noted)
+        most = checkpoint_limit(settings.checkpoint_limit)
+        work = partial(checkpoint, self.model, self.cache, tier, most, pending, noted)
         try:
             return self.ladder.run(work, {})
         except OutOfMemory:
             return Checkpoint(self.cache.seen, pending, noted, self.cache.rehearsed, lost=True)
 
-    def _copy_out(self) -> None:
-        """Copy what checkpoints need, as far as there is memory for that."""
+    def _copy_out(self, settings: Settings) -> None:
+        """Copy what checkpoints need, as far as there is memory for that, and it may be taken."""
+        most = checkpoint_limit(settings.checkpoint_limit)
         try:
-            self.ladder.run(partial(copy_out, self.checkpoints, self.cache), {})
+            self.ladder.run(partial(copy_out, self.checkpoints, self.cache, most), {})
         except OutOfMemory:
             self._forget(0)
+        self._drop_lost()
+        self._keep_within(settings)
 
     def go_to(
         self,
@@ -244,7 +248,7 @@ class Context:
             self._stand(known, ids)
             raise
         self.turn, self._left, self.noted = None, [*end.pending], end.noted
-        end.take_over(self._standing(self.tier))
+        end.take_over(self._standing(self.tier, settings))
         self._held(end, settings)
 
     def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
@@ -305,7 +309,7 @@ class Context:
     def leave(self, made: Checkpoint) -> None:
         """Let go of a checkpoint."""
         made.let_go()
-        self.checkpoints = [each for each in self.checkpoints if not each.lost]
+        self._drop_lost()
 
     def _held(self, made: Checkpoint, settings: Settings) -> Checkpoint:
         if not made.lost:
@@ -325,6 +329,9 @@ class Context:
         for each in self.checkpoints:
             if each.seen > seen and not each.alone:
                 each.let_go()
+        self._drop_lost()
+
+    def _drop_lost(self) -> None:
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _close(self) -> None:

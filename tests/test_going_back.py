@@ -1,17 +1,34 @@
 """Odd ways back in a conversation: settings that change, memory that ends, copies that add up."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import kvlite
+from kvlite.cache import LayerCache
+from kvlite.cache.copying import copied
+from kvlite.checkpoint import Checkpoint, checkpoint_limit
 from kvlite.conversation import Conversation
 from kvlite.errors import OutOfMemory, SettingError
+from kvlite.offload.marks import TierMark, mark_bytes
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
-from tests.test_branches import FIRST, OTHER, SECOND, THIRD, WORDS, entries, heard, opened, said
+from tests.test_branches import (
+    FIRST,
+    GIVEN,
+    OTHER,
+    SECOND,
+    THIRD,
+    WORDS,
+    entries,
+    heard,
+    opened,
+    said,
+)
 from tests.test_compact import SMALL
 
 
@@ -168,3 +185,54 @@ def test_what_is_refused_makes_no_room() -> None:
 def test_nothing_to_say(llama: Tiny) -> None:
     with pytest.raises(SettingError, match="there is nothing to answer"):
         said(opened(llama), "")
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of what is copied for checkpoints, at a time."""
+    made: list[int] = []
+
+    def counted(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCache]:
+        held = {t.untyped_storage().data_ptr(): t for layer in layers for t in layer.tensors}
+        made.append(sum(each.untyped_storage().nbytes() for each in held.values()))
+        return copied(layers, device)
+
+    monkeypatch.setattr("kvlite.checkpoint.copied", counted)
+    return made
+
+
+@pytest.mark.parametrize("limit", ["auto", "60KB", "0MB"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["recall", "forget", "late, forgotten"])
+def test_nothing_is_copied_that_could_not_be_kept(
+    architecture: str, name: str, limit: str, copies: list[int]
+) -> None:
+    talk = opened(make_tiny(architecture), **GIVEN[name], checkpoint_limit=limit)
+    said(talk, FIRST, SECOND, THIRD)
+    most = checkpoint_limit(limit)
+    assert max(copies, default=0) <= most and talk.checkpoint_bytes <= most
+    assert sum(copies) > 0 or limit != "auto"
+
+
+def made_by(talk: Conversation) -> list[Checkpoint]:
+    """Checkpoints before its messages."""
+    return [each.checkpoint for each in talk.ways.path.said]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_what_a_mark_takes_is_known_before(architecture: str, bits: str) -> None:
+    tiny, given = make_tiny(architecture), {"budget": "40", "recall_bits": bits}
+    talk = opened(tiny, **given)
+    said(talk, FIRST, SECOND)
+    tier = talk.tier
+    assert tier is not None
+    tier.forget_answer()
+    taken = mark_bytes(tier)
+    assert taken == TierMark(tier).nbytes
+    assert (taken > 0) == (bits == "4" or architecture == "gemma3")
+    # Where it may not be taken, the message is gone back to by reading again.
+    talk = opened(tiny, checkpoint_limit="0MB", **given)
+    said(talk, FIRST, SECOND)
+    assert made_by(talk)[1].lost == (taken > 0)
+    assert talk.undo() == SECOND and not talk.checkpoint_bytes

@@ -101,6 +101,8 @@ def ask(
         found = from_library(runner, documents, screen) if library else None
         talk, known = found or runner.conversation(), found is not None
         talk.documents = tuple(documents)
+    # Nobody goes back here, so nothing is copied for that.
+    talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
         if question:
             reason = _answer(talk, _message(talk, question), screen, as_json)

@@ -198,6 +198,7 @@ def _piped(
     session: "Session", screen: "Console", documents: "list[Document]", *, as_json: bool
 ) -> None:
     """Answer every line of standard input."""
+    session.change(checkpoint_limit="0MB")  # no line goes back, so nothing is copied for that
     said = failed = False
     try:
         if documents:

@@ -103,13 +103,30 @@ class TierMark:
         tier.seen = self.seen
 
 
+def mark_bytes(tier: Tier) -> int:
+    """Bytes that a mark of how a tier stands would hold beside it: its `nbytes`, before it is
+    made."""
+    rounds = tier.bits is not None
+    windows = (layer.cache.tensors for layer in tier.layers if layer.window is not None)
+    exact = (_exact(layer, rounds) for layer in tier.layers)
+    return bytes_held(tensor for each in windows for tensor in each) + sum(
+        tensor.nbytes for each in exact for tensor in each
+    )
+
+
 def _mark(layer: TierLayer, rounds: bool) -> _LayerMark:
     window = None if layer.window is None else layer.cache
-    bank, exact = layer.bank, tuple[Tensor, ...]()
-    if window is None and rounds:
-        own = (bank.own_keys, bank.own_values, bank.own_positions)
-        exact = tuple(each[:, :, : bank.own_used].clone() for each in own)
+    exact = tuple(each.clone() for each in _exact(layer, rounds))
     return _LayerMark(layer.read, window, exact, layer.judged, layer.judge, layer.disk)
+
+
+def _exact(layer: TierLayer, rounds: bool) -> tuple[Tensor, ...]:
+    """What of a layer may be rounded yet, where it lies."""
+    if layer.window is not None or not rounds:
+        return ()
+    bank = layer.bank
+    own = (bank.own_keys, bank.own_values, bank.own_positions)
+    return tuple(each[:, :, : bank.own_used] for each in own)
 
 
 def _cut(layer: TierLayer, mark: _LayerMark) -> LayerCache:

@@ -9,10 +9,14 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from kvlite.cache import LayerCache
+from kvlite.cache.copying import copied
 from kvlite.conversation import Conversation
 from kvlite.errors import OutOfMemory
 from kvlite.turn import Turn
@@ -151,3 +155,23 @@ def test_reading_ahead_is_reading(smollm: "object", opening: bool) -> None:
         pieces = list(talk.stream(f"{document}\n\nWhat is it made of?"))
         talks.append((talk.token_ids, [piece.token_id for piece in pieces]))
     assert talks[0] == talks[1]
+
+
+def test_nothing_is_copied_to_go_back_to(
+    kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither questions nor lines of a chat are ever gone back to."""
+    sizes: list[int] = []
+
+    def counted(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCache]:
+        sizes.append(sum(layer.nbytes for layer in layers))
+        return copied(layers, device)
+
+    monkeypatch.setattr("kvlite.checkpoint.copied", counted)
+    flags = ("--model", model, "--max-tokens", "4", "--budget", "64", "--recall", "off")
+    assert kvlite("ask", text, "Who sat?", *flags).code == 0
+    for command in ("ask", "chat"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(QUESTIONS))
+        done = kvlite(command, text, *flags, "--json")
+        assert done.code == 0 and len(done.out.splitlines()) == 3
+    assert sum(sizes) == 0
