@@ -22,6 +22,3 @@ class Audience:
     progress: Progress | None = None
     notify: Notify | None = None
     cancel: Event | None = None
-
-
-NOBODY = Audience()

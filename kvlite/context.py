@@ -5,7 +5,7 @@ from functools import partial
 from threading import Event
 from weakref import ref
 
-from kvlite.audience import NOBODY, Audience
+from kvlite.audience import Audience
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.checkpoint import (
     Checkpoint,
@@ -219,7 +219,7 @@ class Context:
         ways: Sequence[Checkpoint],
         stops: Sequence[int],
         settings: Settings,
-        audience: Audience = NOBODY,
+        audience: Audience,
     ) -> None:
         """Let things stand as when just `ids` had been read. What no checkpoint gives back is read
         again.

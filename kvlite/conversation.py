@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 
 from kvlite import snapshot
-from kvlite.audience import NOBODY, Audience, Notify
+from kvlite.audience import Audience, Notify
 from kvlite.branches import Branch, Message, Path, Said, Walked
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.checkpoint import checkpoint_limit
@@ -287,7 +287,13 @@ class Conversation:
         self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, audience)
         yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
 
-    def undo(self) -> str:
+    def undo(
+        self,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> str:
         """Go back before the last message of the user's, which is forgotten with its answer and all
         that was read since. What was read ahead of it stays read.
 
@@ -296,23 +302,32 @@ class Conversation:
 
         Raises:
             SettingError: there is none.
+            Stopped, OutOfMemory: as `switch`; then nothing is forgotten.
         """
-        path = self._path
+        path, audience = self._path, Audience(progress, notify, cancel)
         path.require(len(path.said))
-        return path.messages[self.ways.undo(self.settings).messages]["content"]
+        return path.messages[self.ways.undo(self.settings, audience).messages]["content"]
 
-    def branch(self, number: int) -> None:
+    def branch(
+        self,
+        number: int,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> None:
         """Go back to just after the answer to user message `number`, counted from 1; what was said
         since stays, on a branch of its own.
 
         Raises:
             SettingError: there is no such message, or nothing was said since.
+            Stopped, OutOfMemory: as `switch`.
         """
         self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
         said, left = self._path.said[number], self.ways.leave(number, self.settings)
-        self.ways.go_back(left, said, self.settings, NOBODY)
+        self.ways.go_back(left, said, self.settings, Audience(progress, notify, cancel))
 
     def switch(
         self,
@@ -328,7 +343,7 @@ class Conversation:
         Raises:
             SettingError: there is no such branch.
             Stopped, OutOfMemory: while that was read; then the conversation stands where the two
-                part, on a branch of its own.
+                part, or at a message before, on a branch of its own.
         """
         self.ways.switch(branch, self.settings, Audience(progress, notify, cancel))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvlite.audience import NOBODY, Audience
+from kvlite.audience import Audience
 from kvlite.branches import Branch, Path, Said, Walked
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import Context
@@ -125,11 +125,11 @@ class Ways:
         self._go(left, heard[: point.seen], point, ways[::-1], settings, audience)
         self.ahead, self.before, self.here = [*said.ahead], said.before, said
 
-    def undo(self, settings: Settings) -> Said:
+    def undo(self, settings: Settings, audience: Audience) -> Said:
         """Forget the last message and its answer; where it began."""
         said = self.path.said[-1]
         left = self.leave(len(self.path.said) - 1, settings)
-        self.go_back(left, said, settings, NOBODY)
+        self.go_back(left, said, settings, audience)
         self.at = self.former
         self.paths[self.at] = self.paths.pop()
         if left.end is not None:

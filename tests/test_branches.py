@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +251,30 @@ def test_a_way_that_cannot_be_gone_is_left_at_a_message(llama: Tiny, limit: str)
         said(talk, WORDS[2])[0]
         == said(opened(llama, budget="40"), FIRST, SECOND, THIRD, WORDS[2])[3]
     )
+
+
+@pytest.mark.parametrize("act", ["undo", "branch"])
+def test_going_back_that_is_stopped_forgets_nothing(llama: Tiny, act: str) -> None:
+    given = {"budget": "40", "recall": "off", "checkpoint_limit": "0MB"}
+    talk, told, stop = opened(llama, **given), list[str](), threading.Event()
+    said(talk, FIRST, SECOND, THIRD)
+    way, go = [*talk.messages], talk.undo if act == "undo" else partial(talk.branch, 1)
+
+    def after_a_message(done: int, of: int) -> None:
+        if done == of:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        go(progress=after_a_message, notify=told.append, cancel=stop)
+    assert stop.is_set() and any("read again" in each for each in told)
+    assert [each.messages for each in talk.branches] == [way, way[: len(talk.messages)]]
+    assert talk.branches[1].current and len(talk.messages) < len(way)
+    texts = [message["content"] for message in talk.messages[::2]]
+    fresh = opened(llama, **given)
+    assert said(fresh, *texts, OTHER)[-1] == said(talk, OTHER)[0]
+    talk.switch(0)
+    go()
+    assert talk.messages == way[: 4 if act == "undo" else 2]
 
 
 def test_a_document_stays_read_when_its_question_changes(llama: Tiny) -> None:

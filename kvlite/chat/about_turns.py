@@ -1,6 +1,7 @@
 """Commands that go back: undo, edit, answer again, branches."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.table import Table
 from rich.text import Text
@@ -8,16 +9,17 @@ from rich.text import Text
 from kvlite.branches import Branch
 from kvlite.chat.harmless import harmless
 from kvlite.chat.session import Message, Session
-from kvlite.chat.terminal import Terminal
+from kvlite.chat.terminal import Terminal, Work
 from kvlite.documents import Document
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, Stopped
 
 
 def undo(session: Session, terminal: Terminal, argument: str) -> None:
     """Forget the last message and its answer."""
-    message = session.undo()
-    terminal.say(f"Forgotten: {_short(message.text, terminal.width)}")
-    _waiting(session, terminal)
+    _, message = session.message(None)
+    if _went_back(session, terminal, session.undo):
+        terminal.say(f"Forgotten: {_short(message.text, terminal.width)}")
+        _waiting(session, terminal)
 
 
 def edit(session: Session, terminal: Terminal, argument: str) -> None:
@@ -46,7 +48,8 @@ def branch(session: Session, terminal: Terminal, argument: str) -> None:
         terminal.show(_numbered(session.messages, terminal.width))
         return
     session.message(number)
-    session.branch(number)
+    if not _went_back(session, terminal, partial(session.branch, number)):
+        return
     terminal.say(f"You are after the answer to message {number}; /branches lists what you left.")
     terminal.show(_numbered(session.messages, terminal.width))
     _waiting(session, terminal)
@@ -62,12 +65,23 @@ def branches(session: Session, terminal: Terminal, argument: str) -> None:
         return
     if not 1 <= number <= len(known):
         raise SettingError(f"there is no branch {number}: give 1 to {len(known)}")
-    terminal.work(
-        "Going back",
-        lambda progress, notify, cancel: session.switch(number, progress, notify, cancel),
-    )
-    terminal.say(f"You are on branch {number}.")
-    terminal.show(_numbered(session.messages, terminal.width))
+    if _went_back(session, terminal, partial(session.switch, number)):
+        terminal.say(f"You are on branch {number}.")
+        terminal.show(_numbered(session.messages, terminal.width))
+
+
+def _went_back(session: Session, terminal: Terminal, work: Work[None]) -> bool:
+    """Go back under a bar; whether that was not stopped. If it was, says where things stand."""
+    try:
+        terminal.work("Going back", work)
+    except Stopped:
+        last = len(session.messages)
+        where = f"after the answer to message {last}" if last else "at the beginning"
+        terminal.say(
+            f"Stopped: you are {where}, on a branch of its own; /branches lists the others."
+        )
+        return False
+    return True
 
 
 def _waiting(session: Session, terminal: Terminal) -> None:

@@ -1,6 +1,7 @@
 """A conversation as someone at a terminal has it: what they typed, and what waits to be read."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -207,33 +208,49 @@ class Session:
             self.last = piece.ledger
             yield piece
 
-    def undo(self) -> Message:
+    def undo(self, progress: Progress, notify: Notify, cancel: Event) -> None:
         """Go back before the last message, whose documents wait for the next one.
 
         Raises:
             SettingError: there is nothing to undo.
+            Stopped: while something was read again, as for `switch`.
         """
-        said = self.talk.undo()
-        message = self._typed.get(said, Message(said))
+        _, message = self.message(None)
+        with self._moving():
+            self.talk.undo(progress=progress, notify=notify, cancel=cancel)
         self.waiting = [*message.documents, *self.waiting]
-        return message
 
-    def branch(self, number: int) -> None:
+    def branch(self, number: int, progress: Progress, notify: Notify, cancel: Event) -> None:
         """Go back to just after the answer to message `number`: documents that were read before the
         next one wait again.
 
         Raises:
             SettingError: there is no such message, or nothing was said since.
+            Stopped: while something was read again, as for `switch`.
         """
         messages = self.messages
-        self.talk.branch(number)
+        with self._moving():
+            self.talk.branch(number, progress=progress, notify=notify, cancel=cancel)
         self.waiting = list(messages[number].documents)
 
     def switch(self, number: int, progress: Progress, notify: Notify, cancel: Event) -> None:
         """Go to a branch, counted from 1; nothing waits there.
 
         Raises:
-            Stopped: while it was read again.
+            Stopped: while it was read again; the conversation is on a branch of its own, and
+                nothing waits there either.
         """
+        with self._moving():
+            self.talk.switch(number - 1, progress=progress, notify=notify, cancel=cancel)
         self.waiting = []
-        self.talk.switch(number - 1, progress=progress, notify=notify, cancel=cancel)
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Around going back, which may end half-way."""
+        path = self.talk.ways.path
+        try:
+            yield
+        except BaseException:
+            if self.talk.ways.path is not path:
+                self.waiting = []
+            raise

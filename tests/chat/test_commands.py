@@ -368,6 +368,29 @@ def test_branches(chat: Chat, text: Path) -> None:
     assert "is the last one" in chat.refused("/branch 2")
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("/undo", "Forgotten: And then?"), ("/branch 1", "after the answer to message 1;")],
+)
+def test_going_back_that_is_stopped_says_where_it_is(chat: Chat, typed: str, said: str) -> None:
+    for setting in ("budget 16", "recall off", "checkpoint-limit 0MB"):
+        chat(f"/set {setting}")
+    for message in ("The cat sat on the mat, and the dog lay by the door.", "Who sat?"):
+        chat(message)
+    chat("And then?")
+    before = chat.session.messages
+    chat.terminal.cancel.set()
+    told = chat(typed)
+    chat.terminal.cancel.clear()
+    assert "tokens are read again" in told and told.endswith(
+        "Stopped: you are at the beginning, on a branch of its own; /branches lists the others."
+    )
+    assert chat.session.messages == [] and chat.session.waiting == []
+    chat("/branches 1")
+    assert chat.session.messages == before
+    assert said in chat(typed)
+
+
 def offered(typed: str) -> list[str]:
     """What a text becomes, one for each way to go on."""
     return [typed[: len(typed) - each.replaces] + each.text for each in completions(typed)]
