@@ -34,19 +34,20 @@ class Path:
         said: one for each message of the user's.
         read: how many tokens had been read when each of them was.
         sealed: of these, how many cannot be gone back to, since the cache was compacted after them.
+        ahead: tokens of the next message that were read before it is said.
+        before: where these begin, if there are any.
         token_ids: what had been read when it was left, since then.
         end: how it stood then.
-        ahead, before: tokens of the next message that had been read then, and where they began.
     """
 
     messages: list[Message] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
     sealed: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    end: Checkpoint | None = None
     ahead: list[int] = field(default_factory=list)
     before: Said | None = None
+    token_ids: list[int] = field(default_factory=list)
+    end: Checkpoint | None = None
 
     def cut(self, number: int) -> "Path":
         """Another one that begins alike, without user message `number`, counted from 0, and all
@@ -87,21 +88,6 @@ class Path:
                 f"message {number} cannot be gone back to: since then the conversation outgrew the "
                 "model's context, and some of what was read is forgotten"
             )
-
-
-@dataclass
-class Walked:
-    """All ways.
-
-    Attributes:
-        paths: in the order in which they were begun.
-        at: the current one's index.
-        before: where what was read ahead on it begins, if anything was.
-    """
-
-    paths: list[Path]
-    at: int = 0
-    before: Said | None = None
 
 
 @dataclass(frozen=True)

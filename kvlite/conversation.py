@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlite import snapshot
 from kvlite.audience import Audience, Notify
-from kvlite.branches import Branch, Message, Path, Said, Walked
+from kvlite.branches import Branch, Message, Path, Said
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.checkpoint import checkpoint_limit
 from kvlite.context import Context
@@ -144,7 +144,7 @@ class Conversation:
             Whether it was read. It is not where something would be lost that the question might
             want.
         """
-        if self.ways.ahead:
+        if self._path.ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.settings)
         ahead = certain(self._said, text)
@@ -155,7 +155,7 @@ class Conversation:
             return False
         before = self.ways.standing(self.settings)
         self.ways.take(turn, Audience(progress, notify, cancel), before)
-        self.ways.ahead, self.ways.before = ahead, before
+        self._path.ahead, self._path.before = ahead, before
         return True
 
     def generate(
@@ -369,10 +369,10 @@ class Conversation:
             cache=context.cache,
             tier=context.tier,
             token_ids=context.token_ids,
-            ways=Walked(self.ways.paths, self.ways.at, self.ways.before),
+            paths=self.ways.paths,
+            at=self.ways.at,
             documents=self.documents,
             pending=context.pending,
-            ahead=self.ways.ahead,
             noted=context.noted,
             given_up=context.ladder.taken,
         )
@@ -383,8 +383,8 @@ class Conversation:
         one."""
         talk = cls(model, settings)
         talk.context.resume(held)
-        talk.documents, talk.ways.ahead = held.documents, held.ahead
-        talk.ways.resume(held.ways)
+        talk.documents = held.documents
+        talk.ways.resume(held.paths, held.at)
         return talk
 
     @property
@@ -414,7 +414,7 @@ class Conversation:
         Args:
             after: where it is said; None for now.
         """
-        opening, first = not self.messages, len(self.token_ids) == len(self.ways.ahead)
+        opening, first = not self.messages, len(self.token_ids) == len(self._path.ahead)
         if after is not None:
             opening, first = not after.messages, after.checkpoint.seen == len(after.ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
@@ -426,7 +426,7 @@ class Conversation:
         Raises:
             SettingError: it does not begin with what was.
         """
-        ids, ahead = self._said(text), self.ways.ahead
+        ids, ahead = self._said(text), self._path.ahead
         if not ids:
             raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvlite.branches import Walked
+from kvlite.branches import Path
 from kvlite.cache import KVCache
 from kvlite.documents import Document
 from kvlite.offload import Tier
@@ -14,9 +14,10 @@ class Held:
 
     Attributes:
         cache, tier, token_ids, documents: as of `Conversation`.
-        ways: that it went.
+        paths: the ways it went; what was read ahead on the current one is the end of all that was
+            read.
+        at: the current one's index.
         pending: what was answered last and has not been read.
-        ahead: tokens at the end of what was read that the next message must begin with.
         noted: what the next answer is to note.
         given_up: the ladder's rungs that were taken.
     """
@@ -24,9 +25,14 @@ class Held:
     cache: KVCache
     tier: Tier | None
     token_ids: list[int]
-    ways: Walked
+    paths: list[Path]
+    at: int
     documents: tuple[Document, ...]
     pending: list[int]
-    ahead: list[int]
     noted: tuple[str, ...]
     given_up: list[str]
+
+    @property
+    def path(self) -> Path:
+        """The way it is on."""
+        return self.paths[self.at]

@@ -97,8 +97,7 @@ class Ledger:
         """One line for people."""
         kept, seen = self.kept_entries_mean, self.seen_tokens
         if kept < seen:
-            share = min(99, round(100 * kept / seen))  # not all is not 100%
-            held = f"kept {kept:,.0f} of {seen:,} ({share}%) with {self._method_shown}"
+            held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self._method_shown}"
             size = f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
                 size += f" of {readable(self.full_kv_bytes)}"
@@ -118,12 +117,9 @@ class Ledger:
             *self._recalled,
             *streamed,
             f"peak {readable(self.peak_bytes)}{self._planned}",
-            f"first token {self.time_to_first_token_s:.1f} s",
             *self._chosen_on_host,
-            *([f"memory was short: {', '.join(self.rungs)}"] if self.rungs else []),
+            *self.course,
         ]
-        if self.generated_tokens > 1:
-            parts.append(f"{self.decode_tokens_per_s:.1f} tokens/s")
         if self.finish_reason == "length":
             parts.append("stopped at the length limit")
         if self.finish_reason == "interrupted":
@@ -131,6 +127,20 @@ class Ledger:
         if self.finish_reason == "memory":
             parts.append("ended for lack of memory")
         return " · ".join(parts)
+
+    @property
+    def kept_shown(self) -> str:
+        """The share of the conversation that the cache holds, for people."""
+        kept, seen = self.kept_entries_mean, self.seen_tokens
+        return f"{100 if kept >= seen else min(99, round(100 * kept / seen))}%"
+
+    @property
+    def course(self) -> list[str]:
+        """How the answer went, for people: whether memory was short, and how fast it came."""
+        short = [f"memory was short: {', '.join(self.rungs)}"] if self.rungs else []
+        first = f"first token {self.time_to_first_token_s:.1f} s"
+        further = [f"{self.decode_tokens_per_s:.1f} tokens/s"] if self.generated_tokens > 1 else []
+        return [*short, first, *further]
 
     @property
     def _planned(self) -> str:

@@ -6,7 +6,7 @@ copied is not saved, and is read again if it is gone back to.
 
 from typing import Any
 
-from kvlite.branches import Path, Said, Walked
+from kvlite.branches import Path, Said
 from kvlite.cache.layer import Mark
 from kvlite.checkpoint import Checkpoint, LayerState
 from kvlite.offload import Tier
@@ -15,28 +15,29 @@ from kvlite.offload.marks import TierMark
 Plain = dict[str, Any]
 
 
-def recorded(ways: Walked, tier: Tier | None) -> Plain:
+def recorded(paths: list[Path], at: int, tier: Tier | None) -> Plain:
     """All that there is to say of them.
 
     Args:
+        at: the current one's index.
         tier: of the current one.
     """
     said: dict[int, Said] = {}
-    for path in ways.paths:
-        for each in (*path.said, path.before, ways.before):
+    for path in paths:
+        for each in (*path.said, path.before):
             if each is not None:
                 said |= {id(own): own for own in (each, each.before) if own is not None}
     number = {key: index for index, key in enumerate(said)}
     return {
-        "at": ways.at,
+        "at": at,
         "said": [_said(each, number, tier) for each in said.values()],
-        "paths": [_path(path, number, tier) for path in ways.paths],
-        "before": _number(ways.before, number),
+        "paths": [_path(path, number, tier) for path in paths],
+        "before": _number(paths[at].before, number),
     }
 
 
-def walked(plain: Plain, tier: Tier | None, layers: int) -> Walked:
-    """The ways that were recorded.
+def walked(plain: Plain, tier: Tier | None, layers: int) -> tuple[list[Path], int]:
+    """The ways that were recorded, and the index of the current one.
 
     Args:
         tier: of the current one.
@@ -49,10 +50,9 @@ def walked(plain: Plain, tier: Tier | None, layers: int) -> Walked:
     for made, each in zip(said, plain["said"], strict=True):
         made.before = _one(said, each["before"])
     paths = [_path_again(each, said) for each in plain["paths"]]
-    found = Walked(paths, _whole(plain["at"]), _one(said, plain["before"]))
-    if found.at >= len(paths):
-        raise ValueError
-    return found
+    at = _whole(plain["at"])
+    paths[at].before = _one(said, plain["before"])
+    return paths, at
 
 
 def _said(said: Said, number: dict[int, int], tier: Tier | None) -> Plain:

@@ -114,9 +114,9 @@ def save(
         "identity": asdict(Identity.of(model)),
         "settings": asdict(settings),
         "tokens": len(held.token_ids),
-        "messages": len(held.ways.paths[held.ways.at].messages),
+        "messages": len(held.path.messages),
         "documents": [each.name for each in held.documents],
-        "ahead": digest_of(held.documents) if held.ahead and held.documents else "",
+        "ahead": digest_of(held.documents) if held.path.ahead and held.documents else "",
         "pending": held.pending,
         "noted": list(held.noted),
         "given_up": held.given_up,
@@ -132,8 +132,8 @@ def save(
         own, plain["tier"] = tier_parts(held.tier)
         tensors |= own.tensors
     tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
-    tensors["ahead"] = torch.tensor(held.ahead, dtype=torch.int32)
-    tensors["ways"] = _text(recorded(held.ways, held.tier))
+    tensors["ahead"] = torch.tensor(held.path.ahead, dtype=torch.int32)
+    tensors["ways"] = _text(recorded(held.paths, held.at, held.tier))
     tensors["documents"] = _text([asdict(each) for each in held.documents])
     return write_tensors(path, plain, tensors, progress, most)
 
@@ -241,14 +241,16 @@ class Snapshot:
         if "tier" in plain and (settings.recall != "off" or not cache.entries_mean):
             tier, said = self._tier(model, settings, len(token_ids))
             noted += said
+        paths, at = walked(self._plain("ways"), tier, model.shape.layers)
+        paths[at].ahead = ahead
         return Held(
             cache=cache,
             tier=tier,
             token_ids=token_ids,
-            ways=walked(self._plain("ways"), tier, model.shape.layers),
+            paths=paths,
+            at=at,
             documents=self.documents(),
             pending=pending,
-            ahead=ahead,
             noted=tuple(noted),
             given_up=given_up,
         )

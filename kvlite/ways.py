@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvlite.audience import Audience
-from kvlite.branches import Branch, Path, Said, Walked
+from kvlite.branches import Branch, Path, Said
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import Context
 from kvlite.errors import SettingError
@@ -18,8 +18,6 @@ class Ways:
         context: what was read on the current one.
         paths: in the order in which they were begun.
         at: the current one's index.
-        ahead: tokens of the next message that were read before it is said.
-        before: where these begin, if there are any.
         here: where the conversation went back to, as long as nothing was read since.
         unanswered: the last message as it was read, for another answer to it.
         former: index of the way that was left last.
@@ -29,15 +27,13 @@ class Ways:
         self.context = context
         self.paths = [Path()]
         self.at = 0
-        self.ahead: list[int] = []
-        self.before: Said | None = None
         self.here: Said | None = None
         self.unanswered: Checkpoint | None = None
         self.former = 0
 
-    def resume(self, walked: Walked) -> None:
+    def resume(self, paths: list[Path], at: int) -> None:
         """Go on with others, which must not go on themselves."""
-        self.paths, self.at, self.before = walked.paths, walked.at, walked.before
+        self.paths, self.at = paths, at
         held = {
             id(said.checkpoint): said.checkpoint
             for path in self.paths
@@ -62,7 +58,7 @@ class Ways:
         if self.here is not None:
             return self.here
         made = self.context.hold(settings)
-        return Said(made, len(self.path.messages), [*self.ahead], self.before)
+        return Said(made, len(self.path.messages), [*self.path.ahead], self.path.before)
 
     def take(self, turn: Turn, audience: Audience, said: Said | None = None) -> None:
         """Read a turn: from then on nothing else can be answered before it.
@@ -77,7 +73,7 @@ class Ways:
                 self.context.leave(said.checkpoint)
             raise
         self._moved()
-        self.ahead, self.before = [], None
+        self.path.ahead, self.path.before = [], None
 
     def next_turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
         """A turn that reads tokens, for which room is made if it has to be and may.
@@ -91,7 +87,7 @@ class Ways:
             ids = [*self.context.compact(), *ids]
             self.path.sealed = len(self.path.said)
             self._moved()
-            self.before = None
+            self.path.before = None
         return self.context.next_turn(ids, settings, answers=answers)
 
     def leave(self, number: int, settings: Settings) -> Path:
@@ -123,7 +119,7 @@ class Ways:
         if said.before is not None:
             ways.append(said.before.checkpoint)
         self._go(left, heard[: point.seen], point, ways[::-1], settings, audience)
-        self.ahead, self.before, self.here = [*said.ahead], said.before, said
+        self.path.ahead, self.path.before, self.here = [*said.ahead], said.before, said
 
     def undo(self, settings: Settings, audience: Audience) -> Said:
         """Forget the last message and its answer; where it began."""
@@ -156,7 +152,7 @@ class Ways:
         assert end is not None
         self._go(target, target.token_ids, end, ways, settings, audience)
         self.paths.pop()
-        self.at, self.ahead, self.before = branch, target.ahead, target.before
+        self.at = branch
         self.context.leave(end)
 
     def _kept(self, settings: Settings) -> Path:
@@ -165,7 +161,6 @@ class Ways:
         if path.end is not None:
             self.context.leave(path.end)
         path.token_ids, path.end = [*self.context.token_ids], self.context.hold(settings)
-        path.ahead, path.before = self.ahead, self.before
         return path
 
     def _begin(self, path: Path) -> None:
@@ -201,5 +196,5 @@ class Ways:
             seen = len(self.context.token_ids)
             number = sum(said.checkpoint.seen < seen for said in way.open)
             self.paths[self.at] = way.cut(way.sealed + number)
-            self.ahead, self.before, self.here = [], None, None
+            self.here = None
             raise

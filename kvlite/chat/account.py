@@ -20,11 +20,7 @@ def brief(ledger: Ledger) -> str:
     parts = [_kept(ledger)]
     if ledger.recalled_bytes:
         parts.append(f"{readable(ledger.recalled_bytes)} recalled")
-    if ledger.rungs:
-        parts.append(f"memory was short: {', '.join(ledger.rungs)}")
-    parts.append(f"first token {ledger.time_to_first_token_s:.1f} s")
-    if ledger.generated_tokens > 1:
-        parts.append(f"{ledger.decode_tokens_per_s:.1f} tokens/s")
+    parts += ledger.course
     if ledger.finish_reason == "length":
         parts.append("ended at the length limit (/set max-tokens)")
     if ledger.finish_reason == "interrupted":
@@ -38,7 +34,7 @@ def _kept(ledger: Ledger) -> str:
     kept, seen = ledger.kept_entries_mean, ledger.seen_tokens
     if kept >= seen:
         return f"from all {seen:,} tokens"
-    return f"from {kept:,.0f} of {seen:,} tokens ({min(99, round(100 * kept / seen))}%)"
+    return f"from {kept:,.0f} of {seen:,} tokens ({ledger.kept_shown})"
 
 
 def told(ledger: Ledger) -> Iterator[str]:
@@ -74,10 +70,9 @@ def _held(ledger: Ledger) -> Iterator[str]:
     if kept >= seen:
         yield f"It was made from all {seen:,} tokens of the conversation: {size}."
         return
-    share = min(99, round(100 * kept / seen))
     yield (
-        f"The cache holds {kept:,.0f} of {seen:,} tokens, {share}%, on average over layers and "
-        f"heads: {size}, where everything would take {readable(ledger.full_kv_bytes)}."
+        f"The cache holds {kept:,.0f} of {seen:,} tokens, {ledger.kept_shown}, on average over "
+        f"layers and heads: {size}, where everything would take {readable(ledger.full_kv_bytes)}."
     )
     yield f"They were chosen by {ledger.method}, {ledger.budget:,} a head allowed."
 
