@@ -166,7 +166,7 @@ class Context:
         """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
         self._close()
         gives_back = turn.tier is not None and turn.tier.bits is None
-        if turn.loses and not gives_back:
+        if turn.terms.loses and not gives_back:
             self._copy_out(turn.settings)
         self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
         turn.read(audience)

@@ -9,33 +9,32 @@ import torch
 
 from kvlite.account import Account, recalled
 from kvlite.audience import Audience, Notify
-from kvlite.cache import KVBits, KVCache, parse_kv_bits
+from kvlite.cache import KVCache
 from kvlite.cache.bits import written
 from kvlite.cache.front import bytes_held
 from kvlite.engine.decode import Step
 from kvlite.engine.forecast import Task, forecast
-from kvlite.engine.giving import LEAST, cache_offers
+from kvlite.engine.giving import cache_offers
 from kvlite.engine.prefill import prefill
 from kvlite.engine.reading import CHUNK as USUAL
 from kvlite.engine.relief import halved
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.text import TextStream
-from kvlite.errors import ContextError, ForecastError, OutOfMemory, RecallError, SettingError
+from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.ledger import FinishReason, Ledger, Piece
 from kvlite.memory.card import card_use, spill_note, spills
 from kvlite.memory.hollow import hollow
-from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, Ladder, T
+from kvlite.memory.ladder import CHUNK, Ladder, T
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.room import capped_bytes
-from kvlite.methods.amount import method_and_amount
 from kvlite.methods.desk import ON_DEVICE
-from kvlite.methods.rules import Rule, can_recall, layer_rules, loses
+from kvlite.methods.rules import Rule, layer_rules
 from kvlite.model.load import LoadedModel
 from kvlite.notes import notes
 from kvlite.offload import Recall, Tier, host_desk
 from kvlite.offload.compiling import begin_compiling
-from kvlite.offload.room import place, tier_bytes
 from kvlite.settings import Settings
+from kvlite.terms import Terms, tier_in_effect
 
 # How tokens are drawn from logits, and when that ends.
 DRAWING = (
@@ -74,7 +73,7 @@ class Turn:
     Attributes:
         context: the conversation's tokens in the cache; what enters it is appended.
         pending: a token that was drawn and has not entered the cache.
-        loses: whether the cache drops or rounds something of it.
+        terms: what its settings come to.
         account: of what the turn takes.
     """
 
@@ -111,29 +110,14 @@ class Turn:
         self.ids = ids
         self.settings = settings
         self.answers = answers
-        self.told = told
         self.pending: list[int] = []
         self.as_read: AsRead | None = None
         self.step: Step | None = None
         self.ladder = ladder
         self.say: Notify = _nothing
         self.given_up = len(ladder.taken)
-        self._require_known(ids)
-        self.longest = self._within_context(settings.max_new_tokens if answers else 0)
-        seen = cache.seen + len(ids)
-        method, amount = method_and_amount(settings.method, settings.budget)
-        self.method = method.fitted(model.shape, model.calibration)
-        bits = self.bits = _fewer(parse_kv_bits(settings.kv_bits), ladder)
-        self.budget = amount.resolve(
-            model.shape, self.method, seen, self.longest, model.dtype.itemsize, bits
-        )
-        if times := ladder.times(BUDGET):
-            least = max(self.method.least_budget, LEAST)
-            self.budget = max(min(self.budget, seen) >> times, min(self.budget, least))
-        if self.budget < seen:
-            self.method.check(self.budget)
-        self.loses = loses(self.method, self.budget, seen, self.longest, bits)
-        self._decide(*self._tier_in_effect(tier, seen))
+        self.terms = Terms.of(model, cache.seen, ids, settings, ladder, answers=answers)
+        self._decide(*tier_in_effect(tier, model, settings, self.terms, told))
         self.desk = host_desk(settings.scores, model.device)
         beside = [] if tier is None else tier.tensors
         meter = PeakMeter(
@@ -151,6 +135,11 @@ class Turn:
             self.account.planned_phases = self._planned()
 
     @property
+    def forgets(self) -> bool:
+        """Whether something of it will be out of reach of any later turn."""
+        return self.terms.loses and (self.tier is None or not self.terms.method.exact)
+
+    @property
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
         return halved(self.settings.chunk or USUAL, self.ladder.times(CHUNK))
@@ -161,7 +150,7 @@ class Turn:
         model = self.model
         task = Task(
             new=len(self.again) + len(self.ids),
-            longest=self.longest,
+            longest=self.terms.longest,
             known=len(self.context) - len(self.again),
             chunk=self.chunk,
             recalled=self.settings.recall_entries,
@@ -180,57 +169,17 @@ class Turn:
         Args:
             said: what the user is told of recall.
         """
-        model, cache = self.model, self.cache
-        seen, bits = cache.seen + len(self.ids), self.bits
+        model, cache, terms = self.model, self.cache, self.terms
         self.tier = tier
         self.recall = None if tier is None else Recall(tier, self.settings.recall_entries)
         # An answer was drawn from what the cache held; read with all there is, it is exact.
         self.again = self.context[tier.seen :] if tier and tier.begun else []
         # With a tier a layer has all it ever read to choose from, whatever it dropped.
         held, new = (None if tier else cache.layers), len(self.again) + len(self.ids)
-        self.rules = layer_rules(self.method, model.shape, self.budget, seen, held, new, bits)
-        self.notes = (*notes(model, self.rules, seen), *said)
-
-    def _tier_in_effect(self, tier: Tier | None, seen: int) -> tuple[Tier | None, list[str]]:
-        """The tier, unless this turn loses nothing, or it cannot be; then what the user is told."""
-        settings = self.settings
-        if not self.loses and not (tier and tier.begun):
-            return None, []
-        if tier is None:
-            if settings.recall == "off" or not can_recall(self.method):
-                return None, []
-            gone = (
-                f"--recall {settings.recall} cannot begin now, since some of what was read before "
-                "is gone: only a new conversation can recall"
-            )
-            return None, [] if gone in self.told else [gone]
-        shape, itemsize = self.model.shape, self.model.dtype.itemsize
-        needed = tier_bytes(shape, seen, self.longest, itemsize, tier.bits)
-        try:
-            tier.disk, tier.spare, said = place(settings, tier, needed)
-        except RecallError as error:
-            return None, [str(error)]
-        return tier, said
-
-    def _require_known(self, ids: list[int]) -> None:
-        vocab = self.model.shape.vocab
-        for token in (min(ids), max(ids)):
-            if not 0 <= token < vocab:
-                raise SettingError(
-                    f"token {token} is not in this model's vocabulary of {vocab:,}: encode the "
-                    "text with its own tokenizer"
-                )
-
-    def _within_context(self, longest: int) -> int:
-        limit = self.model.shape.max_context
-        total = self.cache.seen + len(self.ids)
-        if total >= limit + (longest == 0):
-            raise ContextError(
-                f"{total:,} tokens do not fit this model, which was trained for {limit:,}: "
-                "ask about a part of the document, split it, use a model with a longer context "
-                "(--model), or let a conversation forget (--beyond-context compact)"
-            )
-        return min(longest, limit - total)
+        self.rules = layer_rules(
+            terms.method, model.shape, terms.budget, terms.seen, held, new, terms.bits
+        )
+        self.notes = (*notes(model, self.rules, terms.seen), *said)
 
     def read(self, audience: Audience) -> None:
         """Read all tokens, or none.
@@ -277,7 +226,7 @@ class Turn:
             tier=self.tier,
             desk=self.desk or ON_DEVICE,
             ladder=self.ladder,
-            reserve=self.longest,
+            reserve=self.terms.longest,
             chunk=self.chunk,
             progress=audience.progress,
             cancel=audience.cancel,
@@ -381,7 +330,7 @@ class Turn:
             return "stop"
         if cancel is not None and cancel.is_set():
             return "interrupted"
-        return "length" if self.account.generated >= self.longest else None
+        return "length" if self.account.generated >= self.terms.longest else None
 
     def ledger(self, reason: FinishReason | None) -> Ledger:
         """The account as it stands."""
@@ -395,9 +344,9 @@ class Turn:
             device=str(model.device),
             weights=model.weights.name,
             dtype=str(model.dtype).removeprefix("torch."),
-            method=self.method.spec,
+            method=self.terms.method.spec,
             kv_bits=written(self.rules[0].bits),
-            budget=self.budget,
+            budget=self.terms.budget,
             prompt_tokens=len(self.ids),
             again_tokens=len(self.again),
             seen_tokens=cache.seen,
@@ -410,13 +359,6 @@ class Turn:
             **recalled(self.tier, self.recall, model.shape.entry_bytes(itemsize)),
             **self.account.figures(read, ended=reason is not None),
         )
-
-
-def _fewer(bits: KVBits | None, ladder: Ladder) -> KVBits | None:
-    """What the user asked for, or what the conversation had to be content with."""
-    width = 4 if ladder.times(FOUR_BITS) else 8 if ladder.times(EIGHT_BITS) else 16
-    held = 16 if bits is None else min(bits.keys, bits.values)
-    return KVBits(width, width) if width < held else bits
 
 
 def _nothing(note: str) -> None:

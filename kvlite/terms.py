@@ -1,0 +1,131 @@
+"""What a turn's settings come to, checked and decided before anything of it is read."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kvlite.cache import KVBits, parse_kv_bits
+from kvlite.engine.giving import LEAST
+from kvlite.errors import ContextError, RecallError, SettingError
+from kvlite.memory.ladder import BUDGET, EIGHT_BITS, FOUR_BITS, Ladder
+from kvlite.methods.amount import method_and_amount
+from kvlite.methods.base import Method
+from kvlite.methods.rules import can_recall, loses
+from kvlite.model.load import LoadedModel
+from kvlite.offload import Tier
+from kvlite.offload.room import place, tier_bytes
+from kvlite.settings import Settings
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a turn's settings come to.
+
+    Attributes:
+        seen: tokens, once it is read.
+        longest: tokens that its answer may have.
+        method: fitted to the model.
+        bits: of keys and values; None for as they are.
+        budget: mean entries a KV head and layer.
+        loses: whether the cache drops or rounds something.
+    """
+
+    seen: int
+    longest: int
+    method: Method
+    bits: KVBits | None
+    budget: int
+    loses: bool
+
+    @classmethod
+    def of(
+        cls,
+        model: LoadedModel,
+        before: int,
+        ids: list[int],
+        settings: Settings,
+        ladder: Ladder,
+        *,
+        answers: bool,
+    ) -> "Terms":
+        """What they come to for `ids`, at least one token.
+
+        Args:
+            before: tokens that were seen before.
+            ladder: what was given up so far.
+            answers: whether an answer will follow.
+
+        Raises:
+            ContextError: they do not fit the model's trained context.
+            SettingError: the settings do not fit, or a token is not in the vocabulary.
+        """
+        _require_known(ids, model.shape.vocab)
+        seen = before + len(ids)
+        longest = _longest(seen, settings.max_new_tokens if answers else 0, model.shape.max_context)
+        method, amount = method_and_amount(settings.method, settings.budget)
+        method = method.fitted(model.shape, model.calibration)
+        bits = _fewer(parse_kv_bits(settings.kv_bits), ladder)
+        budget = amount.resolve(model.shape, method, seen, longest, model.dtype.itemsize, bits)
+        if times := ladder.times(BUDGET):
+            least = max(method.least_budget, LEAST)
+            budget = max(min(budget, seen) >> times, min(budget, least))
+        if budget < seen:
+            method.check(budget)
+        return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
+
+
+def tier_in_effect(
+    tier: Tier | None,
+    model: LoadedModel,
+    settings: Settings,
+    terms: Terms,
+    told: Collection[str],
+) -> tuple[Tier | None, list[str]]:
+    """The tier, unless a turn loses nothing, or it cannot be; then what the user is told.
+
+    Args:
+        told: sentences that need not be said again.
+    """
+    if not terms.loses and not (tier and tier.begun):
+        return None, []
+    if tier is None:
+        if settings.recall == "off" or not can_recall(terms.method):
+            return None, []
+        gone = (
+            f"--recall {settings.recall} cannot begin now, since some of what was read before "
+            "is gone: only a new conversation can recall"
+        )
+        return None, [] if gone in told else [gone]
+    itemsize = model.dtype.itemsize
+    needed = tier_bytes(model.shape, terms.seen, terms.longest, itemsize, tier.bits)
+    try:
+        tier.disk, tier.spare, said = place(settings, tier, needed)
+    except RecallError as error:
+        return None, [str(error)]
+    return tier, said
+
+
+def _require_known(ids: list[int], vocab: int) -> None:
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < vocab:
+            raise SettingError(
+                f"token {token} is not in this model's vocabulary of {vocab:,}: encode the "
+                "text with its own tokenizer"
+            )
+
+
+def _longest(total: int, longest: int, limit: int) -> int:
+    """How many of `longest` tokens an answer may have, once `total` were seen."""
+    if total >= limit + (longest == 0):
+        raise ContextError(
+            f"{total:,} tokens do not fit this model, which was trained for {limit:,}: "
+            "ask about a part of the document, split it, use a model with a longer context "
+            "(--model), or let a conversation forget (--beyond-context compact)"
+        )
+    return min(longest, limit - total)
+
+
+def _fewer(bits: KVBits | None, ladder: Ladder) -> KVBits | None:
+    """What the user asked for, or what the conversation had to be content with."""
+    width = 4 if ladder.times(FOUR_BITS) else 8 if ladder.times(EIGHT_BITS) else 16
+    held = 16 if bits is None else min(bits.keys, bits.values)
+    return KVBits(width, width) if width < held else bits
