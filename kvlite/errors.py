@@ -9,6 +9,12 @@ class KvliteError(Exception):
     """Something the user asked for cannot be done; the message says what and what to do."""
 
 
+def sentence(error: Exception) -> str:
+    """An error as front ends print it: its message, and in brackets what was noted of it."""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{error} ({notes})" if notes else str(error)
+
+
 class DocumentError(KvliteError):
     """A file cannot be read as a document."""
 

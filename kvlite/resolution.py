@@ -60,6 +60,15 @@ class Resolved:
         kinds = ("environment", "profile")
         return {name: origin for name, origin in self.origins.items() if origin.kind in kinds}
 
+    def noted(self, error: Exception) -> Exception:
+        """An error, with notes of where values come from that it calls by their flags, though none
+        was given."""
+        for name, origin in self.outside().items():
+            flag, value = flag_of(name), getattr(self.settings, name)
+            if f"{flag} {value} " in f"{error} " or f"{flag} {value!r}" in str(error):
+                error.add_note(f"{flag} is from {origin}")
+        return error
+
 
 def resolve(
     flags: Mapping[str, Any],

@@ -10,10 +10,10 @@ import typer
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
 from kvlite.cli.opening import FromLibrary, from_library, named_file, open_file
-from kvlite.cli.options import with_settings
+from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, reading
-from kvlite.errors import KvliteError, SettingError, Stopped
-from kvlite.settings import Settings
+from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+from kvlite.resolution import Resolved
 
 if TYPE_CHECKING:
     from threading import Event
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
 
-@with_settings
+@with_resolved
 def ask(
-    settings: Settings,
+    resolved: Resolved,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -74,7 +74,7 @@ def ask(
 
       cat log.txt | kvlite ask - "What failed first?" --json
     """
-    files, question = list(files or ()), question.strip()
+    settings, files, question = resolved.settings, list(files or ()), question.strip()
     if question and (not files or question == "-" or os.path.isfile(question)):
         files, question = [*files, question], ""
     if not files:
@@ -124,7 +124,7 @@ def ask(
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:
-            screen.print(f"kvlite: {error}", markup=False)
+            screen.print(f"kvlite: {sentence(resolved.noted(error))}", markup=False)
             failed = True
     if not asked and not _at_terminal():
         raise SettingError(f"standard input has no question: {_USAGE}")

@@ -13,10 +13,10 @@ from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
 from kvlite.cli.opening import FromLibrary, from_library, named_file, open_file
-from kvlite.cli.options import with_settings
+from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, guarded, reading, unechoed
-from kvlite.errors import KvliteError, SettingError, Stopped
-from kvlite.settings import Settings
+from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+from kvlite.resolution import Resolved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from kvlite.cli.terminal import ChatTerminal
     from kvlite.documents import Document
 
+# Says of an error which values in it were not typed, and where they come from.
+Noted = Callable[[Exception], Exception]
+
 _USAGE = 'say something: echo "What is a cache?" | kvlite chat'
 
 
-@with_settings
+@with_resolved
 def chat(
-    settings: Settings,
+    resolved: Resolved,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -72,7 +75,7 @@ def chat(
     from kvlite.prompts import all_of, tokens_of
     from kvlite.runner import open_runner
 
-    typed = sys.stdin is not None and sys.stdin.isatty()
+    settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
     screen = _screen(typed, quiet)
     saved = named_file(files or ())
     documents = [] if saved else [read_document(file) for file in files or ()]
@@ -94,9 +97,9 @@ def chat(
     for why in runner.plan.changes if runner.plan else ():
         screen.print(f"Plan: {why}", style="dim", markup=False)
     if typed:
-        _typed(session, screen, documents, as_json=as_json, quiet=quiet)
+        _typed(session, screen, documents, resolved.noted, as_json=as_json, quiet=quiet)
     else:
-        _piped(session, screen, documents, as_json=as_json)
+        _piped(session, screen, documents, resolved.noted, as_json=as_json)
 
 
 def _screen(typed: bool, quiet: bool) -> "Console":
@@ -112,6 +115,7 @@ def _typed(
     session: "Session",
     screen: "Console",
     documents: "list[Document]",
+    noted: Noted,
     *,
     as_json: bool,
     quiet: bool,
@@ -131,11 +135,11 @@ def _typed(
     hint = "Say something; /help lists commands"
     with guarded(), suppress(EOFError, Quit):
         if documents:
-            _tried(terminal, lambda: take(session, terminal, documents))
+            _tried(terminal, lambda: take(session, terminal, documents), noted)
         while True:
             typed = _next(prompt, terminal, hint)
             hint = ""
-            _tried(terminal, partial(enter, session, terminal, typed))
+            _tried(terminal, partial(enter, session, terminal, typed), noted)
 
 
 def _prompt(screen: "Console", gauge: "Gauge") -> "Prompt | LinePrompt":
@@ -177,14 +181,14 @@ def _next(prompt: "Prompt | LinePrompt", terminal: "ChatTerminal", hint: str) ->
                 terminal.say("Ctrl-C once more quits, and so does Ctrl-D.")
 
 
-def _tried(terminal: "ChatTerminal", work: Callable[[], None]) -> None:
+def _tried(terminal: "ChatTerminal", work: Callable[[], None], noted: Noted) -> None:
     """Do something, and say what went wrong if it did: the conversation goes on."""
     try:
         work()
     except Stopped:
         terminal.say("Stopped while reading: nothing of it was read.")
     except (KvliteError, OSError) as error:
-        terminal.warn(str(error))
+        terminal.warn(sentence(noted(error)))
 
 
 def _greeting(session: "Session") -> str:
@@ -195,7 +199,12 @@ def _greeting(session: "Session") -> str:
 
 
 def _piped(
-    session: "Session", screen: "Console", documents: "list[Document]", *, as_json: bool
+    session: "Session",
+    screen: "Console",
+    documents: "list[Document]",
+    noted: Noted,
+    *,
+    as_json: bool,
 ) -> None:
     """Answer every line of standard input."""
     session.change(checkpoint_limit="0MB")  # no line goes back, so nothing is copied for that
@@ -214,7 +223,7 @@ def _piped(
             except Stopped:
                 raise
             except KvliteError as error:
-                screen.print(f"kvlite: {error}", markup=False)
+                screen.print(f"kvlite: {sentence(noted(error))}", markup=False)
                 failed = True
                 continue
             if ledger.finish_reason == "interrupted":

@@ -19,7 +19,7 @@ from kvlite.cli.methods import methods
 from kvlite.cli.plan import plan
 from kvlite.cli.profile import app as profile
 from kvlite.cli.read import read
-from kvlite.errors import KvliteError
+from kvlite.errors import KvliteError, sentence
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,8 +70,7 @@ def main() -> None:
     except typer.TyperException as error:
         message = _usage(error)
     except (KvliteError, OSError) as error:
-        notes = "; ".join(getattr(error, "__notes__", ()))
-        message = f"{error} ({notes})" if notes else str(error)
+        message = sentence(error)
     if message:
         print(f"kvlite: {message}", file=sys.stderr)
     sys.exit(BAD_INPUT)

@@ -3,7 +3,7 @@
 import inspect
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
 
@@ -21,18 +21,27 @@ Command = Callable[..., None]
 
 
 def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """Give a command, whose first parameter is `settings`, a flag for each of these settings, and
-    --profile; what no flag says comes from the environment, a profile, or is the default."""
+    """As `with_resolved`, for a first parameter that is `settings`."""
+
+    @wraps(command)
+    def plain(resolved: Resolved, **values: Any) -> None:
+        command(resolved.settings, **values)
+
+    return with_resolved(plain, names)
+
+
+def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command:
+    """Give a command, whose first parameter is `Resolved`, a flag for each of these settings, and
+    --profile; what no flag says comes from the environment, a profile, or is the default. Errors
+    that end it say where."""
 
     @wraps(command)
     def told(resolved: Resolved, **values: Any) -> None:
-        outside = resolved.outside()
-        _require_meanings(resolved.settings, outside)
+        _require_meanings(resolved.settings, resolved.outside())
         try:
-            command(resolved.settings, **values)
+            command(resolved, **values)
         except KvliteError as error:
-            for note in _told_of(str(error), resolved.settings, outside):
-                error.add_note(note)
+            resolved.noted(error)
             raise
 
     return _with_flags(told, names, partial(_resolved, names=names), _profile())
@@ -43,7 +52,7 @@ with_model = partial(with_settings, names=("model", "device", "weights"))
 
 
 def with_origins(command: Command) -> Command:
-    """As `with_settings`, for a first parameter that is `Resolved`."""
+    """As `with_resolved`, for a command that shows values and needs none to mean anything."""
     return _with_flags(command, OPTIONS, partial(_resolved, names=OPTIONS), _profile())
 
 
@@ -116,14 +125,6 @@ def _require_meanings(settings: Settings, outside: Mapping[str, Origin]) -> None
 
     for name, origin in outside.items():
         require_meaning(name, getattr(settings, name), origin.called(name))
-
-
-def _told_of(message: str, settings: Settings, outside: Mapping[str, Origin]) -> Iterator[str]:
-    """Where values come from that an error calls by their flags, though none was given."""
-    for name, origin in outside.items():
-        flag, value = flag_of(name), getattr(settings, name)
-        if f"{flag} {value} " in f"{message} " or f"{flag} {value!r}" in message:
-            yield f"{flag} is from {origin}"
 
 
 def _negated(flag: str) -> str:

@@ -307,6 +307,16 @@ def test_a_line_that_does_not_fit_is_said_and_others_go_on(typed: Run) -> None:
     assert re.fullmatch("kvlite: .* tokens do not fit this model.*\n", done.err)
 
 
+def test_a_line_that_cannot_be_answered_says_what_was_set_elsewhere(
+    typed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_RECALL", "ram")
+    done = typed("Who sat?\n", "--method", "lminfinite")
+    assert (done.code, done.out) == (2, "")
+    assert "--recall ram has nothing to bring back" in done.err
+    assert done.err.endswith("(--recall is from environment KVLITE_RECALL)\n")
+
+
 def test_interrupted_between_lines(typed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     say = Session.say
 
