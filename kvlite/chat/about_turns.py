@@ -68,6 +68,7 @@ def branches(session: Session, terminal: Terminal, argument: str) -> None:
     if _went_back(session, terminal, partial(session.switch, number)):
         terminal.say(f"You are on branch {number}.")
         terminal.show(_numbered(session.messages, terminal.width))
+        _waiting(session, terminal)
 
 
 def _went_back(session: Session, terminal: Terminal, work: Work[None]) -> bool:

@@ -76,6 +76,7 @@ class Session:
         self.talk = talk
         self.last: Ledger | None = None
         self._typed: dict[str, Message] = {}
+        self._left: dict[int, list[Document]] = {}
         self.waiting: list[Document] = list(talk.documents)
         for each in talk.messages:
             if each["role"] == "user" and (message := _about(self.waiting, each["content"])):
@@ -169,6 +170,7 @@ class Session:
         number, message = self.message(None)
 
         def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+            self._leave()
             pieces = self.talk.regenerate(progress=progress, notify=notify, cancel=cancel)
             return self._again(number, message, pieces)
 
@@ -180,6 +182,7 @@ class Session:
         message = Message(text, former.documents)
 
         def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+            self._leave()
             pieces = self.talk.edit(
                 number, message.said, progress=progress, notify=notify, cancel=cancel
             )
@@ -216,6 +219,7 @@ class Session:
             Stopped: while something was read again, as for `switch`.
         """
         _, message = self.message(None)
+        self._leave()
         with self._moving():
             self.talk.undo(progress=progress, notify=notify, cancel=cancel)
         self.waiting = [*message.documents, *self.waiting]
@@ -229,20 +233,26 @@ class Session:
             Stopped: while something was read again, as for `switch`.
         """
         messages = self.messages
+        self._leave()
         with self._moving():
             self.talk.branch(number, progress=progress, notify=notify, cancel=cancel)
         self.waiting = list(messages[number].documents)
 
     def switch(self, number: int, progress: Progress, notify: Notify, cancel: Event) -> None:
-        """Go to a branch, counted from 1; nothing waits there.
+        """Go to a branch, counted from 1; what waited there when it was left waits again.
 
         Raises:
             Stopped: while it was read again; the conversation is on a branch of its own, and
-                nothing waits there either.
+                nothing waits there.
         """
+        self._leave()
         with self._moving():
             self.talk.switch(number - 1, progress=progress, notify=notify, cancel=cancel)
-        self.waiting = []
+        self.waiting = self._left.pop(number - 1, [])
+
+    def _leave(self) -> None:
+        """Remember what waits on this branch, of which some may have been read ahead."""
+        self._left[self.talk.ways.at] = [*self.waiting]
 
     @contextmanager
     def _moving(self) -> Iterator[None]:

@@ -368,6 +368,18 @@ def test_branches(chat: Chat, text: Path) -> None:
     assert "is the last one" in chat.refused("/branch 2")
 
 
+def test_what_was_read_ahead_waits_on_its_branch(chat: Chat, text: Path) -> None:
+    for typed in ("Hello", "Who sat?", f"/read {text}", "/branch 1", "Who lay?"):
+        chat(typed)
+    assert chat("/branches 1").endswith(f"Your next message is about {text.name}.")
+    assert [document.name for document in chat.session.waiting] == [text.name]
+    chat("Where?")
+    assert chat.session.messages[2].documents[0].name == text.name
+    chat("/branches 2")
+    assert chat.session.waiting == []
+    chat("And then?")
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [("/undo", "Forgotten: And then?"), ("/branch 1", "after the answer to message 1;")],
