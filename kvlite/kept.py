@@ -1,0 +1,274 @@
+"""Which of all that was read the cache holds, and what of it came back while answering.
+
+Two looks at a cache say it: one when reading has ended, one when the answer has. With `stream`
+that is at the first piece, before its token enters the cache, and after the last one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvlite.cache import Bank, KVCache, LayerCache
+from kvlite.errors import SnapshotError
+
+BINS = 240
+
+Bits = NDArray[np.uint8]
+Counts = NDArray[np.int64]
+Shares = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a cache held at one moment, in host memory, a bit for a KV head and position.
+
+    Attributes:
+        seen: positions there were.
+        windows: per layer, the tokens a sliding window shows, or None where it sees everything.
+        heads: per layer, KV heads, those that another one stands in for included.
+        bits: per layer, `(KV heads that hold anything of their own, ceil(seen / 8))` uint8.
+    """
+
+    seen: int
+    windows: tuple[int | None, ...]
+    heads: tuple[int, ...]
+    bits: tuple[Bits, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory it takes."""
+        return sum(each.nbytes for each in self.bits)
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """What one layer holds, in whole per cent of (KV head, position) pairs: 0 is none, 100 is all.
+
+    Attributes:
+        window: the tokens its sliding window shows; None where it sees everything.
+        held: of each bin.
+        back: of each bin, what came back while answering; part of `held`.
+        all_held, all_back: of all positions.
+    """
+
+    window: int | None
+    held: tuple[int, ...]
+    back: tuple[int, ...]
+    all_held: int
+    all_back: int
+
+
+@dataclass(frozen=True)
+class KeptMap:
+    """What each layer holds of each part of what was seen.
+
+    Attributes:
+        seen: positions, the answer's included.
+        read: those that were there when reading ended.
+        layers: of the model, each with the same bins, as equal as can be; see `edges`.
+    """
+
+    seen: int
+    read: int
+    layers: tuple[KeptLayer, ...]
+
+    @property
+    def bins(self) -> int:
+        """Parts that the positions are in."""
+        return len(self.layers[0].held) if self.layers else 0
+
+    @property
+    def edges(self) -> list[int]:
+        """Where bins begin, and the end: bin i is of positions edges[i] to edges[i + 1] - 1."""
+        return _edges(self.seen, self.bins)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a line that is the same all along is one number."""
+        return {
+            "seen": self.seen,
+            "read": self.read,
+            "bins": self.bins,
+            "layers": [
+                [each.window, each.all_held, each.all_back, _short(each.held), _short(each.back)]
+                for each in self.layers
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, plain: Any) -> "KeptMap":
+        """The map that was stored.
+
+        Raises:
+            SnapshotError: it is none.
+        """
+        try:
+            bins = plain["bins"]
+            layers = tuple(
+                KeptLayer(window, _long(held, bins), _long(back, bins), all_held, all_back)
+                for window, all_held, all_back, held, back in plain["layers"]
+            )
+            made = cls(plain["seen"], plain["read"], layers)
+            made.require_sound()
+            return made
+        except (KeyError, TypeError, ValueError):
+            raise SnapshotError(
+                "this is not a map of what was kept, or a damaged one: answer again to make another"
+            ) from None
+
+    def require_sound(self) -> None:
+        """Raises ValueError or TypeError if its numbers do not fit each other."""
+        per_cent = [
+            number
+            for each in self.layers
+            for number in (*each.held, *each.back, each.all_held, each.all_back)
+        ]
+        if not 0 <= self.read <= self.seen or any(not 0 <= each <= 100 for each in per_cent):
+            raise ValueError
+        if any(len(each.held) != len(each.back) for each in self.layers):
+            raise ValueError
+        if {len(each.held) for each in self.layers} - {self.bins} or self.bins > self.seen:
+            raise ValueError
+        if any(each.window is not None and each.window < 1 for each in self.layers):
+            raise ValueError
+
+
+@dataclass(frozen=True)
+class TokenShares:
+    """How much is held of each token: a mean over KV heads and the layers that see everything, or
+    over all layers where none does.
+
+    Attributes:
+        held: `(seen,)` float32, from 0 to 1.
+        back: likewise, what came back while answering; part of `held`.
+    """
+
+    held: Shares
+    back: Shares
+
+
+def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
+    """Look at what a cache holds; of several sequences, at the first.
+
+    On a GPU it takes, a layer at a time, 9 bytes an entry and 2 a KV head and position. There it
+    may run out of memory as anything may: a `Ladder` can run it again.
+
+    Args:
+        windows: those of the model's shape.
+    """
+    seen, layers = cache.seen, cache.layers
+    heads = (sum(len(bank.heads) for bank in layer.banks) + len(layer.like) for layer in layers)
+    return Look(seen, tuple(windows), tuple(heads), tuple(_bits(each, seen) for each in layers))
+
+
+def _bits(layer: LayerCache, seen: int) -> Bits:
+    held = layer.in_order([_held(bank, seen) for bank in layer.banks])
+    return np.packbits(held[0, :, :seen].cpu().numpy(), axis=1)
+
+
+def _held(bank: Bank, seen: int) -> Tensor:
+    """Whether a bank holds a position, `(1, heads, seen + 1)` bool. The last one stands for what a
+    step that was interrupted left."""
+    at = bank.positions[:1, :, : bank.used].long().clamp(max=seen)
+    held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
+    return held.scatter_(2, at, True)
+
+
+def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:
+    """What each layer holds of equal parts of what was seen.
+
+    Args:
+        before: when reading had ended; None where nothing is recalled.
+        after: when the answer had.
+        bins: parts at most.
+
+    Raises:
+        ValueError: the looks are not at one cache, one after the other.
+    """
+    edges = _edges(after.seen, min(bins, after.seen))
+    layers = []
+    for window, heads, (held, back) in zip(
+        after.windows, after.heads, _counted(before, after), strict=True
+    ):
+        pairs, whole = heads * np.diff(edges), np.array([heads * after.seen])
+        layers.append(
+            KeptLayer(
+                window,
+                _per_cent(_binned(held, edges), pairs),
+                _per_cent(_binned(back, edges), pairs),
+                *_per_cent(held.sum(keepdims=True), whole),
+                *_per_cent(back.sum(keepdims=True), whole),
+            )
+        )
+    return KeptMap(after.seen, after.seen if before is None else before.seen, tuple(layers))
+
+
+def token_shares(before: Look | None, after: Look) -> TokenShares:
+    """How much is held of each token. Args and errors are those of `kept_map`."""
+    counted = [window is None for window in after.windows]
+    if not any(counted):
+        counted = [True] * len(counted)
+    sums, pairs = np.zeros((2, after.seen), np.int64), 0
+    for counts, heads, each in zip(_counted(before, after), after.heads, counted, strict=True):
+        if each:
+            sums += counts
+            pairs += heads
+    held, back = (sums / max(1, pairs)).astype(np.float32)
+    return TokenShares(held, back)
+
+
+def _counted(before: Look | None, after: Look) -> Iterator[tuple[Counts, Counts]]:
+    """For each layer, how many KV heads hold each position, and in how many of them it came back
+    since: `(seen,)` int64 each."""
+    if before is None:
+        nothing = np.zeros(after.seen, np.int64)
+        yield from ((_per_position(bits, after.seen), nothing) for bits in after.bits)
+        return
+    shapes = [(len(then), len(now)) for then, now in zip(before.bits, after.bits, strict=True)]
+    if before.seen > after.seen or any(then != now for then, now in shapes):
+        raise ValueError("the two looks are not at one cache, one after the other")
+    for then, now in zip(before.bits, after.bits, strict=True):
+        back = _came_back(then, now, before.seen, after.seen)
+        yield _per_position(now, after.seen), back
+
+
+def _came_back(before: Bits, after: Bits, read: int, seen: int) -> Counts:
+    """Of what was there when reading ended: what came later is not back, but new."""
+    now = after[:, : before.shape[1]] & ~before
+    counts = np.zeros(seen, np.int64)
+    counts[:read] = _per_position(now, read)
+    return counts
+
+
+def _per_position(bits: Bits, seen: int) -> Counts:
+    held = np.unpackbits(bits, axis=1, count=seen)
+    return np.asarray(held.sum(0, dtype=np.int64))
+
+
+def _edges(seen: int, bins: int) -> list[int]:
+    return [each * seen // bins for each in range(bins + 1)] if bins else [0]
+
+
+def _binned(counts: Counts, edges: list[int]) -> Counts:
+    if not counts.size:
+        return counts
+    return np.add.reduceat(counts, edges[:-1])
+
+
+def _per_cent(counts: Counts, pairs: Counts) -> tuple[int, ...]:
+    """Rounded, but something is not nothing, and not all is not all."""
+    rounded = np.clip(np.rint(100 * counts / np.maximum(1, pairs)).astype(np.int64), 1, 99)
+    exact = np.where(counts == 0, 0, np.where(counts == pairs, 100, rounded))
+    return tuple(exact.tolist())
+
+
+def _short(line: tuple[int, ...]) -> int | list[int]:
+    return line[0] if len(set(line)) == 1 else [*line]
+
+
+def _long(line: int | list[int], bins: int) -> tuple[int, ...]:
+    return (line,) * bins if isinstance(line, int) else tuple(line)
