@@ -173,7 +173,7 @@ def _bits(layer: LayerCache, seen: int) -> Bits:
 def _held(bank: Bank, seen: int) -> Tensor:
     """Whether a bank holds a position, `(1, heads, seen + 1)` bool. The last one stands for what a
     step that was interrupted left."""
-    at = bank.positions[:1, :, : bank.used].long().clamp(max=seen)
+    at = bank.positions[:1, :, : bank.used].long()
     held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
     return held.scatter_(2, at, True)
 

@@ -1,6 +1,7 @@
 """What the model is told: documents and a question as one message, a message as a turn."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvlite.documents import Document, whole_characters
@@ -8,19 +9,48 @@ from kvlite.errors import SettingError
 
 _ANSWER, _TEXT = "<kvlite answer>", "<kvlite text>"
 
+# Between documents, and before the question.
+BETWEEN = "\n\n"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Text that is encoded by itself.
+
+    Attributes:
+        options: of the tokenizer's `encode`.
+    """
+
+    text: str
+    options: dict[str, bool]
+
+    def tokens(self, tokenizer: Any) -> list[int]:
+        """Its tokens."""
+        ids: list[int] = tokenizer.encode(self.text, **self.options)
+        return ids
+
 
 def question_about(documents: Sequence[Document], question: str) -> str:
     """One user message: every document under its name, then the question.
 
     The question comes last, so that what the cache keeps is chosen with it in view.
     """
-    return f"{all_of(documents)}\n\n{asked_of(documents, question)}"
+    return f"{all_of(documents)}{BETWEEN}{asked_of(documents, question)}"
 
 
 def all_of(documents: Sequence[Document]) -> str:
     """What such a message begins with: every document under its name."""
-    parts = [f"Document: {document.name}\n\n{document.text.strip()}" for document in documents]
-    return "\n\n".join(parts)
+    return BETWEEN.join(f"{name_of(document)}{body_of(document)}" for document in documents)
+
+
+def name_of(document: Document) -> str:
+    """What stands before a document's text."""
+    return f"Document: {document.name}\n\n"
+
+
+def body_of(document: Document) -> str:
+    """A document's text as the model is told it."""
+    return document.text.strip()
 
 
 def asked_of(documents: Sequence[Document], question: str) -> str:
@@ -57,16 +87,27 @@ def said_tokens(
         first: nothing at all was read before.
         system: what the model is told before the first message.
     """
+    parts = said_parts(tokenizer, text, opening=opening, first=first, system=system)
+    return _joined(tokenizer, parts)
+
+
+def said_parts(
+    tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
+) -> list[Part]:
+    """What is encoded one after the other to get `said_tokens`, whose args these are."""
     if tokenizer.chat_template is not None:
-        return user_turn(tokenizer, whole_characters(text), opening=opening, system=system)
+        return _turn_parts(tokenizer, whole_characters(text), opening=opening, system=system)
     told = f"{system}\n\n" if system and opening else ""
-    return text_tokens(tokenizer, told + text, first=first)
+    return [_text_part(told + text, first=first)]
 
 
 def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
     """The tokens of a text as it is, with those that go before the `first` one."""
-    ids: list[int] = tokenizer.encode(whole_characters(text), add_special_tokens=first)
-    return ids
+    return _text_part(text, first=first).tokens(tokenizer)
+
+
+def _text_part(text: str, *, first: bool) -> Part:
+    return Part(whole_characters(text), {"add_special_tokens": first})
 
 
 def token_list(token_ids: Any) -> list[int]:
@@ -95,20 +136,22 @@ def user_turn(tokenizer: Any, text: str, *, opening: bool, system: str = "") -> 
     What looks like a control token in the message is encoded as the characters it is made of, so
     that a document cannot end the user's turn.
     """
+    return _joined(tokenizer, _turn_parts(tokenizer, text, opening=opening, system=system))
+
+
+def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> list[Part]:
+    as_is = {"add_special_tokens": False}
     controls = [str(token) for token in tokenizer.all_special_tokens]
     if not any(token in text for token in controls):
-        return _tokens(tokenizer, _turn(tokenizer, text, opening=opening, system=system))
+        return [Part(_turn(tokenizer, text, opening=opening, system=system), as_is)]
     turn = _turn(tokenizer, _TEXT, opening=opening, system=system)
     before, _, after = turn.partition(_TEXT)
-    plain: list[int] = tokenizer.encode(
-        text.strip(), add_special_tokens=False, split_special_tokens=True
-    )
-    return _tokens(tokenizer, before) + plain + _tokens(tokenizer, after)
+    plain = Part(text.strip(), {**as_is, "split_special_tokens": True})
+    return [Part(before, as_is), plain, Part(after, as_is)]
 
 
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+def _joined(tokenizer: Any, parts: Sequence[Part]) -> list[int]:
+    return [token for part in parts for token in part.tokens(tokenizer)]
 
 
 def _turn(tokenizer: Any, text: str, *, opening: bool, system: str) -> str:

@@ -78,7 +78,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("budget", ["30", "41"])
-@pytest.mark.parametrize(("model", "chosen"), KINDS)
+@pytest.mark.parametrize(("model", "chosen"), KINDS, ids=lambda each: str(each))
 def test_what_a_conversation_holds_equals_loops_over_lists(
     model: str, chosen: dict[str, Any], budget: str
 ) -> None:
