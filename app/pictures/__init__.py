@@ -1,0 +1,7 @@
+"""Pictures of what an answer was made from, as SVG text to be put into a page."""
+
+from .heads import draw_heads
+from .kept_map import draw_kept
+from .page_strip import draw_pages, told
+
+__all__ = ["draw_heads", "draw_kept", "draw_pages", "told"]
