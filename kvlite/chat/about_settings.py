@@ -33,7 +33,7 @@ def show(session: Session, terminal: Terminal, argument: str) -> None:
         now = getattr(session.talk.settings, name)
         if now == option.default:
             continue
-        planned = name not in session.changed and getattr(session.given, name) != now
+        planned = name not in session.changed and _decided(session, name) == now
         reason = "decided by the plan" if planned else f"usually {written(option.default)}"
         rows.append((name, f"{written(now)}  ({reason})"))
     if rows:
@@ -50,6 +50,12 @@ def system(session: Session, terminal: Terminal, argument: str) -> None:
         return
     session.begin(system=value_typed("system", argument))
     terminal.say("A new conversation, with another system message.")
+
+
+def _decided(session: Session, name: str) -> object:
+    """What the plan made of a setting that was left open; None if it left it as it was given."""
+    planned = getattr(session.runner.settings, name)
+    return None if planned == getattr(session.given, name) else planned
 
 
 def _now(session: Session, name: str) -> str:

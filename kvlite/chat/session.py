@@ -66,7 +66,7 @@ class Session:
         Raises:
             SettingError: they do not fit; all is as it was.
         """
-        talk = self._fresh(changed)
+        talk = self.runner.conversation(**{**self.changed, **changed})
         self.changed |= changed
         self.resume(talk)
 
@@ -84,16 +84,16 @@ class Session:
                 del self.waiting[: len(message.documents)]
 
     def change(self, **values: Any) -> None:
-        """Change settings of this conversation, from the next message on.
+        """Change settings of this conversation, from the next message on; one that was saved keeps
+        the others it was saved with.
 
         Raises:
             SettingError: they are unknown, out of range, or do not fit each other.
         """
-        self.talk.settings = self._fresh(values).settings
+        settings = self.talk.settings.after_load(values)
+        Conversation(self.runner.model, settings)  # which checks them
+        self.talk.settings = settings
         self.changed |= values
-
-    def _fresh(self, changed: dict[str, Any]) -> Conversation:
-        return self.runner.conversation(**{**self.changed, **changed})
 
     @property
     def messages(self) -> list[Message]:

@@ -285,6 +285,27 @@ def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) 
     assert f"/load {name}" in offered(f"/load {name[:-1]}")
 
 
+def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
+    chat("/set top-k 7")
+    chat(f"/read {text}")
+    chat("Who sat?")
+    chat("/save trip")
+    chat("/set top-k 0")
+    chat("/system Be brief.")
+    chat("/load trip")
+    chat("/set max-tokens 3")
+    settings = chat.session.talk.settings
+    assert (settings.system, settings.top_k, settings.max_new_tokens) == ("", 7, 3)
+    chat.terminal.width = 200
+    lines = {line.split()[0]: line for line in chat("/show").splitlines() if line}
+    assert "usually 0" in lines["top-k"] and "decided by the plan" in lines["kv-bits"]
+    chat("/undo")
+    chat("Who lay?")  # goes on from the document, which was read without that system message
+    assert [message.text for message in chat.session.messages] == ["Who lay?"]
+    chat("/clear")
+    assert chat.session.talk.settings.system == "Be brief."
+
+
 def test_undo_gives_the_document_back(chat: Chat, text: Path) -> None:
     chat(f"/read {text}")
     ahead = seen(chat)
