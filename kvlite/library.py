@@ -24,7 +24,9 @@ from kvlite.sizes import parse_bytes
 from kvlite.snapshot import SUFFIX, About, Snapshot, digest_of
 from kvlite.tensorfile import Progress
 
-_NAME = re.compile(r"[^\0-\x1f/\\<>:\"|?*.][^\0-\x1f/\\<>:\"|?*]*")
+# Not in names: what some file system forbids, and bytes that are no character of the locale.
+_NEVER = r"\0-\x1f/\\<>:\"|?*\ud800-\udfff"
+_NAME = re.compile(rf"[^\s.{_NEVER}]([^{_NEVER}]*[^\s{_NEVER}])?")
 _LONGEST = 200
 _READING = ("method", "budget", "kv_bits", "recall_bits")
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
@@ -95,8 +97,8 @@ def path_of(name: str) -> Path:
     """
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST:
         raise SettingError(
-            f'{name!r} is no name: leave out / \\ < > : " | ? *, do not begin with a dot, and be '
-            f"shorter than {_LONGEST} bytes"
+            f'{name!r} is no name: leave out / \\ < > : " | ? *, do not begin with a dot, neither '
+            f"begin nor end with a space, and be shorter than {_LONGEST} bytes"
         )
     return library_folder() / f"{name}{SUFFIX}"
 
@@ -236,8 +238,8 @@ def _free_path(talk: Conversation) -> Path:
     """Where a conversation without a name goes."""
     names = [each.name for each in talk.documents]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    base = re.sub(r"[\0-\x1f/\\<>:\"|?*]", "_", f"{names[0]}{more}" if names else "conversation")
-    base = base.lstrip(".")[: _LONGEST // 4] or "conversation"
+    base = re.sub(f"[{_NEVER}]", "_", f"{names[0]}{more}" if names else "conversation")
+    base = base.lstrip(". ")[: _LONGEST // 4].strip() or "conversation"
     wanted, identity, number = digest_of(talk.documents), Identity.of(talk.model), 1
     while True:
         path = path_of(base if number == 1 else f"{base} ({number})")

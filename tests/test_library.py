@@ -137,6 +137,8 @@ def test_names(model: LoadedModel, folder: Path) -> None:
     assert library.add(read(model, REPORT, changed)).name == "report.pdf and 1 more"
     odd = Document('../..a/b:"c".txt', TEXT, ())
     assert library.add(read(model, odd)).path == folder / "_..a_b__c_.txt.kv"
+    bytes_in_it = Document(" a\udcff.txt ", TEXT, ())
+    assert library.add(read(model, bytes_in_it)).path == folder / "a_.txt.kv"
     long = Document("ä b " * 80 + ".txt", TEXT, ())
     assert library.add(read(model, long)).path.is_file()
     talk = Conversation(model, settings())
@@ -146,7 +148,10 @@ def test_names(model: LoadedModel, folder: Path) -> None:
     assert {path.parent for path in folder.iterdir()} == {folder}
 
 
-@pytest.mark.parametrize("name", [".", "..", ".x", "a/b", "a\\b", "a\0", "a:b", "x" * 201, "a\n"])
+@pytest.mark.parametrize(
+    "name",
+    [".", "..", ".x", "a/b", "a\\b", "a\0", "a:b", "x" * 201, "a\n", " ", " a", "a ", "\udcff"],
+)
 def test_names_that_are_none(model: LoadedModel, name: str, folder: Path) -> None:
     for does in (
         lambda: library.add(read(model), name),

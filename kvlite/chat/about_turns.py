@@ -119,7 +119,8 @@ def _branches(session: Session, known: Sequence[Branch], width: int) -> Table:
         here = "*" if each.current else " "
         users = session.typed(each.messages)
         last = users[-1].text if users else "(nothing said yet)"
-        shown = f"{len(users)} messages, the last: {last}"
+        count = f"{len(users)} message{'' if len(users) == 1 else 's'}"
+        shown = f"{count}, the last: {last}"
         table.add_row(Text(f"{here}{number}"), Text(_short(shown, width - 6)))
     return table
 

@@ -155,7 +155,10 @@ def enter(session: Session, terminal: Terminal, typed: str) -> None:
     found = command_in(typed)
     if found is not None:
         name, argument = found
-        command_named(name).run(session, terminal, argument)
+        command = command_named(name)
+        if argument and not command.takes:
+            raise SettingError(f"/{command.name} takes nothing after it: leave out {argument!r}")
+        command.run(session, terminal, argument)
         return
     message = unquoted(typed)
     if message.strip():

@@ -10,13 +10,16 @@ from kvlite.replacing import replaced
 from kvlite.snapshot import SUFFIX
 
 _MARKDOWN = (".md", ".markdown")
+_FORCE = " --force"
 
 
 def save(session: Session, name: str, progress: Progress) -> tuple[str, list[str]]:
     """Keep the conversation.
 
     Args:
-        name: a file's path, `.md` for Markdown or `.kv`; or that of an entry of the library.
+        name: a file's path, `.md` for Markdown or `.kv`; or that of an entry of the library. With
+            --force after it, what is there already gives way; without, only what this conversation
+            was saved as or loaded from.
         progress: told (bytes done, of how many).
 
     Returns:
@@ -28,19 +31,33 @@ def save(session: Session, name: str, progress: Progress) -> tuple[str, list[str
     """
     if not session.talk.messages and not session.waiting:
         raise SettingError("nothing has been said yet, so there is nothing to save")
+    name, force = name.removesuffix(_FORCE).rstrip(), name.endswith(_FORCE)
     path = Path(name).expanduser()
-    if path.suffix.lower() == SUFFIX:
+    kind = path.suffix.lower()
+    target = path if kind in (SUFFIX, *_MARKDOWN) else library.path_of(name)
+    if target.exists() and not force and target.resolve() not in session.places:
+        raise SettingError(
+            f"{name} is there already, and is not this conversation: give another name, or replace "
+            f"it with /save {name}{_FORCE}"
+        )
+    where, gone = str(path), list[str]()
+    if kind == SUFFIX:
         session.talk.save(path, progress=progress)
-        return str(path), []
-    if path.suffix.lower() not in _MARKDOWN:
+    elif kind in _MARKDOWN:
+        _write(path, markdown(session))
+    else:
         added = library.add(session.talk, name, progress)
-        return f"{added.name}, in the library", added.removed
+        where, gone = f"{added.name}, in the library", added.removed
+    session.places.add(target.resolve())
+    return where, gone
+
+
+def _write(path: Path, text: str) -> None:
     try:
         with replaced(path) as file:
-            file.write(markdown(session).encode())
+            file.write(text.encode())
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror}") from error
-    return str(path), []
 
 
 def load(session: Session, name: str, progress: Progress) -> None:
@@ -56,6 +73,7 @@ def load(session: Session, name: str, progress: Progress) -> None:
     if path.suffix.lower() != SUFFIX:
         path = library.entry_path(name)
     session.resume(session.runner.open(path, progress=progress))
+    session.places.add(path.resolve())
 
 
 def markdown(session: Session) -> str:

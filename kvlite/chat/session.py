@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -52,6 +53,7 @@ class Session:
         talk: the conversation.
         waiting: documents that the next message will be about.
         last: the account of the last answer.
+        places: files that the conversation was saved in or loaded from.
     """
 
     def __init__(self, runner: Runner, given: Settings) -> None:
@@ -75,6 +77,7 @@ class Session:
         waits, is told from its documents."""
         self.talk = talk
         self.last: Ledger | None = None
+        self.places: set[Path] = set()
         self._typed: dict[str, Message] = {}
         self._left: dict[int, list[Document]] = {}
         self.waiting: list[Document] = list(talk.documents)

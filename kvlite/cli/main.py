@@ -70,10 +70,20 @@ def main() -> None:
     except typer.TyperException as error:
         message = _usage(error)
     except (KvliteError, OSError) as error:
-        message = sentence(error)
+        message = _unusable(error) if isinstance(error, OSError) else sentence(error)
     if message:
         print(f"kvlite: {message}", file=sys.stderr)
     sys.exit(BAD_INPUT)
+
+
+def _unusable(error: OSError) -> str:
+    """What the system would not do, and with which file or folder, in one sentence."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    return (
+        f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}): check it and its "
+        "permissions, or name another folder (KVLITE_DATA, KVLITE_CACHE or KVLITE_CONFIG)"
+    )
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -156,6 +156,8 @@ def test_reading_that_is_stopped_leaves_nothing(chat: Chat, text: Path) -> None:
         ("/regen", "nothing has been said yet"),
         ("/branch", "nothing has been said yet"),
         ("/edit two", "'two' is not a number"),
+        ("/undo 3", "/undo takes nothing after it: leave out '3'"),
+        ("/clear all", "/clear takes nothing after it"),
         ("/set temperature 20", "between 0 and 10"),
         ("/set temperature warm", "not a number"),
         ("/set model other", "cannot be changed once a model is loaded"),
@@ -283,6 +285,32 @@ def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) 
     assert chat.terminal.answers[-1] == expected
     assert [message.text for message in chat.session.messages] == ["Who sat?", "Who lay?"]
     assert f"/load {name}" in offered(f"/load {name[:-1]}")
+
+
+@pytest.mark.parametrize("name", ["trip", "{folder}/trip.kv", "{folder}/notes.md"])
+def test_what_is_something_else_is_replaced_by_force_only(
+    chat: Chat, tmp_path: Path, name: str
+) -> None:
+    name = name.format(folder=tmp_path)
+    path = Path(name) if "/" in name else tmp_path / "data" / "library" / "trip.kv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    chat("Who sat?")
+    said = chat.refused(f"/save {name}")
+    assert said.startswith(f"{name} is there already") and f"/save {name} --force" in said
+    assert path.read_text() == "mine"
+    chat(f"/save {name} --force")
+    mine = path.read_bytes()
+    assert mine != b"mine"
+    chat(f"/save {name}")  # again, as it is this conversation
+    chat("/clear")
+    chat("Who lay?")
+    assert "is there already" in chat.refused(f"/save {name}")
+    if path.suffix == ".kv":
+        chat(f"/load {name}")
+        chat("Who lay?")
+        chat(f"/save {name}")  # it goes on with what was loaded
+        assert path.read_bytes() != mine
 
 
 def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
@@ -427,6 +455,12 @@ def test_going_back_that_is_stopped_says_where_it_is(chat: Chat, typed: str, sai
 def offered(typed: str) -> list[str]:
     """What a text becomes, one for each way to go on."""
     return [typed[: len(typed) - each.replaces] + each.text for each in completions(typed)]
+
+
+def test_a_branch_of_one_message(chat: Chat) -> None:
+    chat("Who sat?")
+    chat("/regen")
+    assert chat("/branches").split("\n")[0].startswith(" 1 1 message, the last: Who sat?")
 
 
 def test_completion(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,16 @@ def test_bad_input(refused: Refused) -> None:
     refused(["library", "burn"], "burn", "kvlite library --help")
 
 
+def test_a_folder_that_cannot_be_used_is_named(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    monkeypatch.setenv("KVLITE_DATA", str(file))
+    refused(["library", "limit", "5GiB"], f"{file / 'library'} cannot be used", "KVLITE_DATA")
+    assert file.read_text() == "mine"
+
+
 def test_help(kvlite: Run) -> None:
     done = kvlite("library", "--help")
     assert done.code == 0 and "kvlite library limit 50GiB" in done.out
