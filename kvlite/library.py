@@ -163,7 +163,7 @@ def limit() -> int | None:
 
 def set_limit(size: str) -> list[str]:
     """Let all entries take no more than `size`, as in 50GiB, or with "none" any; the names of those
-    that had to go.
+    that had to go: documents, as conversations stay.
 
     Raises:
         SettingError: it is no size.
@@ -260,17 +260,19 @@ def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
 
 
 def _keep_to_limit(kept: Path | None) -> list[str]:
-    """Remove what was not used for longest until the rest keeps to the limit; their names.
+    """Remove documents that were not used for longest, which can be read again, until the rest
+    keeps to the limit; their names. Conversations stay: what was said is nowhere else.
 
     Args:
-        kept: stays.
+        kept: stays too.
     """
     most, found = limit(), entries()
     total, removed = sum(each.nbytes for each in found), []
     for each in reversed(found):
         if most is None or total <= most:
             break
-        if kept is None or each.path != kept:
+        said = each.about is not None and each.about.messages > 0
+        if not said and each.path != kept:
             each.path.unlink(missing_ok=True)
             total -= each.nbytes
             removed.append(each.name)

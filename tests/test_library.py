@@ -195,6 +195,17 @@ def test_a_limit_takes_what_was_not_used_for_longest(model: LoadedModel) -> None
     assert library.add(read(model), "e").removed == [] and names() == ["a", "d", "e"]
 
 
+def test_a_limit_takes_no_conversation(model: LoadedModel) -> None:
+    size = three(model)
+    talk = read(model)
+    list(talk.stream(f"{all_of([REPORT])} 11 12"))
+    path = library.add(talk, "trip").path
+    os.utime(path, (1, 1))  # used before all others
+    assert library.set_limit(f"{path.stat().st_size + size}B") == ["a", "b"]
+    assert library.set_limit("1KiB") == ["c"]
+    assert names() == ["trip"]
+
+
 def test_what_was_just_saved_stays_even_where_clocks_disagree(model: LoadedModel) -> None:
     size = three(model)
     later = time.time() + 9999

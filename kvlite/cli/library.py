@@ -87,10 +87,10 @@ def limit(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say how much all entries may take; left out, show it. What was not used for longest goes
-    first."""
+    """Say how much all entries may take; left out, show it. Documents that were not used for
+    longest go first; conversations stay until you remove them."""
+    from kvlite.library import entries, set_limit
     from kvlite.library import limit as current
-    from kvlite.library import set_limit
 
     removed = set_limit(size) if size else []
     most = current()
@@ -101,6 +101,12 @@ def limit(
     screen.print("There is no limit." if most is None else f"The limit is {readable(most)}.")
     for name in removed:
         screen.print(f"Removed {name}, to keep to it.", markup=False)
+    total = sum(each.nbytes for each in entries())
+    if most is not None and total > most:
+        screen.print(
+            f"Conversations take {readable(total)}, and stay: `kvlite library remove NAME`.",
+            markup=False,
+        )
 
 
 def _plain(entry: "Entry") -> dict[str, object]:

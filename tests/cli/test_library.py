@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlite import load
+from kvlite.library import add
+from kvlite.sizes import readable
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 
 
@@ -68,6 +71,19 @@ def test_limiting(kvlite: Run, full: int, folder: Path) -> None:
     assert kvlite("library", "limit", "--json").json() == {"limit": full + 9, "removed": []}
     assert [path.name for path in folder.glob("*.kv")] == ["c.kv"]
     assert kvlite("library", "limit", "none", "--json").json() == {"limit": None, "removed": []}
+
+
+def test_conversations_stay_and_it_is_said(kvlite: Run, model: Path, folder: Path) -> None:
+    talk = load(str(model), max_new_tokens=2).conversation()
+    list(talk.stream("Who sat?"))
+    nbytes = add(talk, "trip").nbytes
+    done = kvlite("library", "limit", "1KiB")
+    assert done.code == 0 and done.err == (
+        f"The limit is 1.0 KiB.\nConversations take {readable(nbytes)}, and stay: "
+        "`kvlite library remove NAME`.\n"
+    )
+    assert (folder / "trip.kv").is_file()
+    assert "stay" not in kvlite("library", "limit", "1GiB").err
 
 
 def test_bad_input(refused: Refused) -> None:
