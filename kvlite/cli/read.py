@@ -10,7 +10,7 @@ import typer
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
-from kvlite.errors import SettingError, Stopped
+from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 
@@ -48,8 +48,8 @@ def read(
     from kvlite.prompts import all_of, tokens_of
     from kvlite.runner import open_runner
 
-    if name:
-        library.path_of(name)
+    if name or target is not None:
+        _require_replaceable(library.path_of(name) if target is None else target, name or out)
     library.limit()
     screen = console(quiet)
     documents = [read_document(file) for file in files]
@@ -101,6 +101,27 @@ def read(
     )
     for gone in added.removed:
         screen.print(f"Removed {gone} from the library, to keep to its limit.", markup=False)
+
+
+def _require_replaceable(path: Path, called: str) -> None:
+    """Check, before anything is read, that nothing but what was read once would give way.
+
+    Raises:
+        SettingError: a conversation is there, or a file that is not kvlite's.
+    """
+    from kvlite.snapshot import Snapshot
+
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        with Snapshot(path) as saved:
+            what = "is a conversation" if saved.about.messages else ""
+    except SnapshotError:
+        what = "cannot be opened"
+    if what:
+        raise SettingError(
+            f"{called} is there already, and {what}: give another name, or remove it first"
+        )
 
 
 def _target(out: str, name: str) -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlite import library, load
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 from tests.cli.test_interrupts import INTERRUPTED, interrupted
 
@@ -199,3 +200,18 @@ def test_interrupted_while_saving(
     monkeypatch.setattr(os, "fsync", interrupt)
     done = kvlite("read", text, *flags, "-q")
     assert (done.code, done.out, list(folder.iterdir())) == (INTERRUPTED, "", [])
+
+
+def test_conversations_and_foreign_files_do_not_give_way(
+    refused: Refused, model: Path, text: Path, tmp_path: Path
+) -> None:
+    talk = load(str(model), max_new_tokens=2).conversation()
+    list(talk.stream("Who sat?"))
+    trip = library.add(talk, "trip").path
+    mine, said = tmp_path / "mine.kv", trip.read_bytes()
+    mine.write_text("mine")
+    read = ["read", text, "--model", model]
+    refused([*read, "--name", "trip"], "trip is there already, and is a conversation", "remove it")
+    refused([*read, "--out", trip], f"{trip} is there already, and is a conversation")
+    refused([*read, "--out", mine], f"{mine} is there already, and cannot be opened")
+    assert (trip.read_bytes(), mine.read_text()) == (said, "mine")
