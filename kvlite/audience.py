@@ -22,3 +22,6 @@ class Audience:
     progress: Progress | None = None
     notify: Notify | None = None
     cancel: Event | None = None
+
+
+NOBODY = Audience()

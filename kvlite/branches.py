@@ -38,6 +38,8 @@ class Path:
         before: where these begin, if there are any.
         token_ids: what had been read when it was left, since then.
         end: how it stood then.
+        parts: how many tokens had been read whenever a reading ended, message or not.
+        compacted: whether what was read is no longer all there, since the cache was compacted.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -48,19 +50,29 @@ class Path:
     before: Said | None = None
     token_ids: list[int] = field(default_factory=list)
     end: Checkpoint | None = None
+    parts: list[int] = field(default_factory=list)
+    compacted: bool = False
 
     def cut(self, number: int) -> "Path":
         """Another one that begins alike, without user message `number`, counted from 0, and all
         that came after it."""
         count = self.said[number].messages if number < len(self.said) else len(self.messages)
         sealed = min(self.sealed, number)
-        return Path(self.messages[:count], self.said[:number], self.read[:number], sealed)
+        cut = Path(self.messages[:count], self.said[:number], self.read[:number], sealed)
+        end = self.said[number].checkpoint.seen if number < len(self.said) else None
+        cut.parts = [part for part in self.parts if end is None or part <= end]
+        cut.compacted = self.compacted
+        return cut
+
+    def took(self, start: int, end: int) -> None:
+        """The tokens from one number to another were read together."""
+        self.parts = [*(part for part in self.parts if part <= start), end]
 
     @property
     def stops(self) -> list[int]:
         """How much had been read whenever reading ended."""
         ahead = [said.checkpoint.seen for said in self.open if said.ahead]
-        return sorted({*ahead, *self.read[self.sealed :]})
+        return sorted({*ahead, *self.read[self.sealed :], *self.parts})
 
     @property
     def open(self) -> list[Said]:

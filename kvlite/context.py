@@ -274,8 +274,9 @@ class Context:
     ) -> None:
         """Read on to the end of `ids`, in parts."""
         for stop in (*(each for each in stops if len(self.token_ids) < each < len(ids)), len(ids)):
-            if stop == len(ids) and self.tier is not None and self.tier.begun:
-                # An answer, which the next turn reads from here.
+            answer = stop == len(ids) and stop not in stops
+            if answer and self.tier is not None and self.tier.begun:
+                # The next turn reads it from here.
                 empty = empty_cache(self.model).layers
                 self.cache = KVCache(empty, len(ids), self.cache.rehearsed)
                 self.token_ids = [*ids]

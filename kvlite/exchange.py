@@ -177,23 +177,35 @@ class Exchange:
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
 
     def save(
-        self, path: str | FilePath, *, progress: Saving | None = None, most: int | None = None
+        self,
+        path: str | FilePath,
+        *,
+        light: bool = False,
+        progress: Saving | None = None,
+        most: int | None = None,
     ) -> int:
         """Write it to a file, from which `Runner.open` goes on with it; its bytes. An answer that
         is still going on is saved as far as it was heard. Args and errors are those of
         `snapshot.save` and `held`."""
-        return snapshot.save(FilePath(path), self.held(), self.model, self.settings, progress, most)
+        held = self.held(light=light)
+        return snapshot.save(
+            FilePath(path), held, self.model, self.settings, progress, most, light=light
+        )
 
-    def held(self) -> Held:
+    def held(self, *, light: bool = False) -> Held:
         """All that the next turn goes on from, as it stands: not copied.
+
+        Args:
+            light: the cache will not be looked at, unless it was compacted.
 
         Raises:
             InterruptedCacheError: a step was interrupted, and nothing can go on from that.
         """
         context = self.context
-        context.end_step(self.settings)
-        if context.tier is None:
-            context.cache.require_whole()
+        if not light or self.ways.path.compacted:
+            context.end_step(self.settings)
+            if context.tier is None:
+                context.cache.require_whole()
         return Held(
             cache=context.cache,
             tier=context.tier,

@@ -1,11 +1,31 @@
 """What a conversation goes on from: all that the next turn depends on, but its settings."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvlite.branches import Path
 from kvlite.cache import KVCache
 from kvlite.documents import Document
 from kvlite.offload import Tier
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What a light file has of a conversation: all but what comes of reading it.
+
+    Attributes:
+        token_ids: what had been read, to be read again.
+        ways: as `recorded.walked` takes them, which wants the tier that reading makes.
+        documents, pending, ahead, noted, given_up: as of `Held`.
+    """
+
+    token_ids: list[int]
+    ways: dict[str, Any]
+    documents: tuple[Document, ...]
+    pending: list[int]
+    ahead: list[int]
+    noted: tuple[str, ...]
+    given_up: list[str]
 
 
 @dataclass(frozen=True)
@@ -36,3 +56,8 @@ class Held:
     def path(self) -> Path:
         """The way it is on."""
         return self.paths[self.at]
+
+    @property
+    def compacted(self) -> bool:
+        """Whether reading its tokens again would not give what the cache holds."""
+        return self.path.compacted

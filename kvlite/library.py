@@ -199,7 +199,7 @@ def matching(model: LoadedModel, documents: Sequence[Document], settings: Settin
     identity = Identity.of(model)
     for each in same:
         about = each.about
-        if about is None or about.messages or about.identity != identity:
+        if about is None or about.messages or about.light or about.identity != identity:
             continue
         if _reading(Settings().replace(_known(about))) == _reading(settings):
             return each

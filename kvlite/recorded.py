@@ -95,6 +95,8 @@ def _path(path: Path, number: dict[int, int], tier: Tier | None) -> Plain:
         "end": None if path.end is None else _checkpoint(path.end, tier) | {"kind": ""},
         "ahead": path.ahead,
         "before": _number(path.before, number),
+        "parts": path.parts,
+        "compacted": path.compacted,
     }
 
 
@@ -130,6 +132,8 @@ def _path_again(plain: Plain, said: list[Said]) -> Path:
         end=None if plain["end"] is None else _checkpoint_again(plain["end"], None, 0),
         ahead=_ids(plain["ahead"]),
         before=_one(said, plain["before"]),
+        parts=_ids(plain.get("parts", [])),
+        compacted=bool(plain.get("compacted", plain["sealed"])),
     )
     if len(path.read) != len(every) or any(s.messages >= len(path.messages) for s in every):
         raise ValueError

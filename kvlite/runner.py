@@ -5,11 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvlite.audience import NOBODY, Audience
 from kvlite.cache import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.ledger import Answer
+from kvlite.light import read_again
 from kvlite.memory.plan import Plan, Planner, refusal
 from kvlite.memory.planning import planner_here
 from kvlite.memory.room import capped_bytes, hold
@@ -66,29 +68,44 @@ class Runner:
         return Conversation(self.model, self.settings.after_load(settings))
 
     def open(
-        self, path: str | Path, *, progress: Progress | None = None, **settings: Any
+        self,
+        path: str | Path,
+        *,
+        progress: Progress | None = None,
+        reading: Audience = NOBODY,
+        **settings: Any,
     ) -> Conversation:
         """A conversation that was saved, to go on with.
 
         Args:
             progress: told (bytes read, of how many).
+            reading: follows a light file's tokens being read again; its progress is told (tokens
+                read, of how many).
             settings: override those it was saved with.
 
         Raises:
             SnapshotError: the file is none, damaged, or of another model or a newer format.
             OutOfMemory: there is no room for it.
             SettingError: a setting is unknown or out of range.
+            Stopped: `reading.cancel` was set; the file is as it was.
         """
         with Snapshot(Path(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
-            return self.resumed(saved, chosen, progress)
+            return self.resumed(saved, chosen, progress, reading)
 
     def resumed(
-        self, saved: Snapshot, settings: Settings, progress: Progress | None = None
+        self,
+        saved: Snapshot,
+        settings: Settings,
+        progress: Progress | None = None,
+        reading: Audience = NOBODY,
     ) -> Conversation:
         """As `open`, of an open file and with whole settings."""
         Conversation(self.model, settings)  # which are checked before all is read
-        held = saved.held(self.model, settings, progress)
+        if saved.about.light:
+            held = read_again(self.model, settings, saved.unread(self.model, progress), reading)
+        else:
+            held = saved.held(self.model, settings, progress)
         return Conversation.resumed(self.model, settings, held)
 
     def generate(

@@ -22,7 +22,7 @@ from kvlite.cache.snapshot import Form, Parts, Plain, Whole, described, layer_of
 from kvlite.cache.sound import require
 from kvlite.documents import Document
 from kvlite.errors import OutOfMemory, RecallError, SnapshotError
-from kvlite.held import Held
+from kvlite.held import Held, Unread
 from kvlite.memory.free import free_bytes, ran_out
 from kvlite.memory.ladder import RUNGS
 from kvlite.model.identity import Identity
@@ -35,7 +35,7 @@ from kvlite.prompts import all_of
 from kvlite.recorded import recorded, walked
 from kvlite.settings import Settings
 from kvlite.sizes import readable
-from kvlite.tensorfile import Progress, TensorFile, write_tensors
+from kvlite.tensorfile import LIGHT, WHOLE, Progress, TensorFile, write_tensors
 
 SUFFIX = ".kv"
 
@@ -69,6 +69,7 @@ class About:
         documents: names of those that were read.
         ahead: a digest of the text that the next message must begin with; "" for none.
         recalls: whether all that was read is there, whatever the cache dropped.
+        light: whether the cache and what is recalled from are left out, to be read again.
         settings: of the conversation, by name.
         identity: of the model.
     """
@@ -83,6 +84,7 @@ class About:
     documents: tuple[str, ...]
     ahead: str
     recalls: bool
+    light: bool
     settings: dict[str, Any]
     identity: Identity
 
@@ -94,19 +96,21 @@ def save(
     settings: Settings,
     progress: Progress | None = None,
     most: int | None = None,
+    *,
+    light: bool = False,
 ) -> int:
     """Write a conversation to a file; its bytes. What was there stays until all of it is written.
 
     Args:
         progress: told (bytes done, of how many).
         most: bytes it may have.
+        light: leave out the cache and the tier, which are read again when it is opened. Of a
+            conversation that was compacted they are written: reading would not give them back.
 
     Raises:
         SnapshotError: it cannot be written there, or would be larger.
     """
-    parts = Parts("cache")
-    layers = [described(parts, f"{index}", layer) for index, layer in enumerate(held.cache.layers)]
-    tensors = dict(parts.tensors)
+    light = light and not held.compacted
     plain: Plain = {
         "kvlite": kvlite.__version__,
         "created": time.time(),
@@ -120,22 +124,34 @@ def save(
         "pending": held.pending,
         "noted": list(held.noted),
         "given_up": held.given_up,
-        "cache": {
-            "seen": held.cache.seen,
-            "rehearsed": held.cache.rehearsed,
-            "writing": held.cache.writing,
-            "objects": parts.objects,
-            "layers": layers,
-        },
     }
-    if held.tier is not None:
-        own, plain["tier"] = tier_parts(held.tier)
-        tensors |= own.tensors
+    tensors = dict[str, Tensor]()
+    if light:
+        plain["light"] = True
+    else:
+        tensors |= _cache_parts(held, plain)
     tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
     tensors["ahead"] = torch.tensor(held.path.ahead, dtype=torch.int32)
     tensors["ways"] = _text(recorded(held.paths, held.at, held.tier))
     tensors["documents"] = _text([asdict(each) for each in held.documents])
-    return write_tensors(path, plain, tensors, progress, most)
+    return write_tensors(path, plain, tensors, progress, most, LIGHT if light else WHOLE)
+
+
+def _cache_parts(held: Held, plain: Plain) -> dict[str, Tensor]:
+    """The tensors of the cache and the tier, which are described in what is said of the file."""
+    parts = Parts("cache")
+    layers = [described(parts, f"{index}", layer) for index, layer in enumerate(held.cache.layers)]
+    plain["cache"] = {
+        "seen": held.cache.seen,
+        "rehearsed": held.cache.rehearsed,
+        "writing": held.cache.writing,
+        "objects": parts.objects,
+        "layers": layers,
+    }
+    if held.tier is None:
+        return parts.tensors
+    own, plain["tier"] = tier_parts(held.tier)
+    return {**parts.tensors, **own.tensors}
 
 
 class Snapshot:
@@ -193,11 +209,30 @@ class Snapshot:
                 for each in self._plain("documents")
             )
 
+    def unread(self, model: LoadedModel, progress: Progress | None = None) -> Unread:
+        """What any file has, and a light one nothing else; `light.read_again` makes the rest.
+
+        Args:
+            progress: told (bytes done, of how many).
+
+        Raises:
+            SnapshotError: the file is damaged, or of another model.
+        """
+        self.about.identity.require(Identity.of(model), self.about.path, self.about.model)
+        self.file.progress = progress
+        try:
+            with self._told():
+                found = self._unread(model)
+                walked(found.ways, None, model.shape.layers)
+                return found
+        finally:
+            self.file.progress = None
+
     @torch.inference_mode()
     def held(
         self, model: LoadedModel, settings: Settings, progress: Progress | None = None
     ) -> Held:
-        """What the conversation goes on from, on a model's device.
+        """What the conversation goes on from, on a model's device, if the file is not light.
 
         Args:
             settings: of the turns to come: they say where what is recalled goes, `--recall off`
@@ -229,29 +264,38 @@ class Snapshot:
         )
 
     def _held(self, model: LoadedModel, settings: Settings) -> Held:
+        found, noted = self._unread(model), list[str]()
+        cache, tier = self._cache(model, len(found.token_ids)), None
+        if "tier" in self.file.about and (settings.recall != "off" or not cache.entries_mean):
+            tier, noted = self._tier(model, settings, len(found.token_ids))
+        paths, at = walked(found.ways, tier, model.shape.layers)
+        paths[at].ahead = found.ahead
+        return Held(
+            cache=cache,
+            tier=tier,
+            token_ids=found.token_ids,
+            paths=paths,
+            at=at,
+            documents=found.documents,
+            pending=found.pending,
+            noted=(*found.noted, *noted),
+            given_up=found.given_up,
+        )
+
+    def _unread(self, model: LoadedModel) -> Unread:
         plain = self.file.about
         token_ids, ahead = self._ids("token_ids", model), self._ids("ahead", model)
         pending, given_up = plain["pending"], plain["given_up"]
         require(all(type(token) is int for token in pending))
         require({*given_up} <= {rung.name for rung in RUNGS})
         require(token_ids[len(token_ids) - len(ahead) :] == ahead)
-        cache = self._cache(model, len(token_ids))
-        noted = [str(each) for each in plain["noted"]]
-        tier = None
-        if "tier" in plain and (settings.recall != "off" or not cache.entries_mean):
-            tier, said = self._tier(model, settings, len(token_ids))
-            noted += said
-        paths, at = walked(self._plain("ways"), tier, model.shape.layers)
-        paths[at].ahead = ahead
-        return Held(
-            cache=cache,
-            tier=tier,
+        return Unread(
             token_ids=token_ids,
-            paths=paths,
-            at=at,
+            ways=self._plain("ways"),
             documents=self.documents(),
             pending=pending,
-            noted=tuple(noted),
+            ahead=ahead,
+            noted=tuple(str(each) for each in plain["noted"]),
             given_up=given_up,
         )
 
@@ -328,6 +372,7 @@ def _about(file: TensorFile) -> About:
             documents=tuple(map(str, plain["documents"])),
             ahead=str(plain["ahead"]),
             recalls="tier" in plain,
+            light=bool(plain.get("light", False)),
             settings=dict(plain["settings"]),
             identity=Identity(**plain["identity"]),
         )

@@ -22,7 +22,10 @@ from kvlite.offload.files import Direct, Pinned, Stage
 from kvlite.replacing import replacing
 from kvlite.sizes import readable
 
-FORMAT = 1
+# Whole conversations, which any kvlite opens; light ones, which the first did not know. What is
+# newer than the last is refused.
+WHOLE, LIGHT = 1, 2
+FORMAT = LIGHT
 LONGEST_HEADER = 100_000_000
 # Large enough for the disk, small enough to stay in a core's cache from reading to checking.
 BLOCK = 1 << 20
@@ -59,6 +62,7 @@ def write_tensors(
     tensors: Mapping[str, Tensor],
     progress: Progress | None = None,
     most: int | None = None,
+    form: int = WHOLE,
 ) -> int:
     """Write a file, or leave what was there; its bytes.
 
@@ -67,6 +71,7 @@ def write_tensors(
         tensors: by name, on any device, in any layout; none is copied as a whole.
         progress: told (bytes done, of how many).
         most: bytes it may have.
+        form: the format, which says who can open it.
 
     Raises:
         SnapshotError: it cannot be written there, or would be larger.
@@ -74,7 +79,8 @@ def write_tensors(
     # Those of wide numbers come first, so that each begins where its numbers may.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     sizes = [tensors[name].numel() * tensors[name].element_size() for name in order]
-    empty = _header(about, [(name, tensors[name]) for name in order], [_NO_SUM] * len(order))
+    named = [(name, tensors[name]) for name in order]
+    empty = _header(about, named, [_NO_SUM] * len(order), form)
     total, done = len(empty) + sum(sizes), len(empty)
     if most is not None and total > most:
         raise SnapshotError(
@@ -94,15 +100,17 @@ def write_tensors(
                     progress(done, total)
             sums.append(f"{checksum:08x}")
         file.seek(0)
-        file.write(_header(about, [(name, tensors[name]) for name in order], sums))
+        file.write(_header(about, named, sums, form))
     return total
 
 
-def _header(about: Mapping[str, Any], order: list[tuple[str, Tensor]], sums: list[str]) -> bytes:
+def _header(
+    about: Mapping[str, Any], order: list[tuple[str, Tensor]], sums: list[str], form: int
+) -> bytes:
     """Length and header, checksum and all."""
     metadata = {
         "crc32": _NO_SUM,
-        "format": str(FORMAT),
+        "format": str(form),
         "sums": "".join(sums),
         "kvlite": json.dumps(about),
     }

@@ -66,12 +66,14 @@ class Ways:
         Args:
             said: where it begins, if that can be gone back to.
         """
+        start = len(self.context.token_ids)
         try:
             self.context.read(turn, audience)
         except BaseException:
             if said is not None and said is not self.here:
                 self.context.leave(said.checkpoint)
             raise
+        self.path.took(start, len(self.context.token_ids))
         self._moved()
         self.path.ahead, self.path.before = [], None
 
@@ -85,7 +87,8 @@ class Ways:
         if grown and settings.beyond_context == "compact":
             self.context.require_readable(ids, settings, answers=answers)
             ids = [*self.context.compact(), *ids]
-            self.path.sealed = len(self.path.said)
+            self.path.sealed, self.path.parts = len(self.path.said), []
+            self.path.compacted = True
             self._moved()
             self.path.before = None
         return self.context.next_turn(ids, settings, answers=answers)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from kvlite import replacing, tensorfile
+from kvlite import replacing, snapshot, tensorfile
 from kvlite.cache import KVBits
 from kvlite.cache.pair import Half
 from kvlite.conversation import Conversation
@@ -494,7 +494,7 @@ def test_a_newer_format(
     talk = chat(model)
     talk.generate(FIRST)
     with monkeypatch.context() as later:
-        later.setattr(tensorfile, "FORMAT", 2)
+        later.setattr(snapshot, "WHOLE", tensorfile.FORMAT + 1)
         talk.save(tmp_path / "talk.kv")
     refused(model, tmp_path / "talk.kv", "made by a newer kvlite", "update kvlite")
 
@@ -663,7 +663,7 @@ def test_memory_that_is_short(model: LoadedModel, saved: Path) -> None:
 # What is kept, whatever happens.
 
 
-def killed_at(path: Path, talk: Conversation, moment: int) -> bool:
+def killed_at(path: Path, talk: Conversation, moment: int, *, light: bool = False) -> bool:
     """Save in a process that is killed after so many of a save's steps; whether it was."""
     pid = os.fork()
     if pid:
@@ -688,7 +688,7 @@ def killed_at(path: Path, talk: Conversation, moment: int) -> bool:
 
     os.fsync, os.replace = stepwise(fsync), stepwise(rename)  # type: ignore[assignment]
     try:
-        talk.save(path, progress=lambda *_: step())
+        talk.save(path, light=light, progress=lambda *_: step())
     finally:
         os._exit(0)
 

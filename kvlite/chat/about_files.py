@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+from kvlite.audience import NOBODY, Audience
 from kvlite.chat import saving
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Terminal
@@ -65,8 +66,17 @@ def load(session: Session, terminal: Terminal, argument: str) -> None:
     """Go on with a saved conversation."""
     if not argument:
         raise SettingError("which one: /load NAME")
-    with terminal.leaving_on_interrupt("Loading") as progress:
-        saving.load(session, argument, progress)
+    about = saving.found(argument)
+    if about.light:
+        terminal.work(
+            "Reading",
+            lambda progress, notify, cancel: saving.load(
+                session, about.path, None, Audience(progress, notify, cancel)
+            ),
+        )
+    else:
+        with terminal.leaving_on_interrupt("Loading") as progress:
+            saving.load(session, about.path, progress, NOBODY)
     count = len(session.messages)
     terminal.say(f"{argument}: {count} message{'' if count == 1 else 's'}. It goes on.")
     if session.waiting:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from kvlite import library
+from kvlite.audience import Audience
 from kvlite.chat.session import Session
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.replacing import replaced
-from kvlite.snapshot import SUFFIX
+from kvlite.snapshot import SUFFIX, About, Snapshot
 
 _MARKDOWN = (".md", ".markdown")
 _FORCE = " --force"
@@ -60,19 +61,34 @@ def _write(path: Path, text: str) -> None:
         raise SettingError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def load(session: Session, name: str, progress: Progress) -> None:
-    """Go on with a conversation that was saved.
+def found(name: str) -> About:
+    """What a saved conversation says of itself.
 
     Raises:
         SettingError: there is none of this name.
-        SnapshotError: it is damaged, of another model, or of a newer format.
+        SnapshotError: it is damaged, or of a newer format.
     """
     path = Path(name).expanduser()
     if path.suffix.lower() in _MARKDOWN:
         raise SettingError(f"{name} is text for people: what the model held is not in it")
     if path.suffix.lower() != SUFFIX:
         path = library.entry_path(name)
-    session.resume(session.runner.open(path, progress=progress))
+    with Snapshot(path) as saved:
+        return saved.about
+
+
+def load(session: Session, path: Path, progress: Progress | None, reading: Audience) -> None:
+    """Go on with a conversation that was saved.
+
+    Args:
+        progress: told (bytes read, of how many).
+        reading: follows a light file being read again.
+
+    Raises:
+        SnapshotError: it is damaged, of another model, or of a newer format.
+        Stopped: `reading.cancel` was set; the conversation is the one it was.
+    """
+    session.resume(session.runner.open(path, progress=progress, reading=reading))
     session.places.add(path.resolve())
 
 

@@ -127,6 +127,7 @@ def _plain(entry: "Entry") -> dict[str, object]:
             "model": about.model,
             "method": about.settings.get("method"),
             "kvlite": about.kvlite,
+            "light": about.light,
         }
     return plain
 
@@ -152,5 +153,6 @@ def _table(found: "list[Entry]") -> "Table":
         shown = "the default" if method == Settings.method else method
         model = about.model.replace("\\", "/").rstrip("/").rpartition("/")[2]
         tokens = f"{about.tokens:,}"
+        size += " (light)" if about.light else ""
         table.add_row(escape(each.name), size, tokens, escape(model), escape(shown), when)
     return table

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlite.audience import Audience
 from kvlite.cli.screen import reading_bar
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.settings import Settings
@@ -68,7 +69,9 @@ def open_file(
             runner = open_runner(
                 settings.replace({**own, **given}),
                 status.update,
-                lambda tokenizer: tokens_of(tokenizer, asked),
+                lambda tokenizer: (
+                    tokens_of(tokenizer, asked) + (about.tokens if about.light else 0)
+                ),
             )
         late = {name: given[name] for name in given if name not in own}
         chosen = saved.settings(runner.settings).replace(late)
@@ -105,5 +108,9 @@ def from_library(
 def _opened(
     runner: "Runner", saved: "Snapshot", settings: Settings, screen: "Console"
 ) -> "Conversation":
+    if saved.about.light:
+        with reading_bar(screen, "Reading") as bar:
+            followed = Audience(bar.update, bar.note)
+            return runner.resumed(saved, settings, reading=followed)
     with reading_bar(screen, "Opening") as bar:
         return runner.resumed(saved, settings, bar.update)

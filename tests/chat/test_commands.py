@@ -334,6 +334,29 @@ def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
     assert chat.session.talk.settings.system == "Be brief."
 
 
+def test_a_light_file_is_read_again(chat: Chat, text: Path, tmp_path: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    path, tokens = tmp_path / "trip.kv", len(chat.session.talk.token_ids)
+    chat.session.talk.save(path, light=True)
+    chat("Who lay?")
+    expected = chat.terminal.answers[-1]
+    chat("/clear")
+    chat("Where?")
+    here = chat.session.talk
+    chat.terminal.cancel.set()
+    with pytest.raises(Stopped):
+        chat(f"/load {path}")
+    assert chat.session.talk is here  # nothing was lost
+    chat.terminal.cancel.clear()
+    assert chat(f"/load {path}") == (
+        f"{tokens:,} tokens are read again\n{path}: 1 message. It goes on."
+    )
+    assert chat.session.messages[0].documents[0].name == text.name
+    chat("Who lay?")
+    assert chat.terminal.answers[-1] == expected
+
+
 def test_undo_gives_the_document_back(chat: Chat, text: Path) -> None:
     chat(f"/read {text}")
     ahead = seen(chat)

@@ -6,11 +6,14 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvlite import library, load
+from kvlite.errors import SettingError
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 from tests.cli.test_interrupts import INTERRUPTED, interrupted
 
@@ -215,3 +218,66 @@ def test_conversations_and_foreign_files_do_not_give_way(
     refused([*read, "--out", trip], f"{trip} is there already, and is a conversation")
     refused([*read, "--out", mine], f"{mine} is there already, and cannot be opened")
     assert (trip.read_bytes(), mine.read_text()) == (said, "mine")
+
+
+@pytest.fixture
+def light(
+    kvlite: Run, text: Path, flags: tuple[object, ...], model: Path, folder: Path
+) -> tuple[Path, Path]:
+    """A document that was read, and the same without its cache, in the library."""
+    whole, light = folder / "whole.kv", folder / "light.kv"
+    kvlite("read", text, *flags, "--name", "whole")
+    talk = load(str(model)).open(whole)
+    talk.save(light, light=True)
+    return whole, light
+
+
+def test_a_light_file_is_read_again(
+    kvlite: Run, light: tuple[Path, Path], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, other = (kvlite("ask", path, "Who sat?") for path in light)
+    assert whole.code == other.code == 0 and whole.out == other.out
+    assert "are read again" in other.err and "are read again" not in whole.err
+    outs = []
+    for path in light:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
+        done = kvlite("chat", path)
+        assert done.code == 0
+        outs.append(done.out)
+    assert outs[0] == outs[1]
+
+
+class Letters:
+    """A tokenizer that knows nothing else."""
+
+    def encode(self, text: str) -> list[str]:
+        return [*text]
+
+
+def test_a_light_file_must_fit_as_it_was_read(
+    kvlite: Run, light: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is planned for is all that is read again, not just the question."""
+    asked: list[int] = []
+
+    def planned(settings: object, notify: object, reads: Callable[[Any], int]) -> None:
+        asked.append(reads(Letters()))
+        raise SettingError("seen")
+
+    monkeypatch.setattr("kvlite.runner.open_runner", planned)
+    for path in light:
+        kvlite("ask", path, "Who sat?")
+    assert asked[1] > asked[0] + 200
+
+
+def test_the_library_tells_light_files(
+    kvlite: Run, text: Path, flags: tuple[object, ...], light: tuple[Path, Path]
+) -> None:
+    entries = {each["name"]: each for each in kvlite("library", "--json").json()["entries"]}
+    assert entries["light"]["light"] and not entries["whole"]["light"]
+    assert entries["light"]["tokens"] == entries["whole"]["tokens"]
+    assert entries["light"]["bytes"] < entries["whole"]["bytes"] / 10
+    assert "(light)" in kvlite("library").out
+    # Opening it would take as long as reading the document.
+    kvlite("library", "remove", "whole")
+    assert "Opened" not in kvlite("ask", text, "Who sat?", *flags).err

@@ -1,0 +1,394 @@
+"""Light files: what they leave out is read again, and what follows is what would have followed."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvlite
+from kvlite import tensorfile
+from kvlite.audience import Audience
+from kvlite.conversation import Conversation
+from kvlite.documents import Document
+from kvlite.engine.decode import Step
+from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError, Stopped
+from kvlite.methods import METHODS
+from kvlite.settings import Settings
+from kvlite.snapshot import Snapshot
+from tests.conftest import Tiny, make_tiny
+from tests.faults import Faults
+from tests.test_branches import (
+    FIRST,
+    GIVEN,
+    LONG,
+    OTHER,
+    SECOND,
+    STEPS,
+    THIRD,
+    WORDS,
+    acts,
+    entries,
+    heard,
+    llama_once,
+    opened,
+    said,
+    same,
+)
+from tests.test_compact import SMALL
+from tests.test_snapshot import killed_at, refused
+
+RECALLED = [
+    "recall",
+    "recall-4",
+    "recall-8",
+    "recall-disk",
+    "four bits recalled",
+    *(name for name in GIVEN if name in METHODS and name != "full"),
+]
+# A cache that holds all, whose answers come from reading as they came from drawing, digits aside.
+ALIKE = ["full", "late", "late, rounded", "full, forgotten", "minference, forgotten"]
+
+
+def again(tiny: Tiny, path: Path, reading: Audience | None = None, **given: Any) -> Conversation:
+    runner = kvlite.Runner(tiny.model, Settings())
+    return runner.open(path, reading=reading or Audience(), **given)
+
+
+def follows(talk: Conversation, straight: Conversation) -> None:
+    """It goes on bit by bit: what is held in between the next turn makes anew."""
+    assert said(talk, WORDS[5]) == said(straight, WORDS[5])
+    same(talk, straight)
+
+
+def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
+    talk = opened(tiny, **given)
+    said(talk, FIRST, SECOND, THIRD)
+    list(talk.edit(3, WORDS[2]))
+    return talk
+
+
+@pytest.mark.parametrize("name", RECALLED)
+def test_with_recall_it_goes_on_bit_by_bit(llama: Tiny, tmp_path: Path, name: str) -> None:
+    talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
+    talk.save(tmp_path / "talk.kv", light=True)
+    talk = again(llama, tmp_path / "talk.kv")
+    assert talk.branches == straight.branches
+    follows(talk, straight)
+    assert talk.context.turn is not None and straight.context.turn is not None
+    assert talk.context.turn.logits.equal(straight.context.turn.logits)
+    assert acts(talk, []) == acts(straight, [])
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_it_goes_on_alike_where_nothing_was_dropped(llama: Tiny, tmp_path: Path, name: str) -> None:
+    talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
+    talk.save(tmp_path / "talk.kv", light=True)
+    talk = again(llama, tmp_path / "talk.kv")
+    assert talk.branches == straight.branches
+    assert said(talk, WORDS[5]) == said(straight, WORDS[5])
+    assert acts(talk, []) == acts(straight, [])
+
+
+@pytest.mark.parametrize("name", [name for name in GIVEN if name not in RECALLED])
+def test_what_is_not_recalled_goes_on_as_a_branch_that_is_read_again(
+    llama: Tiny, tmp_path: Path, name: str
+) -> None:
+    talk = opened(llama, checkpoint_limit="0MB", **GIVEN[name])
+    said(talk, FIRST, SECOND)
+    list(talk.edit(1, OTHER))
+    talk.switch(0)
+    talk.save(tmp_path / "talk.kv", light=True)
+    opened_again = again(llama, tmp_path / "talk.kv")
+    assert opened_again.token_ids == talk.token_ids
+    same(opened_again, talk)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "mixtral"])
+@pytest.mark.parametrize("name", ["full", "recall", "recall-4"])
+def test_sliding_windows_are_read_again(architecture: str, name: str, tmp_path: Path) -> None:
+    tiny = make_tiny(architecture)
+    talk, straight = gone_ways(tiny, **GIVEN[name]), gone_ways(tiny, **GIVEN[name])
+    talk.save(tmp_path / "talk.kv", light=True)
+    talk = again(tiny, tmp_path / "talk.kv")
+    assert said(talk, WORDS[5]) == said(straight, WORDS[5])
+    assert heard(talk.edit(2, OTHER)) == heard(straight.edit(2, OTHER))
+    if name != "full":
+        same(talk, straight)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    STEPS,
+    st.lists(st.integers(0, 9), max_size=3),
+    st.sampled_from(["full", "recall", "recall-4", "late"]),
+)
+def test_whenever_it_is_saved_and_opened_it_goes_on_as_said(
+    tmp_path: Path, steps: list[tuple[str, int, int]], saves: list[int], name: str
+) -> None:
+    tiny = llama_once()
+    talk, fresh = opened(tiny, **GIVEN[name]), opened(tiny, **GIVEN[name])
+    said(talk, FIRST)
+    for at, (act, number, word) in enumerate([*steps, ("say", 0, 0)]):
+        if at in saves:
+            talk.save(tmp_path / "talk.kv", light=True)
+            before = talk.branches, talk.token_ids
+            talk = again(tiny, tmp_path / "talk.kv")
+            assert (talk.branches, talk.token_ids) == before
+        turns, branches = len(talk.messages) // 2, len(talk.branches)
+        if act == "say" or not turns:
+            said(talk, WORDS[word])
+        elif act == "regenerate":
+            list(talk.regenerate())
+        elif act == "edit":
+            list(talk.edit(1 + number % turns, WORDS[word]))
+        elif act == "undo":
+            talk.undo()
+        elif act == "branch" and turns > 1:
+            talk.branch(1 + number % (turns - 1))
+        elif act == "switch":
+            talk.switch(number % branches)
+    texts = [message["content"] for message in talk.messages if message["role"] == "user"]
+    said(fresh, *texts)
+    assert talk.messages == fresh.messages
+    assert said(talk, THIRD) == said(fresh, THIRD)
+
+
+def test_it_takes_kilobytes_and_says_what_it_is(llama: Tiny, tmp_path: Path) -> None:
+    talk = gone_ways(llama, budget="40")
+    talk.documents = (Document("a.txt", LONG, (0,)),)
+    light, whole = talk.save(tmp_path / "light.kv", light=True), talk.save(tmp_path / "whole.kv")
+    assert light < 6000 < whole / 10
+    with Snapshot(tmp_path / "light.kv") as file:
+        about = file.about
+        assert about.light and about.tokens == len(talk.token_ids) and not about.recalls
+        assert not [name for name in file.file.names() if name.startswith(("cache", "tier"))]
+    with Snapshot(tmp_path / "whole.kv") as file:
+        assert not file.about.light
+    assert again(llama, tmp_path / "light.kv").documents == talk.documents
+
+
+def test_an_older_kvlite_refuses_it_and_opens_what_is_whole(
+    llama: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = gone_ways(llama, budget="40")
+    talk.save(tmp_path / "light.kv", light=True)
+    talk.save(tmp_path / "whole.kv")
+    monkeypatch.setattr(tensorfile, "FORMAT", 1)  # all that the first version knew
+    again(llama, tmp_path / "whole.kv")
+    with pytest.raises(SnapshotError, match=r"made by a newer kvlite .*: update kvlite to open it"):
+        again(llama, tmp_path / "light.kv")
+
+
+def without(plain: Any, names: set[str]) -> Any:
+    """JSON as a version wrote it that did not know some names."""
+    if isinstance(plain, dict):
+        return {key: without(each, names) for key, each in plain.items() if key not in names}
+    return [without(each, names) for each in plain] if isinstance(plain, list) else plain
+
+
+def test_an_older_file_opens(llama: Tiny, tmp_path: Path) -> None:
+    path, talk, straight = tmp_path / "talk.kv", *(gone_ways(llama, budget="40") for _ in "ab")
+    talk.save(path)
+    with tensorfile.TensorFile(path) as file:
+        tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
+        about = file.about
+    plain = json.loads(tensors["ways"].numpy().tobytes())
+    old = without(plain, {"parts", "compacted"})
+    assert old != plain
+    tensors["ways"] = torch.frombuffer(bytearray(json.dumps(old).encode()), dtype=torch.uint8)
+    tensorfile.write_tensors(path, about, tensors)
+    talk = again(llama, path)
+    talk.save(path, light=True)
+    follows(again(llama, path), straight)
+
+
+def test_what_was_read_ahead_stays_read(llama: Tiny, tmp_path: Path) -> None:
+    for first in ((), (FIRST, WORDS[1])):
+        talk, straight = opened(llama, budget="40"), opened(llama, budget="40")
+        for each in (talk, straight):
+            said(each, *first)
+            assert each.read_ahead(LONG)
+        talk.save(tmp_path / "talk.kv", light=True)
+        talk = again(llama, tmp_path / "talk.kv")
+        assert talk.tier is not None and straight.tier is not None
+        assert talk.tier.seen == straight.tier.seen
+        with pytest.raises(SettingError, match="does not begin with what was read ahead"):
+            said(talk, OTHER)
+        assert said(talk, f"{LONG} 5 6") == said(straight, f"{LONG} 5 6")
+        assert talk.context.turn is not None and len(talk.context.turn.ids) < 9
+        follows(talk, straight)
+
+
+def test_token_ids_are_read_in_the_parts_they_came_in(llama: Tiny, tmp_path: Path) -> None:
+    """Of what was no message too: what was dropped then was chosen then."""
+    given, ids = {"budget": "40", "recall": "off", "method": "snapkv"}, [*range(3, 90)]
+    talk, straight = opened(llama, **given), opened(llama, **given)
+    for each in (talk, straight):
+        each.read(ids)
+        each.read(ids[::-1])
+    talk.save(tmp_path / "talk.kv", light=True)
+    talk = again(llama, tmp_path / "talk.kv")
+    for mine, theirs in zip(entries(talk), entries(straight), strict=True):
+        for held, expected in zip(mine, theirs, strict=True):
+            assert all(one.equal(other) for one, other in zip(held, expected, strict=True))
+    assert talk.generate([5, 6]).token_ids == straight.generate([5, 6]).token_ids
+
+
+def test_an_answer_that_goes_on_is_saved_as_far_as_it_was_heard(
+    llama: Tiny, tmp_path: Path
+) -> None:
+    talk, straight = opened(llama, budget="40"), opened(llama, budget="40")
+    said(talk, FIRST)
+    said(straight, FIRST)
+    going, other = talk.stream(SECOND), straight.stream(SECOND)
+    for _ in range(3):
+        next(going)
+        next(other)
+    talk.save(tmp_path / "talk.kv", light=True)
+    list(going)  # saving it changed nothing
+    talk = again(llama, tmp_path / "talk.kv")
+    assert talk.messages == straight.messages and talk.messages[3]["content"]
+    follows(talk, straight)
+
+
+def test_what_was_interrupted_can_be_saved_light(
+    llama: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, straight = opened(llama), opened(llama)
+    going = talk.stream(FIRST)
+    for _ in range(3):
+        next(going)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+
+        def interrupted(step: Step) -> None:
+            step.cache.writing = True
+            raise KeyboardInterrupt
+
+        patched.setattr(Step, "run", interrupted)
+        next(going)
+    with pytest.raises(InterruptedCacheError):
+        talk.save(tmp_path / "talk.kv")
+    talk.save(tmp_path / "talk.kv", light=True)
+    talk = again(llama, tmp_path / "talk.kv")
+    going = straight.stream(FIRST)
+    for _ in range(3):
+        next(going)
+    assert talk.messages == straight.messages
+    assert said(talk, SECOND) == said(straight, SECOND)
+
+
+def test_how_far_reading_is_can_be_followed_and_stopped(llama: Tiny, tmp_path: Path) -> None:
+    talk = gone_ways(llama, budget="40")
+    talk.save(tmp_path / "talk.kv", light=True)
+    told, notes, read = list[tuple[int, int]](), list[str](), list[int]()
+    stop = threading.Event()
+    runner = kvlite.Runner(llama.model, Settings())
+    runner.open(
+        tmp_path / "talk.kv",
+        progress=lambda done, of: read.append(of),
+        reading=Audience(lambda *at: told.append(at), notes.append),
+    )
+    tokens = len(talk.token_ids)
+    assert {*read} == {(tmp_path / "talk.kv").stat().st_size}
+    assert told == sorted(told) and {of for _, of in told} == {tokens}
+    assert len({done for done, _ in told}) > 3 and 0 < told[0][0] < tokens == told[-1][0]
+    assert notes == [f"{tokens:,} tokens are read again"]
+    with pytest.raises(Stopped):
+        reading = Audience(lambda *at: stop.set(), cancel=stop)
+        runner.open(tmp_path / "talk.kv", reading=reading)
+    assert again(llama, tmp_path / "talk.kv").messages == talk.messages
+
+
+def test_memory_that_ends_while_it_is_read_again(llama: Tiny, tmp_path: Path) -> None:
+    talk = gone_ways(llama, budget="40", never_lossy=True)
+    talk.save(tmp_path / "talk.kv", light=True)
+    with Faults(cap=40_000), pytest.raises(OutOfMemory, match="the conversation is kept"):
+        again(llama, tmp_path / "talk.kv")
+    assert again(llama, tmp_path / "talk.kv").messages == talk.messages
+
+
+def test_what_was_given_up_stays_given_up(llama: Tiny, tmp_path: Path) -> None:
+    talk = gone_ways(llama, budget="40")
+    talk.ladder.taken = ["smaller chunk", "smaller budget"]
+    talk.save(tmp_path / "talk.kv", light=True)
+    opened_again = again(llama, tmp_path / "talk.kv")
+    assert opened_again.ladder.taken == talk.ladder.taken
+    follows(opened_again, talk)
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_what_was_compacted_is_saved_whole(tmp_path: Path, messages: bool) -> None:
+    """Its tokens would not give back what the cache holds."""
+    tiny = make_tiny("llama", **SMALL)
+    given = {"budget": "40", "beyond_context": "compact", "recall": "off"}
+    talk, straight = opened(tiny, **given), opened(tiny, **given)
+    for each in (talk, straight):
+        if messages:
+            said(each, FIRST, FIRST, FIRST)
+        else:
+            for _ in range(3):
+                each.generate([*range(3, 103)])
+    for _ in range(2):
+        talk.save(tmp_path / "talk.kv", light=True)
+        with Snapshot(tmp_path / "talk.kv") as saved:
+            assert not saved.about.light
+        talk = again(tiny, tmp_path / "talk.kv")
+    same(talk, straight)
+
+
+def test_nothing_was_read_yet(llama: Tiny, tmp_path: Path) -> None:
+    talk = opened(llama, budget="40")
+    talk.save(tmp_path / "talk.kv", light=True)
+    talk = again(llama, tmp_path / "talk.kv")
+    assert said(talk, FIRST) == said(opened(llama, budget="40"), FIRST)
+
+
+def test_what_is_wrong_with_one_is_told_before_it_is_read(
+    llama: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, talk = tmp_path / "talk.kv", gone_ways(llama, budget="40")
+    talk.save(path, light=True)
+    whole = path.read_bytes()
+    monkeypatch.setattr("kvlite.context.Context.read", None)
+    for cut in range(0, len(whole), 97):
+        path.write_bytes(whole[:cut])
+        refused_light(llama, path)
+    for at in range(8, len(whole), 61):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :])
+        refused_light(llama, path)
+
+
+def refused_light(tiny: Tiny, path: Path) -> None:
+    with pytest.raises(SnapshotError) as error:
+        again(tiny, path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_is_never_taken_for_a_whole_one(llama: Tiny, tmp_path: Path) -> None:
+    gone_ways(llama, budget="40").save(tmp_path / "talk.kv", light=True)
+    with Snapshot(tmp_path / "talk.kv") as saved, pytest.raises(SnapshotError):
+        saved.held(llama.model, Settings())
+    refused(make_tiny("llama", num_hidden_layers=3).model, tmp_path / "talk.kv", "another model")
+
+
+def test_killed_in_the_middle_of_a_light_save(llama: Tiny, tmp_path: Path) -> None:
+    path, talk = tmp_path / "talk.kv", opened(llama, budget="40")
+    said(talk, FIRST)
+    talk.save(path, light=True)
+    before, seen, moment = path.read_bytes(), list[bool](), 0
+    said(talk, SECOND)
+    while killed_at(path, talk, moment, light=True):
+        seen.append(path.read_bytes() == before)
+        if not seen[-1]:
+            assert again(llama, path).messages == talk.messages
+        moment += 1
+    assert seen[0] and not seen[-1] and len(seen) > 8
+    assert again(llama, path).messages == talk.messages
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["talk.kv"]
