@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlite.audience import Audience, Notify
 from kvlite.branches import Branch, Message, Path, Said
+from kvlite.check import Answered, checked
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.exchange import Exchange
@@ -105,6 +106,22 @@ class Conversation(Exchange):
             return
         self.ways.go_back(left, said, chosen, Audience(progress, notify, cancel))
         yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
+
+    def check(
+        self,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Answer the last message again from a cache that drops nothing, drawn as the answer was;
+        the conversation stands as before, whatever becomes of it.
+
+        Args and errors are those of `check.checked`.
+        """
+        told = Answered(self.context, self._path, self.ways.unanswered, self.settings)
+        return checked(told, Audience(progress, notify, cancel), **settings)
 
     def edit(
         self,

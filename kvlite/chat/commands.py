@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvlite.chat import about_files, about_memory, about_settings, about_turns
+from kvlite.chat import about_answers, about_files, about_memory, about_settings, about_turns
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Quit, Terminal
 from kvlite.chat.typed import command_in, unquoted
@@ -93,6 +93,12 @@ COMMANDS = (
     Command("undo", "", "forgets your last message and its answer", about_turns.undo),
     Command("edit", "[N]", "changes message N, or the last, and answers it", about_turns.edit),
     Command("regen", "", "answers the last message again", about_turns.regenerate),
+    Command(
+        "check",
+        "",
+        "answers it once more from everything that was read, and says what differs",
+        about_answers.check,
+    ),
     Command(
         "branch",
         "[N]",

@@ -179,6 +179,15 @@ class Session:
 
         return begin
 
+    def check(self) -> Begin:
+        """What answers the last message from all that was read; the conversation stays as it is."""
+        self.message(None)
+
+        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+            return self.talk.check(progress=progress, notify=notify, cancel=cancel)
+
+        return begin
+
     def edit(self, number: int, text: str) -> Begin:
         """What answers message `number` in other words, about the same documents."""
         _, former = self.message(number)

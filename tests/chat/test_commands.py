@@ -1,15 +1,20 @@
 """Commands, at a terminal that remembers."""
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import kvlite
+from kvlite.chat.about_answers import _shown
 from kvlite.chat.commands import COMMANDS
 from kvlite.chat.completion import completions
 from kvlite.chat.options import shown_name
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Quit
+from kvlite.check import difference
 from kvlite.errors import Stopped
 from kvlite.prompts import question_about, tokens_of
 from kvlite.settings import OPTIONS, Settings
@@ -332,6 +337,43 @@ def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
     assert [message.text for message in chat.session.messages] == ["Who lay?"]
     chat("/clear")
     assert chat.session.talk.settings.system == "Be brief."
+
+
+def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nothing has been said" in chat.refused("/check")
+    chat(f"/read {text}")
+    chat("Who sat?")
+    ledger, branches = chat.session.last, chat.session.talk.branches
+    assert chat("/check") == "The same answer."
+    first, second = chat.terminal.answers
+    assert first == second
+    messages = chat.session.talk.messages
+    assert chat.session.last is ledger and chat.session.talk.branches == branches
+    monkeypatch.setitem(messages[-1], "content", f"No, {first} a b c d e f g")
+    said = " ".join(chat("/check").split())
+    assert said.startswith("The former answer [-said-], this one {+says+}: [-No,-] ")
+    assert said.endswith("[-a b c d e f g-]") and messages[-1]["content"].startswith("No, ")
+    chat.terminal.cancel.set()
+    with pytest.raises(Stopped):
+        chat("/check")
+    chat.terminal.cancel.clear()
+
+
+def test_what_differs_is_told_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = difference(
+        "one two three four five six seven eight nine",
+        "one two three four five six seven \x1b[31meight nein",
+    )
+    for colours in (True, False):
+        monkeypatch.setenv("NO_COLOR", "" if colours else "1")
+        console = Console(file=StringIO(), force_terminal=True, color_system="standard", width=200)
+        with console.capture() as captured:
+            console.print(_shown(runs))
+        shown = captured.get()
+        plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+        assert "\u2026 five six seven [-eight nine-] {+" in plain and "nein+}" in plain
+        assert "\x1b[31m" not in shown
+        assert bool(re.search(r"\x1b\[[\d;]*3[34]", shown)) == colours
 
 
 def test_a_light_file_is_read_again(chat: Chat, text: Path, tmp_path: Path) -> None:

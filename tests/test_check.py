@@ -1,0 +1,326 @@
+"""An answer checked: from all that was read, and the conversation stands as it did."""
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kvlite.check import difference
+from kvlite.context import Context
+from kvlite.conversation import Conversation
+from kvlite.errors import OutOfMemory, SettingError, Stopped
+from kvlite.ledger import Ledger
+from tests.conftest import Tiny, make_tiny
+from tests.faults import Faults
+from tests.test_branches import (
+    FIRST,
+    GIVEN,
+    LONG,
+    OTHER,
+    SECOND,
+    STEPS,
+    THIRD,
+    WORDS,
+    heard,
+    llama_once,
+    opened,
+    refused,
+    said,
+    same,
+)
+from tests.test_compact import SMALL
+from tests.test_light import RECALLED, again
+
+
+def whole(tiny: Tiny, talk: Conversation) -> list[int]:
+    """What the model answers to these very tokens when it reads them anew and keeps all."""
+    ids = talk.token_ids[: talk.ways.path.read[-1]]
+    fresh = opened(tiny, method="full")
+    return fresh.generate(ids).token_ids
+
+
+def state(talk: Conversation) -> list[Any]:
+    """All that there is to see of a conversation, copied."""
+    found: list[Any] = [talk.branches, [*talk.token_ids], [*talk.context.pending]]
+    tier = talk.tier
+    tensors = [*talk.cache.tensors, *([] if tier is None else [*tier.tensors, *tier.index_tensors])]
+    # As bytes: what is not filled yet may be no number, and equal to nothing.
+    held = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    found += [[tensor.clone() for tensor in held], talk.checkpoint_bytes]
+    found += [len(talk.context.checkpoints), [*talk.ladder.taken], talk.context.noted]
+    return copy.deepcopy(found)
+
+
+def untouched(before: list[Any], after: list[Any]) -> None:
+    assert len(before[3]) == len(after[3])
+    assert all(one.equal(other) for one, other in zip(before[3], after[3], strict=True))
+    assert before[:3] + before[4:] == after[:3] + after[4:]
+
+
+def exact(ledger: Ledger) -> bool:
+    return ledger.kept_entries_mean == ledger.seen_tokens
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_it_answers_from_everything_and_changes_nothing(
+    llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, straight = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
+    said(talk, FIRST, SECOND)
+    said(straight, FIRST, SECOND)
+    before, expected = state(talk), whole(llama, talk)
+    pieces = list(talk.check())
+    untouched(before, state(talk))
+    ledger = pieces[-1].ledger
+    assert exact(ledger) and ledger.method == "full" and ledger.kv_bits == "16"
+    assert not ledger.recalled_bytes and not ledger.tier_bytes
+    if "4" not in GIVEN[name].get("recall_bits", "16"):
+        assert [piece.token_id for piece in pieces] == expected
+    with monkeypatch.context() as patched:
+        patched.setattr(Context, "read", refused)
+        assert heard(talk.regenerate()) == heard(straight.regenerate())
+    same(talk, straight)
+
+
+def answers(tiny: Tiny, talk: Conversation) -> tuple[list[int], list[str]]:
+    notes: list[str] = []
+    return heard(talk.check(notify=notes.append)), notes
+
+
+@pytest.mark.parametrize("name", [*RECALLED, "full", "late"])
+def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
+    exactly = name not in ("pyramidinfer",)  # which does not read everything in every layer
+    talk = opened(llama, **GIVEN[name])
+    said(talk, FIRST, SECOND)
+    passed, hook = (
+        list[int](),
+        llama.model.module.model.layers[0].mlp.register_forward_hook(
+            lambda module, given, made: passed.append(given[0].shape[-2])
+        ),
+    )
+    pieces = list(talk.check())
+    hook.remove()
+    # One for the first token, and one for each that follows but the last.
+    assert (sum(passed) == len(pieces)) == exactly
+    assert (pieces[-1].ledger.prompt_tokens == 1) == exactly
+
+
+def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
+    talk = opened(llama, budget="40", recall="off")
+    said(talk, FIRST, SECOND)
+    tokens, told = talk.ways.path.read[-1], list[tuple[int, int]]()
+    notes: list[str] = []
+    (*_, last) = talk.check(progress=lambda *at: told.append(at), notify=notes.append)
+    assert notes == [f"{tokens} tokens are read again"] and told
+    assert last.ledger.prompt_tokens == tokens and exact(last.ledger)
+
+
+def test_what_was_rounded_is_said(llama: Tiny) -> None:
+    talk, notes = opened(llama, budget="40", recall_bits="4"), list[str]()
+    said(talk, FIRST, SECOND)
+    (*_, last) = talk.check(notify=notes.append)
+    (note,) = notes
+    assert "kept in 4 bits" in note and "--recall-bits 16" in note and note in last.ledger.notes
+    talk = opened(llama, budget="40")
+    said(talk, FIRST, SECOND)
+    (*_, last) = talk.check(notify=notes.append)
+    assert len(notes) == 1 and not last.ledger.notes
+
+
+@pytest.mark.parametrize("recall", ["auto", "off"])
+def test_what_was_forgotten_is_said(recall: str) -> None:
+    tiny = make_tiny("llama", **SMALL)
+    given = {"budget": "40", "beyond_context": "compact", "recall": recall}
+    talk, straight = opened(tiny, **given), opened(tiny, **given)
+    for each in (talk, straight):
+        said(each, FIRST, FIRST, FIRST)
+    notes: list[str] = []
+    (*_, last) = talk.check(notify=notes.append)
+    assert any("outgrew" in note for note in notes) and set(last.ledger.notes) & set(notes)
+    same(talk, straight)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral"])
+@pytest.mark.parametrize("name", ["full", "recall", "forget", "late"])
+def test_sliding_windows_are_checked_too(architecture: str, name: str) -> None:
+    tiny = make_tiny(architecture)
+    talk, straight = opened(tiny, **GIVEN[name]), opened(tiny, **GIVEN[name])
+    said(talk, FIRST, SECOND)
+    said(straight, FIRST, SECOND)
+    expected, pieces = whole(tiny, talk), list(talk.check())
+    assert [piece.token_id for piece in pieces] == expected
+    assert (pieces[-1].ledger.prompt_tokens == 1) == (name != "forget")
+    same(talk, straight)
+
+
+@settings(max_examples=20, deadline=None)
+@given(STEPS, st.sampled_from(["full", "recall", "late", "forget"]), st.booleans())
+def test_whenever_it_is_checked(
+    steps: list[tuple[str, int, int]], name: str, forgets: bool
+) -> None:
+    tiny = llama_once()
+    chosen = GIVEN[name] | ({"checkpoint_limit": "0MB"} if forgets else {})
+    talk, other = opened(tiny, **chosen), opened(tiny, **chosen)
+    for each in (talk, other):
+        said(each, FIRST)
+    for act, number, word in steps:
+        turns, branches = len(talk.messages) // 2, len(talk.branches)
+        if turns:
+            before, expected = state(talk), whole(tiny, talk)
+            assert heard(talk.check()) == expected
+            untouched(before, state(talk))
+        for each in (talk, other):
+            if act == "say" or not turns:
+                said(each, WORDS[word])
+            elif act == "regenerate":
+                list(each.regenerate())
+            elif act == "edit":
+                list(each.edit(1 + number % turns, WORDS[word]))
+            elif act == "undo":
+                each.undo()
+            elif act == "branch" and turns > 1:
+                each.branch(1 + number % (turns - 1))
+            elif act == "switch":
+                each.switch(number % branches)
+    assert talk.branches == other.branches
+    same(talk, other)
+
+
+@pytest.mark.parametrize("name", ["full", "recall", "forget", "four bits"])
+def test_however_it_ends_all_is_as_it_was(llama: Tiny, name: str) -> None:
+    talk, straight = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
+    said(talk, FIRST, SECOND)
+    said(straight, FIRST, SECOND)
+    before, stop = state(talk), threading.Event()
+    going = talk.check()
+    next(going)
+    going.close()  # left in the middle
+    untouched(before, state(talk))
+    assert len(heard(piece for piece in talk.check(cancel=stop) if stop.set() is None)) == 2
+    with pytest.raises(Stopped):
+        list(talk.check(cancel=stop))  # before there was anything
+    untouched(before, state(talk))
+    with pytest.raises(SettingError, match="temperature"):
+        list(talk.check(temperature=-1))
+    untouched(before, state(talk))
+    same(talk, straight)
+
+
+@pytest.mark.parametrize("name", ["full", "recall", "forget"])
+def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
+    """Wherever it does: it is told in a sentence, and nothing is lost or given up."""
+    talk, straight = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
+    said(talk, FIRST, SECOND)
+    said(straight, FIRST, SECOND)
+    before, ends = state(talk), set()
+    for at in range(0, 260, 13):
+        try:
+            with Faults(range(at, at + 200)):
+                (*_, last) = talk.check()
+            ends.add(last.ledger.finish_reason)
+        except OutOfMemory as error:
+            assert "the conversation is kept" in str(error) and "never-lossy" not in str(error)
+            ends.add("raised")
+        untouched(before, state(talk))
+    assert "raised" in ends and len(ends) > 1
+    same(talk, straight)
+
+
+def test_an_answer_that_goes_on_may_be_checked(llama: Tiny) -> None:
+    talk, straight = opened(llama, budget="40"), opened(llama, budget="40")
+    said(talk, FIRST)
+    expected = said(straight, FIRST, SECOND)[1]
+    going = talk.stream(SECOND)
+    begun = [next(going).token_id for _ in range(2)]
+    checked = heard(talk.check())
+    assert checked == whole(llama, talk)
+    assert [*begun, *heard(going)] == expected
+    same(talk, straight)
+
+
+def test_it_is_drawn_as_the_answer_was(llama: Tiny) -> None:
+    talk = opened(llama, method="full")
+    answer = heard(talk.stream(FIRST, temperature=2.0, seed=1, max_new_tokens=9))
+    assert len(answer) == 9 and heard(talk.check()) == answer
+    assert len(heard(talk.check(max_new_tokens=3))) == 3
+    assert heard(talk.check(temperature=0.0)) != answer
+
+
+def test_what_was_read_ahead_of_the_next_message_is_no_part_of_it(llama: Tiny) -> None:
+    talk = opened(llama, budget="40")
+    said(talk, FIRST)
+    expected = whole(llama, talk)
+    assert talk.read_ahead(LONG)
+    before = state(talk)
+    (*_, last) = pieces = list(talk.check())
+    assert [piece.token_id for piece in pieces] == expected and last.ledger.prompt_tokens == 1
+    untouched(before, state(talk))
+    said(talk, f"{LONG} 5 6")
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_a_conversation_that_was_opened_is_checked(
+    llama: Tiny, tmp_path: Path, light: bool
+) -> None:
+    talk = opened(llama, budget="40")
+    said(talk, FIRST, SECOND)
+    talk.save(tmp_path / "talk.kv", light=light)
+    opened_again = again(llama, tmp_path / "talk.kv")
+    assert heard(opened_again.check()) == heard(talk.check()) == whole(llama, talk)
+
+
+def test_nothing_to_check(llama: Tiny) -> None:
+    with pytest.raises(SettingError, match="nothing has been said yet"):
+        list(opened(llama).check())
+
+
+def test_on_disk_too(llama: Tiny) -> None:
+    talk = opened(llama, budget="40", recall="disk")
+    said(talk, FIRST, OTHER)
+    (*_, last) = talk.check()
+    assert last.ledger.prompt_tokens == 1 and talk.tier is not None and talk.tier.on_disk
+    said(talk, THIRD)
+
+
+TEXTS = st.text(st.sampled_from("ab \n.\t"), max_size=30)
+
+
+@example("", "a").via("nothing")
+@example(" a b", "a c ").via("space")
+@given(TEXTS, TEXTS)
+def test_runs_make_both_texts(one: str, other: str) -> None:
+    runs = difference(one, other)
+    assert "".join(text for kind, text in runs if kind != "other") == one or not one.split()
+    theirs = "".join(f"{text} " for kind, text in runs if kind != "one")
+    assert theirs.split() == other.split()
+    assert all(text for _, text in runs)
+    alike = all(kind == "both" for kind, _ in runs)
+    assert alike == (one.split() == other.split()) or not one.split() or not other.split()
+
+
+def test_what_differs_by_words() -> None:
+    assert difference("The cat sat on  the mat.", "The dog sat\non the mat.") == [
+        ("both", "The "),
+        ("one", "cat "),
+        ("other", "dog "),
+        ("both", "sat on  the mat."),
+    ]
+    assert difference("a b", "a b") == [("both", "a b")]
+    assert difference("", "") == []
+    assert difference("a", "") == [("one", "a")]
+
+
+def test_a_model_is_as_it_was(llama: Tiny) -> None:
+    """Also where memory ends, and weights could have been sent away for it."""
+    talk = opened(llama, budget="40", recall="off")
+    said(talk, FIRST)
+    weights = [tensor.data_ptr() for tensor in llama.model.tensors()]
+    with Faults(range(40, 400)), pytest.raises(OutOfMemory):
+        list(talk.check())
+    assert [tensor.data_ptr() for tensor in llama.model.tensors()] == weights
+    assert not talk.ladder.taken and torch.is_tensor(talk.cache.tensors[0])
