@@ -79,15 +79,16 @@ def checked(told: Answered, audience: Audience, **settings: object) -> Iterator[
     own = Context(told.context.model)
     own.ladder = _Careful(own.model.device)
     ids = told.context.token_ids[: told.path.read[-1]]
+    say = audience.notify or _nothing
     found = own.ladder.run(partial(_held, told, len(ids) - 1), {})
     if found is not None:
         own.cache, own.token_ids = found, ids[:-1]
-    elif audience.notify is not None:
-        audience.notify(f"{len(ids):,} tokens are read again")
+    else:
+        say(f"{len(ids):,} tokens are read again")
     own.noted = tuple(_notes(told, copied=found is not None))
     turn = own.next_turn(ids[len(own.token_ids) :], chosen)
-    for note in own.noted if audience.notify is not None else ():
-        audience.notify(note)
+    for note in own.noted:
+        say(note)
     own.read(turn, audience)
     yield from own.answer(turn, ignore_eos=False, cancel=audience.cancel)
 
@@ -178,6 +179,10 @@ def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
         return None
     bank.used = used
     return layer
+
+
+def _nothing(note: str) -> None:
+    """Said to nobody."""
 
 
 def difference(one: str, other: str) -> list[Run]:

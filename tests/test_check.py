@@ -218,7 +218,9 @@ def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
     said(talk, FIRST, SECOND)
     said(straight, FIRST, SECOND)
     before, ends = state(talk), set()
-    for at in range(0, 260, 13):
+    with Faults() as counted:
+        list(talk.check())
+    for at in range(0, counted.count, counted.count // 12):
         try:
             with Faults(range(at, at + 200)):
                 (*_, last) = talk.check()
@@ -227,7 +229,7 @@ def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
             assert "the conversation is kept" in str(error) and "never-lossy" not in str(error)
             ends.add("raised")
         untouched(before, state(talk))
-    assert "raised" in ends and len(ends) > 1
+    assert {"raised", "memory"} <= ends
     same(talk, straight)
 
 
@@ -315,12 +317,12 @@ def test_what_differs_by_words() -> None:
     assert difference("a", "") == [("one", "a")]
 
 
-def test_a_model_is_as_it_was(llama: Tiny) -> None:
+def test_a_model_is_as_it_was(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where memory ends, and weights could have been sent away for it."""
+    sent: list[object] = []
+    monkeypatch.setattr("kvlite.engine.giving.stream_from_memory", sent.append)
     talk = opened(llama, budget="40", recall="off")
     said(talk, FIRST)
-    weights = [tensor.data_ptr() for tensor in llama.model.tensors()]
     with Faults(range(40, 400)), pytest.raises(OutOfMemory):
         list(talk.check())
-    assert [tensor.data_ptr() for tensor in llama.model.tensors()] == weights
-    assert not talk.ladder.taken and torch.is_tensor(talk.cache.tensors[0])
+    assert not sent and not talk.ladder.taken
