@@ -7,22 +7,28 @@ from kvlite.sizes import readable
 
 _ENDS = {
     "stop": "The model ended it.",
-    "length": "It ended at the longest answer allowed, which /set max-tokens changes.",
+    "length": "It ended at the longest answer allowed, which {longer} changes.",
     "interrupted": "You ended it; what had come was kept.",
     "memory": "It ended for lack of memory, with nothing left to give up.",
 }
+# Where someone at a terminal has longer answers.
+_LONGER = "/set max-tokens"
 _PLACES = {"ram": "host memory", "disk": "a temporary file"}
 
 
-def brief(ledger: Ledger) -> str:
+def brief(ledger: Ledger, longer: str = _LONGER) -> str:
     """The line under an answer: what it was made from, how fast it came, how it ended if that is
-    not usual."""
+    not usual.
+
+    Args:
+        longer: what lets answers be longer.
+    """
     parts = [_kept(ledger)]
     if ledger.recalled_bytes:
         parts.append(f"{readable(ledger.recalled_bytes)} recalled")
     parts += ledger.course
     if ledger.finish_reason == "length":
-        parts.append("ended at the length limit (/set max-tokens)")
+        parts.append(f"ended at the length limit ({longer})")
     if ledger.finish_reason == "interrupted":
         parts.append("interrupted; the part is kept")
     if ledger.finish_reason == "memory":
@@ -37,8 +43,8 @@ def _kept(ledger: Ledger) -> str:
     return f"from {kept:,.0f} of {seen:,} tokens ({ledger.kept_shown})"
 
 
-def told(ledger: Ledger) -> Iterator[str]:
-    """Sentences, one on each thing that a reader may want to know."""
+def told(ledger: Ledger, longer: str = _LONGER) -> Iterator[str]:
+    """Sentences, one on each thing that a reader may want to know. Args are those of `brief`."""
     again = f", and {ledger.again_tokens:,} of the last answer again" if ledger.again_tokens else ""
     yield (
         f"Read {ledger.prompt_tokens:,} tokens{again}, {ledger.prefill_tokens_per_s:,.0f} a "
@@ -46,7 +52,7 @@ def told(ledger: Ledger) -> Iterator[str]:
         f"the first token came after {ledger.time_to_first_token_s:.1f} s."
     )
     speed = f", {ledger.decode_tokens_per_s:.1f} a second" if ledger.generated_tokens > 1 else ""
-    ended = _ENDS.get(ledger.finish_reason or "", "")
+    ended = _ENDS.get(ledger.finish_reason or "", "").format(longer=longer)
     yield f"Answered {ledger.generated_tokens:,} tokens{speed}. {ended}".rstrip()
     yield from _held(ledger)
     yield from _recalled(ledger)

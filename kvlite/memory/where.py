@@ -19,11 +19,13 @@ FREE = "free"
 
 @dataclass(frozen=True)
 class Part:
-    """What takes memory: its name, its bytes, and what there is to say of it."""
+    """What takes memory: its name, its bytes, what there is to say of it, and whether this program
+    holds it."""
 
     name: str
     nbytes: int
     about: str = ""
+    mine: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,12 @@ class Place:
 
 
 def places(
-    model: LoadedModel, cache: KVCache, tier: Tier | None, checkpoints: int, vram: str
+    model: LoadedModel, cache: KVCache | None, tier: Tier | None, checkpoints: int, vram: str
 ) -> list[Place]:
     """The device first, then what is beside it.
 
     Args:
+        cache: None where there is no conversation.
         checkpoints: bytes of host memory that points of return take.
         vram: as `Settings.vram`: of a CPU, what live tensors are held to.
     """
@@ -67,17 +70,19 @@ def places(
     disks = [] if tier is None else [layer.disk for layer in tier.layers if layer.disk is not None]
     elsewhere = [_disk(tier, disk) for disk in disks[:1] if tier is not None]
     if model.device.type == "cuda":
-        return [_card(model.device, on_device), _host(beside), *elsewhere]
+        return [_card(model.device, on_device), host(beside), *elsewhere]
     capped = [] if capped_bytes(vram) is None else [_cap(vram, on_device)]
-    return [*capped, _host((*on_device, *beside)), *elsewhere]
+    return [*capped, host((*on_device, *beside)), *elsewhere]
 
 
-def held(model: LoadedModel, cache: KVCache, tier: Tier | None) -> tuple[Part, ...]:
+def held(model: LoadedModel, cache: KVCache | None, tier: Tier | None) -> tuple[Part, ...]:
     """What a conversation holds on its device: weights, keys and values by kind of layer, the
     index of what is to be recalled."""
     shape = model.shape
-    sliding = [index for index, window in enumerate(shape.windows) if window is not None]
     parts = [Part("weights", bytes_held(model.tensors()), model.weights.name)]
+    if cache is None:
+        return tuple(parts)
+    sliding = [index for index, window in enumerate(shape.windows) if window is not None]
     windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
     for name, indices, nbytes in (
         ("KV, full attention", shape.full_layers, cache.nbytes - windowed),
@@ -105,7 +110,9 @@ def _beside(tier: Tier | None, checkpoints: int) -> list[Part]:
 def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
     total = capped_bytes(vram) or 0
     free = max(0, total - _sum(parts))
-    return Place(f"what --vram {vram} allows tensors", "VRAM", total, (*parts, Part(FREE, free)))
+    return Place(
+        f"what --vram {vram} allows tensors", "VRAM", total, (*parts, Part(FREE, free, mine=False))
+    )
 
 
 def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
@@ -114,21 +121,26 @@ def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
     rest = (
         Part("other tensors", max(0, live - _sum(parts)), "work in progress"),
         Part("allocator", max(0, reserved - live), "held by torch, not in use"),
-        Part("others", max(0, total - free - reserved), "driver, display, other programs"),
-        Part(FREE, free),
+        Part("others", max(0, total - free - reserved), "driver, display, other programs", False),
+        Part(FREE, free, mine=False),
     )
     name = torch.cuda.get_device_properties(device).name
     return Place(name, "VRAM", total, (*parts, *rest))
 
 
-def _host(parts: tuple[Part, ...]) -> Place:
+def host(parts: tuple[Part, ...]) -> Place:
+    """Host memory.
+
+    Args:
+        parts: what this program is known to hold there.
+    """
     memory, mine = psutil.virtual_memory(), psutil.Process().memory_info().rss
     program = max(0, mine - _sum(parts))
     others = max(0, memory.total - memory.available - program - _sum(parts))
     rest = (
         Part("this program", program, "Python, torch, work in progress"),
-        Part("others", others, "other programs, the system"),
-        Part(FREE, memory.available),
+        Part("others", others, "other programs, the system", False),
+        Part(FREE, memory.available, mine=False),
     )
     return Place("host memory", "RAM", memory.total, (*parts, *rest))
 
@@ -137,8 +149,8 @@ def _disk(tier: Tier, disk: Disk) -> Place:
     usage = shutil.disk_usage(disk.folder)
     parts = (
         Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read"),
-        Part("others", max(0, usage.total - usage.free - tier.nbytes), "other files"),
-        Part(FREE, usage.free),
+        Part("others", max(0, usage.total - usage.free - tier.nbytes), "other files", False),
+        Part(FREE, usage.free, mine=False),
     )
     return Place(f"the disk of {disk.folder}", "disk", usage.total, parts)
 

@@ -1,0 +1,106 @@
+"""What an answer was made from, as it is kept beside the conversation: words, numbers, and what
+its pictures are drawn from."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvlite.chat.account import brief, told
+from kvlite.chat.session import Message, Session
+from kvlite.kept import Look, kept_map, look, token_shares
+from kvlite.ledger import Ledger, Piece
+from kvlite.memory.free import ran_out
+from kvlite.pages import Pages, page_shares, pages_of
+from kvlite.prompts import said_tokens
+
+T = TypeVar("T")
+
+
+class Looker:
+    """Looks at the cache when a question has been read, and when it has been answered."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.before: Look | None = None
+        self.begun = False
+
+    def saw(self, piece: Piece) -> None:
+        """A piece of the answer came: at the first one the question has been read."""
+        if not self.begun:
+            self.before, self.begun = self.look(), True
+
+    def look(self) -> Look | None:
+        """What the cache holds; None where there is no memory even for that."""
+        talk = self.session.talk
+        return _if_it_fits(lambda: look(talk.cache, talk.model.shape.windows))
+
+
+class PageFinder:
+    """Where the pages of a conversation's documents are among its tokens; found once each."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._found: dict[tuple[str, bool], tuple[Pages, list[int]] | None] = {}
+
+    def pages(self) -> Iterator[tuple[Pages, int]]:
+        """Of every message that is about documents: its pages, and where it begins."""
+        talk = self.session.talk
+        read = np.array(talk.token_ids, np.int64)
+        for number, message in enumerate(self.session.messages):
+            if not message.documents:
+                continue
+            found = self._of(message, opening=number == 0)
+            if found is not None and (start := _place(read, found[1])) is not None:
+                yield found[0], start
+
+    def _of(self, message: Message, *, opening: bool) -> tuple[Pages, list[int]] | None:
+        key = message.said, opening
+        if key not in self._found:
+            talk = self.session.talk
+            tokenizer, system = talk.model.tokenizer, talk.settings.system
+            how: dict[str, Any] = {"opening": opening, "first": opening, "system": system}
+            pages = pages_of(tokenizer, message.documents, message.text, **how)
+            ids = said_tokens(tokenizer, message.said, **how) if pages is not None else []
+            self._found[key] = None if pages is None else (pages, ids)
+        return self._found[key]
+
+
+def account_of(ledger: Ledger, looker: Looker, finder: PageFinder) -> dict[str, Any]:
+    """The answer's account, of plain values."""
+    account: dict[str, Any] = {
+        "brief": brief(ledger),
+        "told": [*told(ledger)],
+        "ledger": ledger.to_json(),
+    }
+    before, after = looker.before, looker.look()
+    if after is None:
+        return account
+    account["kept"] = kept_map(before, after).to_json()
+    shares = token_shares(before, after)
+    account["pages"] = [
+        asdict(share)
+        for pages, start in finder.pages()
+        for share in page_shares(pages, shares, start)
+    ]
+    return account
+
+
+def _place(read: Any, ids: list[int]) -> int | None:
+    """Where tokens begin among those that were read; None if they are not there as they are, as
+    after a conversation outgrew its context."""
+    wanted = np.array(ids, np.int64)
+    for start in np.flatnonzero(read == wanted[0])[::-1]:
+        if np.array_equal(read[start : start + len(wanted)], wanted):
+            return int(start)
+    return None
+
+
+def _if_it_fits(work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except Exception as error:
+        if not ran_out(error):
+            raise
+    return None

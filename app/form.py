@@ -1,0 +1,85 @@
+"""Settings as controls, made from `Settings`: each is described once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from kvlite.errors import SettingError
+from kvlite.methods import METHODS
+from kvlite.settings import OPTIONS, Settings, checked, flag_of
+
+# What people change first; the rest is folded away.
+FIRST = ("model", "method", "budget", "kv_bits", "recall")
+ANSWER = ("system", "max_new_tokens", "temperature")
+
+
+def label_of(name: str) -> str:
+    """What a control is called."""
+    return flag_of(name).removeprefix("--").replace("-", " ")
+
+
+def control(name: str, value: Any) -> gr.components.Component:
+    """The control of a setting."""
+    option = OPTIONS[name]
+    about = option.metadata
+    common: dict[str, Any] = {
+        "label": label_of(name),
+        "info": about["help"],
+        "elem_id": f"set-{name.replace('_', '-')}",
+    }
+    if name == "method":
+        names = list(dict.fromkeys([Settings.method, *METHODS]))
+        return gr.Dropdown(_named(names), value=value, allow_custom_value=True, **common)
+    if about["choices"]:
+        return gr.Dropdown(list(about["choices"]), value=value, **common)
+    if option.type is bool:
+        return gr.Checkbox(value=value, **common)
+    if isinstance(option.default, tuple):
+        return gr.Textbox("\n".join(value), lines=2, placeholder="one a line", **common)
+    if option.type is str:
+        lines = 3 if name == "system" else 1
+        return gr.Textbox(value, lines=lines, max_lines=10, **common)
+    whole = option.type is not float
+    return gr.Number(
+        value,
+        minimum=about["low"],
+        maximum=about["high"] if about["high"] is not None and about["high"] < 2**53 else None,
+        precision=0 if whole else None,
+        **common,
+    )
+
+
+def _named(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [("the default", name) if name == Settings.method else (name, name) for name in names]
+
+
+def shown_value(name: str, value: Any) -> Any:
+    """A setting's value as its control has it."""
+    return "\n".join(value) if isinstance(OPTIONS[name].default, tuple) else value
+
+
+def values_of(names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
+    """Settings' values from their controls.
+
+    Raises:
+        SettingError: one is out of range.
+    """
+    return {name: _value(name, each) for name, each in zip(names, shown, strict=True)}
+
+
+def _value(name: str, shown: Any) -> Any:
+    option = OPTIONS[name]
+    if isinstance(option.default, tuple):
+        return tuple(line for line in (shown or "").splitlines() if line)
+    if shown is None and option.default is not None:
+        raise SettingError(f"{label_of(name)} is empty: {option.default} is usual")
+    if option.type is float:
+        return checked(name, float(shown), label_of(name))
+    whole = isinstance(shown, float) and shown.is_integer()
+    return checked(name, int(shown) if whole else shown, label_of(name))
+
+
+def changed(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Of these values, those that differ from what settings have."""
+    return {name: value for name, value in values.items() if getattr(settings, name) != value}

@@ -1,0 +1,96 @@
+"""Who may come in, from where, and with what."""
+
+import ipaddress
+from collections.abc import Sequence
+
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvlite.errors import SettingError
+
+SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
+# Bytes a document may have.
+LARGEST = 200 << 20
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+# Nothing is fetched from elsewhere, whatever an answer or a document has in it. The page itself
+# brings scripts and styles within it.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "media-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+)
+_HEADERS = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_auth(pairs: Sequence[str]) -> list[tuple[str, str]]:
+    """Users and their passwords, as written: `name:password`.
+
+    Raises:
+        SettingError: one has no name or no password, or a name comes twice.
+    """
+    found = []
+    for number, pair in enumerate(pairs, 1):
+        user, colon, password = pair.partition(":")
+        if not (user and colon and password):
+            raise SettingError(f"--auth number {number} is not NAME:PASSWORD: give both")
+        found.append((user, password))
+    if len({user for user, _ in found}) < len(found):
+        raise SettingError("--auth names a user twice: give each one once")
+    return found
+
+
+def require_password(host: str, share: bool, auth: Sequence[tuple[str, str]]) -> None:
+    """Raises SettingError if others could come in without a password."""
+    if auth or (is_loopback(host) and not share):
+        return
+    how = "--share" if share else f"--host {host}"
+    raise SettingError(
+        f"{how} lets others in, who could read every conversation: give --auth NAME:PASSWORD, or "
+        "leave it out to be reached from this machine alone"
+    )
+
+
+def middleware(host: str, share: bool) -> list[Middleware]:
+    """What stands before every request.
+
+    A page of elsewhere could give its own name this machine's address, and read what is here: so
+    requests to a loopback address must call it by a loopback name.
+    """
+    guards = [Middleware(Headers)]
+    if is_loopback(host) and not share:
+        guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, host]))
+    return guards
+
+
+class Headers:
+    """Adds to every answer what a browser must not do with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does, with the headers."""
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        await self.app(scope, receive, sent)

@@ -1,0 +1,212 @@
+"""What the page has, and where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+
+from kvlite.settings import OPTIONS, Settings
+
+from .form import ANSWER, FIRST, control
+from .guard import SUFFIXES
+
+# Characters that may be pasted before gradio makes a file of them.
+_PASTE = 1_000_000
+_LATEX: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": "\\[", "right": "\\]", "display": True},
+    {"left": "\\(", "right": "\\)", "display": False},
+    {"left": "$", "right": "$", "display": False},
+]
+# Sent to the page with a name, it saves a text as a file without leaving the machine.
+_SAVE = """(text, name) => {
+  if (!text) return [text, name];
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([text], {type: 'text/plain;charset=utf-8'}));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+  return ['', ''];
+}"""
+
+
+@dataclass
+class Parts:
+    """The page's components, by what they are for."""
+
+    here: gr.State
+    kept_here: gr.BrowserState
+    chosen: gr.State
+    # The list of conversations.
+    new: gr.Button = field(init=False)
+    search: gr.Textbox = field(init=False)
+    listing: gr.Radio = field(init=False)
+    name: gr.Textbox = field(init=False)
+    delete: gr.Button = field(init=False)
+    markdown: gr.Button = field(init=False)
+    json: gr.Button = field(init=False)
+    export: gr.Textbox = field(init=False)
+    export_name: gr.Textbox = field(init=False)
+    # The conversation.
+    head: gr.HTML = field(init=False)
+    branches: gr.Dropdown = field(init=False)
+    chat: gr.Chatbot = field(init=False)
+    status: gr.HTML = field(init=False)
+    box: gr.MultimodalTextbox = field(init=False)
+    # Beside it.
+    clock: gr.Timer = field(init=False)
+    live: gr.HTML = field(init=False)
+    answer: gr.HTML = field(init=False)
+    check: gr.Button = field(init=False)
+    fork: gr.Button = field(init=False)
+    difference: gr.HTML = field(init=False)
+    tokens: gr.Number = field(init=False)
+    price: gr.HTML = field(init=False)
+    apply: gr.Button = field(init=False)
+    applied: gr.HTML = field(init=False)
+    profiles: gr.Dropdown = field(init=False)
+    profile_name: gr.Textbox = field(init=False)
+    save_profile: gr.Button = field(init=False)
+    delete_profile: gr.Button = field(init=False)
+    controls: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ordered(self) -> list[Any]:
+        """The controls, in the order of the settings."""
+        return [self.controls[name] for name in OPTIONS]
+
+    @property
+    def view(self) -> list[Any]:
+        """What changes when another conversation is shown, or this one has gone on."""
+        return [
+            self.here,
+            self.kept_here,
+            self.chat,
+            self.status,
+            self.box,
+            self.branches,
+            self.listing,
+            self.name,
+            self.chosen,
+            self.answer,
+        ]
+
+
+def lay_out(settings: Settings, profiles: Sequence[str]) -> Parts:
+    """Make the page, inside a `gr.Blocks`."""
+    parts = Parts(gr.State(""), gr.BrowserState("", storage_key="kvlite-conversation"), gr.State(0))
+    with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
+        _conversations(parts)
+    with gr.Column(elem_id="middle"):
+        _conversation(parts)
+    with gr.Sidebar(label="Memory, answer, settings", position="right", width=430, elem_id="side"):
+        with gr.Tab("Memory", id="memory", elem_id="tab-memory"):
+            parts.live = gr.HTML(elem_id="live", padding=False)
+        with gr.Tab("Answer", id="answer", elem_id="tab-answer"):
+            _answer(parts)
+        with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
+            _settings(parts, settings, profiles)
+    parts.clock = gr.Timer(1.0)
+    return parts
+
+
+def _conversations(parts: Parts) -> None:
+    parts.new = gr.Button("New conversation", variant="primary", elem_id="new", size="md")
+    parts.search = gr.Textbox(
+        label="Search", placeholder="Search", show_label=False, elem_id="search", container=False
+    )
+    parts.listing = gr.Radio(
+        [], label="Conversations", show_label=False, elem_id="listing", container=False
+    )
+    with gr.Accordion("This conversation", open=False, elem_id="manage"):
+        parts.name = gr.Textbox(label="Name", elem_id="name", submit_btn="Rename", max_length=200)
+        with gr.Row():
+            parts.markdown = gr.Button("Export Markdown", size="sm", elem_id="export-markdown")
+            parts.json = gr.Button("Export JSON", size="sm", elem_id="export-json")
+        parts.delete = gr.Button("Delete", variant="stop", size="sm", elem_id="delete")
+        parts.export = gr.Textbox(visible="hidden", elem_id="export-text")
+        parts.export_name = gr.Textbox(visible="hidden", elem_id="export-name")
+
+
+def _conversation(parts: Parts) -> None:
+    parts.head = gr.HTML(elem_id="head", padding=False)
+    parts.branches = gr.Dropdown(
+        [], label="Branch", visible=False, elem_id="branches", interactive=True
+    )
+    parts.chat = gr.Chatbot(
+        label="Conversation",
+        show_label=False,
+        elem_id="chat",
+        height="calc(100dvh - 230px)",
+        editable="user",
+        allow_tags=False,
+        sanitize_html=True,
+        latex_delimiters=_LATEX,
+        buttons=["copy"],
+        allow_file_downloads=False,
+        layout="bubble",
+        placeholder=(
+            "### Ask anything, or drop in a document\n"
+            "Whatever does not fit the card is kept in host memory and recalled for the next "
+            "question."
+        ),
+    )
+    parts.status = gr.HTML(elem_id="status", padding=False)
+    parts.box = gr.MultimodalTextbox(
+        label="Message",
+        show_label=False,
+        placeholder="Message, or drop documents here (Shift+Enter for a new line)",
+        file_types=list(SUFFIXES),
+        file_count="multiple",
+        sources=["upload"],
+        max_plain_text_length=_PASTE,
+        elem_id="box",
+        autofocus=True,
+        submit_btn=True,
+        stop_btn=False,
+    )
+
+
+def _answer(parts: Parts) -> None:
+    parts.answer = gr.HTML(elem_id="answer", padding=False)
+    with gr.Row():
+        parts.check = gr.Button("Check this answer", size="sm", elem_id="check")
+        parts.fork = gr.Button("Branch from here", size="sm", elem_id="fork")
+    parts.difference = gr.HTML(elem_id="difference", padding=False)
+
+
+def _settings(parts: Parts, settings: Settings, profiles: Sequence[str]) -> None:
+    parts.tokens = gr.Number(
+        4096,
+        label="tokens to plan for",
+        info="a page of text has about 500",
+        minimum=1,
+        precision=0,
+        elem_id="plan-tokens",
+    )
+    parts.price = gr.HTML(elem_id="price", padding=False)
+    for name in (*FIRST, *ANSWER):
+        parts.controls[name] = control(name, getattr(settings, name))
+    for panel in ("Model and memory", "Answer"):
+        with gr.Accordion(f"More: {panel.lower()}", open=False):
+            for name, option in OPTIONS.items():
+                if option.metadata["panel"] == panel and name not in parts.controls:
+                    parts.controls[name] = control(name, getattr(settings, name))
+    parts.apply = gr.Button("Apply", variant="primary", elem_id="apply")
+    parts.applied = gr.HTML(elem_id="applied", padding=False)
+    with gr.Accordion("Profiles", open=False):
+        parts.profiles = gr.Dropdown(
+            list(profiles), value=None, label="Take settings from", elem_id="profiles"
+        )
+        parts.profile_name = gr.Textbox(
+            label="Save these settings as", elem_id="profile-name", max_length=64
+        )
+        with gr.Row():
+            parts.save_profile = gr.Button("Save", size="sm", elem_id="save-profile")
+            parts.delete_profile = gr.Button(
+                "Delete the one chosen", size="sm", variant="stop", elem_id="delete-profile"
+            )
+
+
+SAVE_AS_FILE = _SAVE

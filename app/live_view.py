@@ -1,0 +1,128 @@
+"""Draws what the machine holds."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import pairwise
+
+from kvlite.memory.where import Place
+from kvlite.sizes import readable
+
+from .kinds import kind_of
+from .live import Sample, Talking
+
+_WIDTH, _HEIGHT = 320, 96
+# Seconds that the plot goes back.
+_SPAN = 300
+
+
+def live_html(samples: Sequence[Sample], owner: str) -> str:
+    """Bars, figures and a plot.
+
+    Args:
+        samples: at least one, the last one now.
+        owner: who looks: of others' conversations nothing is told but their bytes.
+    """
+    now = samples[-1]
+    talking = now.talking if now.talking is not None and now.talking.owner == owner else None
+    parts = [
+        *(_place(place) for place in now.places),
+        _figures(talking),
+        _plot(samples),
+    ]
+    return f'<div class="live">{"".join(parts)}</div>'
+
+
+def _place(place: Place) -> str:
+    used, total = readable(place.used), readable(place.total)
+    bar = "".join(
+        f'<i class="{kind_of(part.name)}" style="width:{100 * part.nbytes / place.total:.3f}%" '
+        f'title="{escape(part.name)}: {readable(part.nbytes)}"></i>'
+        for part in place.parts[:-1]
+        if part.nbytes
+    )
+    rows = "".join(
+        f'<tr data-part="{escape(part.name)}" data-bytes="{part.nbytes}">'
+        f'<td><b class="{kind_of(part.name)}"></b></td>'
+        f"<th scope=row>{escape(part.name)}</th><td>{readable(part.nbytes)}</td>"
+        f"<td>{escape(part.about)}</td></tr>"
+        for part in place.parts
+        if part.nbytes
+    )
+    return (
+        f'<section class="place" data-place="{escape(place.short)}" data-used="{place.used}" '
+        f'data-total="{place.total}">'
+        f"<h4>{escape(place.short)} <span>{used} of {total}</span></h4>"
+        f'<div class="bar" role="img" aria-label="{escape(place.name)}: {used} of {total} used">'
+        f"{bar}</div><table>{rows}</table></section>"
+    )
+
+
+def _figures(talking: Talking | None) -> str:
+    if talking is None:
+        return '<p class="quiet">No conversation of yours is in memory.</p>'
+    rows = "".join(
+        f'<div data-figure="{name}" data-value="{value}"><dt>{label}</dt><dd>{text}</dd></div>'
+        for name, label, value, text in _told(talking)
+    )
+    return f'<dl class="figures">{rows}</dl>'
+
+
+def _told(talking: Talking) -> Iterator[tuple[str, str, float, str]]:
+    yield "seen", "Context", talking.seen, f"{talking.seen:,} of {talking.most:,} tokens"
+    kv, full = talking.kv_bytes, talking.full_kv_bytes
+    against = f" of {readable(full)}" if kv < full else ""
+    yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
+    if talking.tier_bytes:
+        yield "tier", "Kept for recall", talking.tier_bytes, readable(talking.tier_bytes)
+    if talking.tokens_per_s:
+        speed = f"{talking.tokens_per_s:.1f} tokens/s"
+        yield "speed", "Speed", round(talking.tokens_per_s, 2), speed
+    if talking.first_token_s is not None:
+        first = f"{talking.first_token_s:.1f} s"
+        yield "first", "First token after", round(talking.first_token_s, 2), first
+
+
+def _plot(samples: Sequence[Sample]) -> str:
+    """What kvlite holds of the device, and all that is used, over the last minutes."""
+    now, total = samples[-1].at, samples[-1].places[0].total
+    if not total:
+        return ""
+    kept = [each for each in samples if now - each.at <= _SPAN]
+    name = escape(samples[-1].places[0].short)
+    high = min(total, 1.2 * max(each.places[0].used for each in kept))
+    used = _line(kept, now, high, [each.places[0].used for each in kept])
+    mine = _line(kept, now, high, [each.mine for each in kept])
+    rungs = "".join(_rungs(kept, now))
+    return (
+        f'<figure class="plot"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{name} over the last five minutes" preserveAspectRatio="none">'
+        f'<polyline class="used" points="{used}"/><polyline class="mine" points="{mine}"/>'
+        f"{rungs}</svg><figcaption><b class='mine'></b>kvlite <b class='used'></b>all "
+        f"that is used; the last 5 minutes, up to {readable(high)}</figcaption></figure>"
+    )
+
+
+def _x(at: float, now: float) -> float:
+    return _WIDTH * (1 - (now - at) / _SPAN)
+
+
+def _line(samples: Sequence[Sample], now: float, high: float, values: Sequence[int]) -> str:
+    return " ".join(
+        f"{_x(each.at, now):.1f},{_HEIGHT * (1 - min(1.0, value / high)):.1f}"
+        for each, value in zip(samples, values, strict=True)
+    )
+
+
+def _rungs(samples: Sequence[Sample], now: float) -> Iterator[str]:
+    """Where memory was short, and what was given up then."""
+    for before, after in pairwise(samples):
+        one, other = before.talking, after.talking
+        if one is None or other is None or one.id != other.id:
+            continue
+        new = other.rungs[len(one.rungs) :]
+        if new:
+            x = _x(after.at, now)
+            yield (
+                f'<line class="rung" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
+                f"<title>{escape(', '.join(new))}</title></line>"
+            )

@@ -1,0 +1,180 @@
+"""The page: its components, and what happens when they are used."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+from gradio.events import api
+
+from kvlite.documents import read_document
+from kvlite.folders import config_folder
+from kvlite.memory.where import Place
+from kvlite.profiles import Profiles
+
+from .browsing import Browsing
+from .layout import SAVE_AS_FILE, Parts, lay_out
+from .live import Live
+from .live_view import live_html
+from .pricing import Pricer
+from .service import Service
+from .talking import Talking, owner_of
+from .tuning import Tuning
+
+# What changes quickly is not shown as being loaded, and never waits behind an answer.
+_AT_ONCE: dict[str, Any] = {
+    "queue": False,
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
+# What may take as long as an answer does; who goes first is the engine's to say.
+_WORK: dict[str, Any] = {
+    "concurrency_limit": None,
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
+# On a phone what is beside the conversation would hide it; and its buttons have no names.
+_NARROW = """() => {
+  for (const [id, name] of [['conversations', 'Conversations'], ['side', 'Memory and settings']]) {
+    const side = document.getElementById(id), button = side?.querySelector('.toggle-button');
+    button?.setAttribute('aria-label', name);
+    if (innerWidth <= 768 && side?.classList.contains('open')) button?.click();
+  }
+}"""
+_SURE = """(id) => [id, confirm('Delete this conversation for good?')]"""
+
+
+def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
+    """The app."""
+    page = gr.Blocks(
+        title="kvlite",
+        analytics_enabled=False,
+        delete_cache=(3600, 3600),
+        fill_height=True,
+        fill_width=True,
+    )
+    with page:
+        parts = lay_out(service.settings, Profiles(config_folder()).names())
+        talking, tuning = Talking(service), Tuning(service, pricer)
+        _about_talking(page, parts, talking, tuning)
+        _about_list(parts, Browsing(service), talking, tuning)
+        _about_settings(page, parts, tuning)
+        _about_memory(page, parts, live)
+        page.load(None, None, None, js=_NARROW)
+        _for_programs(service, live)
+    return page
+
+
+def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, tuning: Tuning) -> None:
+    here, view = parts.here, parts.view
+    page.load(talking.show, [parts.kept_here], view, **_WORK)
+    parts.box.submit(talking.say, [here, parts.box], view, **_WORK)
+    parts.box.stop(talking.stop, [here], None, **_AT_ONCE)
+    parts.chat.retry(talking.regenerate, [here], view, **_WORK)
+    parts.chat.undo(talking.undo, [here], view, **_WORK)
+    parts.chat.edit(talking.edit, [here], view, **_WORK)
+    parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer], **_AT_ONCE)
+    parts.fork.click(talking.branch, [here, parts.chosen], view, **_WORK)
+    parts.check.click(talking.check, [here], [parts.difference], **_WORK)
+    parts.branches.input(talking.switch, [here, parts.branches], view, **_WORK)
+
+
+def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning) -> None:
+    here, view = parts.here, parts.view
+    shown = {"fn": tuning.shown, "inputs": [here], "outputs": parts.ordered, **_AT_ONCE}
+    parts.new.click(talking.begin, None, view, **_WORK).then(**shown)
+    parts.listing.input(talking.show, [parts.listing], view, **_WORK).then(**shown)
+    parts.search.input(browsing.listed, [parts.search, here], [parts.listing], **_AT_ONCE)
+    parts.name.submit(
+        browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
+    )
+    sure = gr.State(False)
+    parts.delete.click(browsing.delete, [here, sure], [here], js=_SURE, **_WORK).then(
+        talking.show, [here], view, **_WORK
+    )
+    exported = [parts.export, parts.export_name]
+    for button, text in ((parts.markdown, browsing.as_markdown), (parts.json, browsing.as_json)):
+        button.click(text, [here], exported, **_AT_ONCE).then(
+            None, exported, exported, js=SAVE_AS_FILE
+        )
+
+
+def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning) -> None:
+    controls = [parts.tokens, *parts.ordered]
+    triggers = [
+        trigger
+        for each in controls
+        for trigger in ((each.submit, each.blur) if isinstance(each, gr.Textbox) else (each.input,))
+    ]
+    pricing: dict[str, Any] = {
+        "fn": tuning.price,
+        "inputs": controls,
+        "outputs": [parts.price],
+        "show_progress": "hidden",
+        "concurrency_id": "price",
+        "concurrency_limit": 2,
+        "api_visibility": "private",
+    }
+    gr.on(triggers, trigger_mode="always_last", **pricing)
+    page.load(**pricing)
+    parts.apply.click(tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK)
+    parts.profiles.input(
+        tuning.take, [parts.profiles, *parts.ordered], parts.ordered, **_AT_ONCE
+    ).then(**pricing)
+    parts.save_profile.click(
+        tuning.save, [parts.profile_name, *parts.ordered], [parts.profiles], **_AT_ONCE
+    )
+    parts.delete_profile.click(tuning.remove, [parts.profiles], [parts.profiles], **_AT_ONCE)
+
+
+def _about_memory(page: gr.Blocks, parts: Parts, live: Live) -> None:
+    def look(request: gr.Request) -> str:
+        return live_html(live.look(), owner_of(request))
+
+    parts.clock.tick(look, None, [parts.live], **_AT_ONCE)
+    page.load(look, None, [parts.live], **_AT_ONCE)
+
+
+def _for_programs(service: Service, live: Live) -> None:
+    """What programs may ask, by gradio's client."""
+
+    def say(message: str, conversation: str, request: gr.Request) -> Iterator[str]:
+        """Answer a message in a conversation, a new one without an id."""
+        owner = owner_of(request)
+        id = conversation or service.shelf(owner).new().id
+        work = service.say(owner, id, message, [])
+        for shown in work.follow():
+            yield shown.text
+        if work.failure is not None:
+            raise gr.Error(str(work.failure))
+
+    def read(file: str, conversation: str, request: gr.Request) -> str:
+        """Read a document that was uploaded; the conversation's id."""
+        owner = owner_of(request)
+        id = conversation or service.shelf(owner).new().id
+        service.say(owner, id, "", [read_document(file)]).wait()
+        return id
+
+    def conversations(request: gr.Request) -> list[dict[str, Any]]:
+        """All conversations of the user."""
+        return [
+            {"id": each.id, "name": each.title, "messages": len(each.said), "used": each.used}
+            for each in service.shelf(owner_of(request)).records()
+        ]
+
+    def memory() -> list[dict[str, Any]]:
+        """Where every byte is."""
+        return [_plain(place) for place in live.look()[-1].places]
+
+    api(say, api_name="say", concurrency_limit=None)
+    api(read, api_name="read", concurrency_limit=None)
+    api(conversations, api_name="conversations", queue=False)
+    api(memory, api_name="memory", queue=False)
+
+
+def _plain(place: Place) -> dict[str, Any]:
+    return {
+        "name": place.name,
+        "total": place.total,
+        "used": place.used,
+        "parts": {part.name: part.nbytes for part in place.parts},
+    }

@@ -1,0 +1,120 @@
+"""What settings would take, told at once and before anything is loaded."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from html import escape
+
+from kvlite.errors import KvliteError
+from kvlite.memory.plan import Plan, Planner
+from kvlite.memory.planning import open_planner
+from kvlite.settings import Settings
+from kvlite.sizes import readable
+
+from .kinds import kind_of
+
+# Of a plan, what only these decide is read from the model's files once.
+_FILES = ("model", "device", "weights", "vram", "stream")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What settings would take.
+
+    Attributes:
+        plan: as it would be.
+        longest: the longest text that would fit.
+    """
+
+    plan: Plan
+    longest: int
+
+
+class Pricer:
+    """Prices settings, from one thread at a time: nothing of it needs the engine's."""
+
+    def __init__(self, own_bytes: Callable[[], int]) -> None:
+        """For a process that may hold a model already.
+
+        Args:
+            own_bytes: what it holds of the device, which would be free for another.
+        """
+        self.own_bytes = own_bytes
+        self._lock = threading.Lock()
+
+    def price(self, settings: Settings, tokens: int) -> Price:
+        """For a text of so many tokens.
+
+        Raises:
+            KvliteError: a setting is none, or the model cannot be found or planned for.
+        """
+        with self._lock:
+            planner = open_planner(settings)
+            planner.room = replace(planner.room, total=self._offered(planner, settings))
+            most = planner.shape.max_context - settings.max_new_tokens
+            plan = planner.best(max(1, min(tokens, most)))
+            return Price(plan, planner.reach(plan.choice))
+
+    def _offered(self, planner: Planner, settings: Settings) -> int:
+        """What would be there once the model that is loaded is gone."""
+        room = planner.room
+        if settings.vram != "auto":
+            return room.total
+        return room.total + self.own_bytes()
+
+
+def price_html(pricer: Pricer, settings: Settings, tokens: int) -> str:
+    """What settings would take, drawn; or why they cannot be had."""
+    try:
+        price = pricer.price(settings, tokens)
+    except KvliteError as error:
+        return f'<p class="refused" role="alert">{escape(str(error))}</p>'
+    return f'<div class="price">{"".join(_drawn(price))}</div>'
+
+
+def _drawn(price: Price) -> Iterator[str]:
+    plan = price.plan
+    room, peak = plan.room, plan.peak_bytes
+    verdict = "fits" if plan.fits else "does not fit"
+    offered = f"{readable(peak)} of {readable(room.tensors)}"
+    yield (
+        f'<p class="{"fits" if plan.fits else "refused"}" data-peak="{peak}" '
+        f'data-offered="{room.tensors}" data-fits="{plan.fits}"><b>{verdict}</b>: '
+        f"{plan.tokens:,} tokens take {offered} that {escape(room.name)} offers</p>"
+    )
+    yield from _phases(plan)
+    if price.longest:
+        yield f"<p>Longest text that fits so: <b>{price.longest:,} tokens</b></p>"
+    else:
+        yield "<p>Nothing fits so: choose a smaller model, fewer bits, or more memory.</p>"
+    if plan.tokens_per_s is not None:
+        yield f"<p>At most {plan.tokens_per_s:,.0f} tokens/s, by its memory's bandwidth</p>"
+    if plan.forecast.host_bytes:
+        host = f"{readable(plan.forecast.host_bytes)} of {readable(room.host)}"
+        yield f"<p>Host memory for recall: {host} free</p>"
+    if plan.changes:
+        yield f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>"
+
+
+def _phases(plan: Plan) -> Iterator[str]:
+    """A bar for each phase, on one scale."""
+    scale = max(plan.peak_bytes, plan.room.tensors)
+    limit = 100 * plan.room.tensors / scale
+    names = list(dict.fromkeys(name for items in plan.phases.values() for name in items))
+    for phase, items in plan.phases.items():
+        total = sum(items.values())
+        bar = "".join(
+            f'<i class="{kind_of(name)}" style="width:{100 * size / scale:.3f}%" '
+            f'title="{escape(name)}: {readable(size)}"></i>'
+            for name, size in items.items()
+            if size
+        )
+        yield (
+            f'<div class="phase"><span>to {escape(phase)}</span><div class="bar" role="img" '
+            f'aria-label="to {escape(phase)}: {readable(total)}">{bar}'
+            f'<u style="left:{limit:.2f}%"></u></div><span>{readable(total)}</span></div>'
+        )
+    legend = "".join(
+        f'<span><b class="{kind_of(name)}"></b>{escape(name)}</span>' for name in names
+    )
+    yield f'<p class="legend">{legend}</p>'

@@ -1,0 +1,138 @@
+"""What people see of a conversation, as it is kept on disk and shown before an engine opens it."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+
+# Characters of a first message that name a conversation.
+_NAME = 48
+
+
+@dataclass
+class Said:
+    """A message.
+
+    Attributes:
+        role: "user" or "assistant".
+        text: as it was typed, or answered.
+        documents: names of those that went before it.
+    """
+
+    role: str
+    text: str
+    documents: tuple[str, ...] = ()
+
+
+@dataclass
+class Branch:
+    """A way the conversation went, by what tells it from the others."""
+
+    title: str
+    current: bool
+
+
+@dataclass
+class Record:
+    """A conversation.
+
+    Attributes:
+        id: of its folder.
+        name: what its owner calls it; "" until something was said.
+        created, used: in seconds since 1970.
+        model: what it was had with.
+        changed: settings of its own, by name.
+        said: on the current branch.
+        branches: all of them.
+        waiting: names of documents that the next message will be about.
+        draft: a message that was sent and has no answer yet.
+        system: what the model was told before.
+    """
+
+    id: str
+    name: str = ""
+    created: float = field(default_factory=time.time)
+    used: float = field(default_factory=time.time)
+    model: str = ""
+    changed: dict[str, Any] = field(default_factory=dict)
+    said: list[Said] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    draft: str = ""
+
+    @property
+    def title(self) -> str:
+        """What to call it in a list."""
+        return self.name or "New conversation"
+
+    @property
+    def questions(self) -> int:
+        """How many messages of the user's there are."""
+        return sum(each.role == "user" for each in self.said)
+
+    def name_after(self, text: str) -> None:
+        """Call it after a message or a document, unless it has a name."""
+        first = " ".join(text.split())
+        if not self.name and first:
+            self.name = first if len(first) <= _NAME else f"{first[: _NAME - 1].rstrip()}…"
+
+    def matches(self, query: str) -> bool:
+        """Whether all words of a query are in its name, its documents or what was said."""
+        texts = [self.title, *self.waiting]
+        texts += [text for each in self.said for text in (each.text, *each.documents)]
+        whole = "\n".join(texts).casefold()
+        return all(word in whole for word in query.casefold().split())
+
+    def to_json(self) -> str:
+        """As a file has it."""
+        return json.dumps(asdict(self), ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """The one that a file has.
+
+        Raises:
+            ValueError, TypeError, KeyError: it has none.
+        """
+        plain = json.loads(text)
+        plain["said"] = [
+            Said(each["role"], each["text"], tuple(each["documents"])) for each in plain["said"]
+        ]
+        plain["branches"] = [Branch(**each) for each in plain["branches"]]
+        return cls(**plain)
+
+    def markdown(self) -> str:
+        """The conversation for people, in Markdown."""
+        lines = [f"# {self.title}", ""]
+        for each in self.said:
+            lines += [f"**{'You' if each.role == 'user' else self.model or 'Model'}**", ""]
+            lines += [f"*About {', '.join(each.documents)}*", ""] if each.documents else []
+            lines += [each.text.strip(), ""]
+        return "\n".join(lines)
+
+
+def key_of(said: Sequence[Said]) -> str:
+    """What the account of an answer is kept under: it and all that was said before it."""
+    plain = [[each.role, each.text, each.documents] for each in said]
+    return sha256(json.dumps(plain).encode()).hexdigest()[:16]
+
+
+def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list[Said]:
+    """Messages as people see them.
+
+    Args:
+        messages: role and content, as the model was told.
+        typed: the user's as they were typed, in order: `kvlite.chat.session.Message`.
+    """
+    own = iter(typed)
+    found = []
+    for each in messages:
+        if each["role"] == "user":
+            message = next(own)
+            names = tuple(document.name for document in message.documents)
+            found.append(Said("user", message.text, names))
+        else:
+            found.append(Said("assistant", each["content"]))
+    return found

@@ -1,0 +1,161 @@
+"""Serves the app on this machine."""
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from kvlite.errors import SettingError
+from kvlite.settings import Settings
+
+from .guard import LARGEST, middleware, require_password
+
+# Read when gradio is imported, or when it starts: nothing is told to anyone.
+_QUIET = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def serve(
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    auth: Sequence[tuple[str, str]] = (),
+    share: bool = False,
+    browser: bool = False,
+    root: Path | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until someone interrupts, then keep the conversation in memory and end.
+
+    Args:
+        port: tried first; the next free one of a hundred is taken.
+        auth: users and passwords; without any nobody has to log in.
+        share: let gradio's servers lead others here.
+        browser: open one.
+        root: kvlite's data folder, if not the usual one.
+        ready: told the address.
+
+    Raises:
+        SettingError: others could come in without a password, or no port is free.
+    """
+    require_password(host, share, auth)
+    os.environ.update(_QUIET)
+    for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
+        others = os.environ.get(name, "")
+        os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", host]))
+    with tempfile.TemporaryDirectory(prefix="kvlite-app-") as uploads:
+        os.environ["GRADIO_TEMP_DIR"] = uploads
+        _serve(settings, host, port, auth, share, browser, root, ready)
+
+
+def _serve(
+    settings: Settings,
+    host: str,
+    port: int,
+    auth: Sequence[tuple[str, str]],
+    share: bool,
+    browser: bool,
+    root: Path | None,
+    ready: Callable[[str], None] | None,
+) -> None:
+    import gradio as gr
+
+    from .freed import held_now
+    from .live import Live
+    from .page import make_page
+    from .pricing import Pricer
+    from .service import Service
+
+    service = Service(settings, root)
+
+    def own_bytes() -> int:
+        return 0 if service.runner is None else held_now(service.runner.model.device)
+
+    page = make_page(service, Live(service), Pricer(own_bytes))
+    page.queue(max_size=64, default_concurrency_limit=8)
+    over = threading.Event()
+    with _interrupts(over):
+        try:
+            _, local, shared = page.launch(
+                server_name=host,
+                server_port=_free_port(host, port),
+                auth=list(auth) or None,
+                share=share,
+                inbrowser=browser,
+                prevent_thread_lock=True,
+                quiet=True,
+                show_error=True,
+                max_file_size=LARGEST,
+                allowed_paths=[],
+                enable_monitoring=False,
+                run_history=False,
+                ssr_mode=False,
+                pwa=False,
+                mcp_server=False,
+                footer_links=[],
+                app_kwargs={"middleware": middleware(host, share)},
+                theme=gr.themes.Base(
+                    primary_hue="teal",
+                    neutral_hue="slate",
+                    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+                    font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
+                ),
+                # Given as css, gradio would rewrite its selectors, and break some.
+                head=f"<style>{Path(__file__).with_name('style.css').read_text()}</style>",
+            )
+        except OSError as error:
+            raise SettingError(f"--host {host} --port {port}: {error}") from None
+        service.load(settings)
+        if ready is not None:
+            ready(shared or local)
+        over.wait()
+        page.close(verbose=False)
+        service.close()
+
+
+def _free_port(host: str, first: int) -> int:
+    """The first port from there on that nobody has.
+
+    Raises:
+        SettingError: there is none, or no such host.
+    """
+    import socket
+
+    for port in range(first, min(first + 100, 65536)):
+        with suppress(OSError), socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
+            return port
+    raise SettingError(
+        f"no port from {first} on is free on {host}, or this machine is not called that: give "
+        "another --port or --host"
+    )
+
+
+class _interrupts:
+    """The first Ctrl-C, or a polite request to end, sets an event; a second one ends at once."""
+
+    def __init__(self, over: threading.Event) -> None:
+        self.over = over
+
+    def __enter__(self) -> None:
+        self._before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+        for each in self._before:
+            signal.signal(each, self._heard)
+
+    def __exit__(self, *_: object) -> None:
+        for each, before in self._before.items():
+            signal.signal(each, before)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.over.is_set():
+            raise KeyboardInterrupt
+        self.over.set()

@@ -1,0 +1,353 @@
+"""One model, and the conversation that is with it now; others wait on their shelves.
+
+Everything that needs the model is a piece of `Work` for the engine's thread. One conversation is
+in memory at a time, so that what the plan and the ladder say of memory holds; another is set aside
+for it, and opened again in about a second.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlite.audience import Audience
+from kvlite.chat.session import Session
+from kvlite.conversation import Conversation
+from kvlite.documents import Document
+from kvlite.errors import KvliteError, SettingError, SnapshotError
+from kvlite.ledger import Ledger, Piece
+from kvlite.model.calibration import Calibration
+from kvlite.runner import Runner, open_runner
+from kvlite.settings import Settings
+from kvlite.sizes import readable
+
+from .accounts import Looker, PageFinder, account_of
+from .engine import Engine
+from .freed import held_now, let_go
+from .record import Branch, Record, key_of, said_in
+from .shelf import Shelf
+from .work import Work
+
+# Settings that only loading a model heeds.
+LOADING = ("model", "device", "weights", "vram", "stream")
+
+
+@dataclass
+class Open:
+    """A conversation in memory.
+
+    Attributes:
+        owner: whose it is.
+        shelf: where it is kept.
+        record: what people see of it.
+        session: the conversation itself.
+        finder: where the pages of its documents are.
+    """
+
+    owner: str
+    shelf: Shelf
+    record: Record
+    session: Session
+    finder: PageFinder
+
+    @property
+    def talk(self) -> Conversation:
+        """What was read and answered."""
+        return self.session.talk
+
+    def is_of(self, owner: str, id: str) -> bool:
+        """Whether it is this one."""
+        return (self.owner, self.record.id) == (owner, id)
+
+
+class Service:
+    """What all pages talk to.
+
+    Attributes:
+        settings: what the model is loaded with, and conversations begin with.
+        engine: the thread that does the work.
+        runner: the model, None while there is none.
+        open: the conversation in memory.
+    """
+
+    def __init__(self, settings: Settings, root: Path | None = None) -> None:
+        """Without a model yet.
+
+        Args:
+            root: kvlite's data folder, if not the usual one.
+        """
+        self.settings = settings
+        self.engine = Engine()
+        self.runner: Runner | None = None
+        self.open: Open | None = None
+        self._root = root
+        self._works: dict[tuple[str, str], Work] = {}
+
+    def shelf(self, owner: str) -> Shelf:
+        """The conversations of a user, "" where nobody logs in."""
+        return Shelf(owner, self._root)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured of the model, if there is one and it was."""
+        return None if self.runner is None else self.runner.model.calibration
+
+    def work_of(self, owner: str, id: str) -> Work | None:
+        """What is being done, or waits to be, for a conversation."""
+        work = self._works.get((owner, id))
+        return None if work is None or work.shown.ended else work
+
+    def load(self, settings: Settings) -> Work:
+        """Have a model loaded in the place of the one there is, whose memory is free first."""
+
+        def task(work: Work) -> str:
+            return self._load(settings, work)
+
+        return self.engine.submit(task, "Loading the model")
+
+    def say(self, owner: str, id: str, text: str, documents: Sequence[Document]) -> Work:
+        """Have documents read, and a message answered if there is one."""
+
+        def task(now: Open, work: Work) -> None:
+            if documents:
+                names = ", ".join(document.name for document in documents)
+                work.begin(f"Reading {names}")
+                now.record.name_after(names)
+                now.session.read(documents, work.progress, work.note, work.cancel)
+                self._keep(now)
+            if text:
+                now.record.name_after(text)
+                work.begin("Reading the question" if documents else "Reading")
+                self._answer(now, work, now.session.say(text))
+
+        return self._with(owner, id, "Reading", task, draft=text)
+
+    def regenerate(self, owner: str, id: str) -> Work:
+        """Have the last message answered again."""
+        return self._with(
+            owner,
+            id,
+            "Answering again",
+            lambda now, work: self._answer(now, work, now.session.regenerate()),
+        )
+
+    def edit(self, owner: str, id: str, number: int, text: str) -> Work:
+        """Have message `number`, counted from 1, answered in other words."""
+        return self._with(
+            owner,
+            id,
+            "Going back",
+            lambda now, work: self._answer(now, work, now.session.edit(number, text)),
+        )
+
+    def undo(self, owner: str, id: str) -> Work:
+        """Go back before the last message, which is the draft then."""
+
+        def task(now: Open, work: Work) -> None:
+            _, message = now.session.message(None)
+            now.session.undo(work.progress, work.note, work.cancel)
+            now.record.draft = message.text
+
+        return self._with(owner, id, "Going back", task)
+
+    def branch(self, owner: str, id: str, number: int) -> Work:
+        """Go back to just after the answer to message `number`, counted from 1."""
+        return self._with(
+            owner,
+            id,
+            "Going back",
+            lambda now, work: now.session.branch(number, work.progress, work.note, work.cancel),
+        )
+
+    def switch(self, owner: str, id: str, branch: int) -> Work:
+        """Go to a branch, counted from 1."""
+        return self._with(
+            owner,
+            id,
+            "Going to the branch",
+            lambda now, work: now.session.switch(branch, work.progress, work.note, work.cancel),
+        )
+
+    def check(self, owner: str, id: str) -> Work:
+        """Have the last answer checked; the work makes it anew from everything, beside the
+        conversation."""
+
+        def task(now: Open, work: Work) -> None:
+            for piece in now.session.check()(work.progress, work.note, work.cancel):
+                work.hear(piece)
+
+        return self._with(owner, id, "Answering from everything", task)
+
+    def change(self, owner: str, id: str, values: dict[str, Any]) -> Work:
+        """Change settings of a conversation, from its next message on."""
+
+        def task(now: Open, work: Work) -> None:
+            now.session.change(**values)
+            now.record.changed = dict(now.session.changed)
+
+        return self._with(owner, id, "Changing settings", task)
+
+    def forget(self, owner: str, id: str) -> Work:
+        """Delete a conversation, once nothing is done for it any more."""
+        if (work := self.work_of(owner, id)) is not None:
+            work.cancel.set()
+
+        def task(_: Work) -> None:
+            if self.open is not None and self.open.is_of(owner, id):
+                self._drop()
+            self.shelf(owner).delete(id)
+
+        return self.engine.submit(task, "Deleting")
+
+    def close(self, seconds: float = 60) -> None:
+        """End what is being done, and keep the conversation in memory for another day."""
+        if self.engine.current is not None:
+            self.engine.current.cancel.set()
+        self.engine.submit(lambda work: self._set_aside(work), "Setting aside")
+        self.engine.close(seconds)
+
+    def _with(
+        self,
+        owner: str,
+        id: str,
+        title: str,
+        task: Callable[[Open, Work], Any],
+        draft: str = "",
+    ) -> Work:
+        """Work on a conversation, which is in memory then and on disk afterwards."""
+        if self.work_of(owner, id) is not None:
+            raise SettingError("an answer is on its way in this conversation: stop it, or wait")
+        shelf = self.shelf(owner)
+        if draft:
+            record = shelf.record(id) if shelf.has(id) else Record(id)
+            record.draft = draft
+            record.name_after(draft)
+            shelf.save(record)
+
+        def whole(work: Work) -> Record:
+            now = self._opened(owner, id, work)
+            work.begin(title)
+            try:
+                task(now, work)
+            except BaseException:
+                self._keep(now)
+                raise
+            self._keep(now)
+            return now.record
+
+        work = self._works[owner, id] = self.engine.submit(whole, title)
+        return work
+
+    def _answer(self, now: Open, work: Work, begin: Callable[..., Iterator[Piece]]) -> None:
+        """Let an answer come, and remember what it was made from."""
+        looker, last = Looker(now.session), None
+        for piece in begin(work.progress, work.note, work.cancel):
+            work.hear(piece)
+            looker.saw(piece)
+            last = piece.ledger
+        now.record.draft = ""
+        if last is not None:
+            now.record.said = self._said(now)
+            self._remember(now, last, looker)
+
+    def _remember(self, now: Open, ledger: Ledger, looker: Looker) -> None:
+        key = key_of(now.record.said)
+        now.shelf.keep_account(now.record.id, key, account_of(ledger, looker, now.finder))
+
+    def _said(self, now: Open) -> list[Any]:
+        return said_in(now.talk.messages, now.session.messages)
+
+    def _keep(self, now: Open) -> None:
+        """Bring a conversation to disk, as little of it as it takes to read it again."""
+        record, session = now.record, now.session
+        record.said, record.used = self._said(now), time.time()
+        record.model = session.given.model
+        record.waiting = [document.name for document in session.waiting]
+        record.branches = [
+            Branch(_last_words(session, each.messages), each.current)
+            for each in session.talk.branches
+        ]
+        now.shelf.save(record)
+        now.shelf.whole(record.id).unlink(missing_ok=True)
+        now.talk.save(now.shelf.light(record.id), light=True)
+
+    def _opened(self, owner: str, id: str, work: Work) -> Open:
+        """The conversation, in memory."""
+        if self.runner is None:
+            self._load(self.settings, work)
+        assert self.runner is not None
+        if self.open is not None and self.open.is_of(owner, id):
+            return self.open
+        self._set_aside(work)
+        shelf = self.shelf(owner)
+        record = shelf.record(id) if shelf.has(id) else Record(id)
+        session = Session(self.runner, self.settings)
+        if record.changed:
+            session.begin(**record.changed)
+        self.open = Open(owner, shelf, record, session, PageFinder(session))
+        try:
+            self._resume(self.open, work)
+        except BaseException:
+            self.open = None
+            raise
+        return self.open
+
+    def _resume(self, now: Open, work: Work) -> None:
+        """Go on with what was said before, from the cache that was kept or by reading again."""
+        assert self.runner is not None
+        id, changed = now.record.id, now.record.changed
+        whole, light = now.shelf.whole(id), now.shelf.light(id)
+        if whole.is_file():
+            work.begin(f"Opening {now.record.title}")
+            try:
+                now.session.resume(self.runner.open(whole, progress=work.progress, **changed))
+                return
+            except SnapshotError:
+                whole.unlink(missing_ok=True)
+        if light.is_file():
+            work.begin(f"Reading {now.record.title} again")
+            reading = Audience(work.progress, work.note, work.cancel)
+            now.session.resume(self.runner.open(light, reading=reading, **changed))
+
+    def _set_aside(self, work: Work) -> None:
+        """Let the conversation in memory go to disk, with its cache if there is room."""
+        now = self.open
+        if now is None:
+            return
+        if now.record.said or now.record.waiting:
+            work.begin(f"Setting {now.record.title} aside")
+            try:
+                most = now.shelf.room_for_whole()
+                now.talk.save(now.shelf.whole(now.record.id), progress=work.progress, most=most)
+                now.shelf.make_room()
+            except KvliteError:
+                pass  # it can be read again
+        self._drop()
+
+    def _drop(self) -> None:
+        self.open = None
+        gc.collect()
+
+    def _load(self, settings: Settings, work: Work) -> str:
+        """Load a model; what became of the former one's memory, in a sentence."""
+        self._set_aside(work)
+        freed = ""
+        if self.runner is not None:
+            name, before = Path(self.settings.model).name, held_now(self.runner.model.device)
+            device = self.runner.model.device
+            self.runner = None
+            let_go(device)
+            freed = f"{name} is gone, {readable(max(0, before - held_now(device)))} are free again"
+            work.note(freed)
+        work.begin(f"Loading {Path(settings.model).name}")
+        self.runner = open_runner(settings, notify=lambda said: work.begin(said))
+        self.settings = settings
+        return freed
+
+
+def _last_words(session: Session, messages: Sequence[dict[str, str]]) -> str:
+    """The last message of the user's on a branch, by which it is known."""
+    typed = session.typed(messages)
+    return typed[-1].text if typed else "the beginning"

@@ -1,0 +1,146 @@
+"""A user's conversations on disk: a folder each, with what people see, what the engine goes on
+from, and the accounts of its answers."""
+
+import json
+import re
+import shutil
+import uuid
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from kvlite.errors import SettingError
+from kvlite.folders import data_folder
+from kvlite.replacing import replaced
+
+from .record import Record
+
+_ID = re.compile(r"[0-9a-f]{32}")
+# Of the disk's free space, what caches of conversations that are set aside may take.
+_SHARE = 0.1
+
+
+class Shelf:
+    """The conversations of one user.
+
+    Attributes:
+        folder: where they are.
+    """
+
+    def __init__(self, user: str, root: Path | None = None) -> None:
+        """Of a user, "" where nobody logs in.
+
+        Args:
+            root: kvlite's data folder, if not the usual one.
+        """
+        # A name may have any characters; a folder may not.
+        name = f"user-{sha256(user.encode()).hexdigest()[:32]}" if user else "everyone"
+        self.folder = (root or data_folder()) / "app" / name
+
+    def records(self, query: str = "") -> list[Record]:
+        """Those that match a query, the one used last first."""
+        found = []
+        for path in self.folder.glob("*/record.json"):
+            try:
+                record = self._read(path)
+            except (OSError, ValueError, TypeError, KeyError):
+                continue  # cut short by hand, or of a later version: it stays where it is
+            if record.matches(query):
+                found.append(record)
+        return sorted(found, key=lambda each: -each.used)
+
+    def new(self) -> Record:
+        """An empty one, which is on disk once it is saved."""
+        return Record(uuid.uuid4().hex)
+
+    def record(self, id: str) -> Record:
+        """The one of this id.
+
+        Raises:
+            SettingError: there is none.
+        """
+        path = self.place(id) / "record.json"
+        try:
+            return self._read(path)
+        except FileNotFoundError:
+            raise SettingError("this conversation was deleted: begin a new one") from None
+        except (OSError, ValueError, TypeError, KeyError):
+            raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
+
+    def has(self, id: str) -> bool:
+        """Whether there is one of this id."""
+        return bool(_ID.fullmatch(id)) and (self.place(id) / "record.json").is_file()
+
+    def save(self, record: Record) -> None:
+        """Write what people see of one, whole or not at all."""
+        folder = self.place(record.id)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replaced(folder / "record.json", private=True) as file:
+            file.write(record.to_json().encode("utf-8", "replace"))
+
+    def rename(self, id: str, name: str) -> Record:
+        """Call one otherwise.
+
+        Raises:
+            SettingError: the name is empty, or there is no such conversation.
+        """
+        record = self.record(id)
+        record.name = " ".join(name.split())[:200]
+        if not record.name:
+            raise SettingError("a conversation needs a name: type one")
+        self.save(record)
+        return record
+
+    def delete(self, id: str) -> None:
+        """Remove one and all that belongs to it."""
+        shutil.rmtree(self.place(id), ignore_errors=True)
+
+    def place(self, id: str) -> Path:
+        """The folder of one.
+
+        Raises:
+            SettingError: this is no id.
+        """
+        if not _ID.fullmatch(id):
+            raise SettingError(f"{id!r} is no conversation: choose one from the list")
+        return self.folder / id
+
+    def light(self, id: str) -> Path:
+        """What the engine reads it again from: always up to date."""
+        return self.place(id) / "talk.kv"
+
+    def whole(self, id: str) -> Path:
+        """What the engine opens in a second: there if it was set aside and not gone on with."""
+        return self.place(id) / "whole.kv"
+
+    def keep_account(self, id: str, key: str, account: dict[str, Any]) -> None:
+        """Remember what an answer was made from."""
+        folder = self.place(id) / "answers"
+        folder.mkdir(parents=True, exist_ok=True)
+        with replaced(folder / f"{key}.json", private=True) as file:
+            file.write(json.dumps(account).encode())
+
+    def account(self, id: str, key: str) -> dict[str, Any]:
+        """What an answer was made from; empty if nobody knows."""
+        try:
+            plain = json.loads((self.place(id) / "answers" / f"{key}.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return plain if isinstance(plain, dict) else {}
+
+    def room_for_whole(self) -> int:
+        """Bytes that one more whole conversation may take; the oldest give way for it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return int(_SHARE * shutil.disk_usage(self.folder).free)
+
+    def make_room(self) -> None:
+        """Keep whole conversations within their share of the disk; they can be read again."""
+        files = sorted(self.folder.glob("*/whole.kv"), key=lambda each: -each.stat().st_mtime)
+        room = self.room_for_whole()
+        for path in files:
+            room -= path.stat().st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> Record:
+        return Record.from_json(path.read_text(encoding="utf-8"))

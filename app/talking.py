@@ -1,0 +1,253 @@
+"""What happens when someone says something, or goes back."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from kvlite.documents import Document, read_document
+from kvlite.errors import KvliteError
+
+from .answer_view import answer_html, difference_html
+from .history import History, history
+from .inert import inert
+from .record import Record
+from .service import Service
+from .status import sentence_html, status_html
+from .work import Shown, Work
+
+View = tuple[Any, ...]
+
+
+class Talking:
+    """The page's events about the conversation that is shown."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def show(self, id: str, request: gr.Request) -> Iterator[View]:
+        """Show a conversation, and follow what is being done for it."""
+        owner = owner_of(request)
+        shelf = self.service.shelf(owner)
+        id = id if id and shelf.has(id) else shelf.new().id
+        work = self.service.work_of(owner, id)
+        if work is None:
+            yield self.view(owner, id)
+        else:
+            yield from self._follow(owner, id, work)
+
+    def begin(self, request: gr.Request) -> Iterator[View]:
+        """Show a new conversation."""
+        yield from self.show("", request)
+
+    def say(self, id: str, said: dict[str, Any] | None, request: gr.Request) -> Iterator[View]:
+        """Send what is in the box."""
+        owner = owner_of(request)
+        text = ((said or {}).get("text") or "").strip()
+        files = (said or {}).get("files") or []
+        if not text and not files:
+            yield self.view(owner, id, status=sentence_html("Type a message first.", wrong=True))
+            return
+        documents, wrong = list[Document](), ""
+        for number, file in enumerate(files):
+            name = Path(file).name
+            doing = Shown(title=f"Opening {name}", done=number, total=len(files))
+            yield self._meanwhile(id, None, doing, box=None)
+            try:
+                documents.append(read_document(str(file)))
+            except KvliteError as error:
+                wrong = str(error).replace(str(file), name)
+                break
+            finally:
+                Path(file).unlink(missing_ok=True)
+        if wrong:
+            kept: dict[str, Any] = {"text": text, "files": []}
+            yield self.view(owner, id, status=sentence_html(wrong, wrong=True), draft=kept)
+            return
+        yield from self._do(owner, id, lambda: self.service.say(owner, id, text, documents))
+
+    def regenerate(self, id: str, request: gr.Request) -> Iterator[View]:
+        """Answer the last message again."""
+        owner = owner_of(request)
+        yield from self._do(
+            owner,
+            id,
+            lambda: self.service.regenerate(owner, id),
+            lambda record: replace(record, said=record.said[:-1], draft=""),
+        )
+
+    def edit(self, id: str, event: gr.EditData, request: gr.Request) -> Iterator[View]:
+        """Say a message in other words."""
+        owner = owner_of(request)
+        number, text = self._number(owner, id, event.index), str(event.value).strip()
+        before = self._before(owner, id, number)
+        yield from self._do(
+            owner,
+            id,
+            lambda: self.service.edit(owner, id, number, text),
+            lambda record: replace(record, said=record.said[:before], draft=text),
+        )
+
+    def undo(self, id: str, request: gr.Request) -> Iterator[View]:
+        """Go back before the last message."""
+        owner = owner_of(request)
+        yield from self._do(owner, id, lambda: self.service.undo(owner, id))
+
+    def branch(self, id: str, chosen: int, request: gr.Request) -> Iterator[View]:
+        """Go on from an answer that was chosen."""
+        owner = owner_of(request)
+        yield from self._do(owner, id, lambda: self.service.branch(owner, id, chosen))
+
+    def switch(self, id: str, branch: int, request: gr.Request) -> Iterator[View]:
+        """Go to a branch."""
+        owner = owner_of(request)
+        yield from self._do(owner, id, lambda: self.service.switch(owner, id, branch))
+
+    def check(self, id: str, request: gr.Request) -> Iterator[str]:
+        """Answer the last message from everything, and show how the answer differs."""
+        owner = owner_of(request)
+        try:
+            work = self.service.check(owner, id)
+        except KvliteError as error:
+            yield sentence_html(str(error), wrong=True)
+            return
+        shown = work.shown
+        for shown in work.follow():
+            yield status_html(shown)
+        if shown.ledger is not None and not shown.error:
+            former = self.service.shelf(owner).record(id).said[-1].text
+            yield status_html(shown) + difference_html(former, shown.text, shown.ledger)
+
+    def stop(self, id: str, request: gr.Request) -> None:
+        """End what is being done; what has come stays."""
+        work = self.service.work_of(owner_of(request), id)
+        if work is not None:
+            work.cancel.set()
+
+    def choose(self, id: str, event: gr.SelectData, request: gr.Request) -> tuple[int, str]:
+        """Show what the answer that was clicked on was made from; its number."""
+        owner = owner_of(request)
+        shown = self._history(owner, id)
+        index = event.index[0] if isinstance(event.index, list | tuple) else event.index
+        if not 0 <= index < len(shown.keys):
+            return 0, answer_html({}, None)
+        number = shown.numbers[index]
+        keys = [
+            key for key, own in zip(shown.keys, shown.numbers, strict=True) if own == number and key
+        ]
+        account = self.service.shelf(owner).account(id, keys[-1]) if keys else {}
+        return number, answer_html(account, self.service.calibration)
+
+    def view(
+        self,
+        owner: str,
+        id: str,
+        *,
+        status: str = "",
+        draft: dict[str, Any] | None = None,
+    ) -> View:
+        """All that is shown of a conversation while nothing is done for it.
+
+        Args:
+            draft: what is put into the box; without it what was typed there meanwhile stays.
+        """
+        shelf = self.service.shelf(owner)
+        record = shelf.record(id) if shelf.has(id) else Record(id)
+        shown = history(replace(record, draft=""), shelf)
+        keys = shown.answer_keys()
+        if draft is None and record.draft:
+            draft = {"text": record.draft, "files": []}
+        value: dict[str, Any] = {"value": draft} if draft else {}
+        records = shelf.records()
+        titles = [(each.title, each.id) for each in records]
+        branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
+        at = next((n for n, each in enumerate(record.branches, 1) if each.current), None)
+        account = shelf.account(id, keys[-1]) if keys else {}
+        return (
+            id,
+            id,
+            shown.messages,
+            status,
+            gr.MultimodalTextbox(submit_btn=True, stop_btn=False, **value),
+            gr.Dropdown(choices=branches, value=at, visible=len(branches) > 1),
+            gr.Radio(choices=titles, value=id if any(each.id == id for each in records) else None),
+            record.title if record.said or record.name else "",
+            record.questions,
+            answer_html(account, self.service.calibration),
+        )
+
+    def _do(
+        self,
+        owner: str,
+        id: str,
+        begin: Any,
+        base: Any = None,
+    ) -> Iterator[View]:
+        """Begin work and follow it.
+
+        Args:
+            begin: makes the work.
+            base: of the record, what is shown above the answer that comes.
+        """
+        try:
+            work = begin()
+        except KvliteError as error:
+            yield self.view(owner, id, status=sentence_html(str(error), wrong=True))
+            return
+        yield from self._follow(owner, id, work, base)
+
+    def _follow(self, owner: str, id: str, work: Work, base: Any = None) -> Iterator[View]:
+        shelf, title, above = self.service.shelf(owner), None, History([], [], [])
+        box: Any = None
+        for shown in work.follow():
+            if shown.ended:
+                break
+            if shown.title != title:
+                title = shown.title
+                record = shelf.record(id) if shelf.has(id) else Record(id)
+                above = history(base(record) if base else record, shelf)
+            yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box=box)
+            box = gr.skip()
+        yield self.view(owner, id, status=status_html(work.shown))
+
+    def _meanwhile(self, id: str, messages: Sequence[Any] | None, shown: Shown, box: Any) -> View:
+        """What changes while work is being done.
+
+        Args:
+            box: None to empty it and offer to stop.
+        """
+        if box is None:
+            box = gr.MultimodalTextbox(value=None, submit_btn=False, stop_btn=True)
+        chat = gr.skip() if messages is None else list(messages)
+        rest = [gr.skip()] * 5
+        return (id, id, chat, status_html(shown), box, *rest)
+
+    def _history(self, owner: str, id: str) -> History:
+        shelf = self.service.shelf(owner)
+        record = shelf.record(id) if shelf.has(id) else Record(id)
+        return history(replace(record, draft=""), shelf)
+
+    def _number(self, owner: str, id: str, index: Any) -> int:
+        """Of a message that is shown, the user's number."""
+        place = index[0] if isinstance(index, list | tuple) else index
+        numbers = self._history(owner, id).numbers
+        return numbers[place] if 0 <= place < len(numbers) else 0
+
+    def _before(self, owner: str, id: str, number: int) -> int:
+        """How many messages go before the user's of this number."""
+        shelf = self.service.shelf(owner)
+        said = shelf.record(id).said if shelf.has(id) else []
+        users = [index for index, each in enumerate(said) if each.role == "user"]
+        return users[number - 1] if 1 <= number <= len(users) else len(said)
+
+
+def owner_of(request: gr.Request) -> str:
+    """Who is logged in, "" where nobody has to be."""
+    return request.username or ""
+
+
+def _coming(shown: Shown) -> list[dict[str, Any]]:
+    """The answer so far."""
+    return [{"role": "assistant", "content": inert(shown.text)}] if shown.text else []

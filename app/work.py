@@ -1,0 +1,136 @@
+"""A piece of work for the engine, and what whoever waits for it is shown meanwhile."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from threading import Condition, Event
+from typing import Any
+
+from kvlite.errors import KvliteError, Stopped
+from kvlite.ledger import Ledger, Piece
+
+# Seconds between two looks: more would not be seen, and each costs a page its drawing.
+PAUSE = 0.08
+# Seconds after which a look is due even where nothing changed: a clock goes on.
+BEAT = 1.0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How far work has gone.
+
+    Attributes:
+        before: pieces of work that go first; 0 once it is being done.
+        title: what is being done.
+        done, total: how much of it; 0 of 0 where that is not known.
+        since: when that began, by `time.monotonic`.
+        notes: sentences the user should know.
+        text: of the answer so far.
+        ledger: its account so far.
+        ended: whether that was all.
+        error: a sentence, if it failed.
+    """
+
+    before: int = 0
+    title: str = ""
+    done: int = 0
+    total: int = 0
+    since: float = 0.0
+    notes: tuple[str, ...] = ()
+    text: str = ""
+    ledger: Ledger | None = None
+    ended: bool = False
+    error: str = ""
+
+    def seconds_left(self, now: float) -> float | None:
+        """As it went so far; None where that cannot be told yet."""
+        passed = now - self.since
+        if not 0 < self.done < self.total or passed < 1:
+            return None
+        return passed * (self.total - self.done) / self.done
+
+
+class Work:
+    """One piece: done by the engine's thread, followed from others.
+
+    Attributes:
+        shown: how far it has gone; replaced whole, so that any thread may look.
+        cancel: set to end it where nothing is lost.
+        result: what it made, once it has ended well.
+    """
+
+    def __init__(self, task: "Callable[[Work], Any]", title: str) -> None:
+        """Work to be done.
+
+        Args:
+            task: is given this, to say how far it is.
+            title: what to call it until it says more.
+        """
+        self.task = task
+        self.cancel = Event()
+        self.result: Any = None
+        self.failure: Exception | None = None
+        self.shown = Shown(title=title, since=time.monotonic())
+        self._changed = Condition()
+
+    def show(self, **values: Any) -> None:
+        """Show something else of it."""
+        with self._changed:
+            self.shown = replace(self.shown, **values)
+            self._changed.notify_all()
+
+    def begin(self, title: str) -> None:
+        """Another part of it begins."""
+        self.show(title=title, done=0, total=0, since=time.monotonic())
+
+    def progress(self, done: int, total: int) -> None:
+        """So much of that part is done."""
+        self.show(done=done, total=total)
+
+    def note(self, sentence: str) -> None:
+        """Something the user should know."""
+        if sentence not in self.shown.notes:
+            self.show(notes=(*self.shown.notes, sentence))
+
+    def hear(self, piece: Piece) -> None:
+        """A piece of the answer came."""
+        self.show(title="", text=self.shown.text + piece.text, ledger=piece.ledger)
+
+    def do(self) -> None:
+        """Do it; what goes wrong is kept for those who follow."""
+        try:
+            if self.cancel.is_set():
+                raise Stopped
+            self.result = self.task(self)
+        except Exception as error:
+            self.failure = error
+            known = isinstance(error, KvliteError | OSError)
+            self.show(error=str(error) if known else f"{type(error).__name__}: {error}")
+        self.show(ended=True)
+
+    def follow(self) -> Iterator[Shown]:
+        """What there is to see, a dozen times a second at most, until it has ended. Whoever stops
+        looking does not stop the work."""
+        seen = None
+        while seen is None or not seen.ended:
+            seen = self._other(seen)
+            yield seen
+            time.sleep(0 if seen.ended else PAUSE)
+
+    def _other(self, seen: Shown | None) -> Shown:
+        """What it shows once that is not what was seen, or a beat has passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.shown is not seen, BEAT)
+            return self.shown
+
+    def wait(self) -> Any:
+        """What it made.
+
+        Raises:
+            Exception: what went wrong.
+        """
+        for _ in self.follow():
+            pass
+        if self.failure is not None:
+            raise self.failure
+        return self.result

@@ -1,0 +1,171 @@
+"""The app as people run it, and a browser that tells of every request and error."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ARGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+# Milliseconds: a machine that does other things answers slowly.
+SLOW = 180_000
+# Answers, and the line under each.
+ANSWER = "#chat [data-testid=bot]:not(:has(.thought-group))"
+ACCOUNT = "#chat [data-testid=bot]:has(.thought-group):has-text('first token')"
+
+
+@dataclass
+class Server:
+    """A running app.
+
+    Attributes:
+        data: its data folder.
+    """
+
+    address: str
+    process: subprocess.Popen[str]
+    data: Path
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> int:
+        """End it; its exit code."""
+        self.process.send_signal(how)
+        return self.process.wait(120)
+
+
+@contextmanager
+def serving(data: Path, *args: str, config: Path | None = None) -> Iterator[Server]:
+    """The app in a process of its own, on the embedded model."""
+    changes = {
+        "KVLITE_DATA": str(data),
+        "KVLITE_CONFIG": str(config or data / "config"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    # Any free port; two tests may look for one at once.
+    port = 20_000 + os.getpid() % 20_000
+    command = [sys.executable, "-m", "kvlite", "app", "--port", str(port), *args]
+    process = subprocess.Popen(command, env=os.environ | changes, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if "kvlite is at " in line:
+                break
+        assert said and "kvlite is at" in said[-1], "".join(said)
+        address = said[-1].split("kvlite is at ")[1].split()[0].rstrip("/")
+        yield Server(address, process, data)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests that leave it as it is."""
+    with serving(tmp_path_factory.mktemp("app"), "--max-tokens", "24") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser; where there must be one, its absence is an error."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        assert not os.environ.get("CI"), "no Chromium: make browser installs it"
+        pytest.skip("no Chromium here: make browser installs it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=[*ARGS])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visitor:
+    """Someone with a browser of their own, and what it complained of.
+
+    Attributes:
+        outside: addresses elsewhere that it was asked for.
+        errors: of the page.
+    """
+
+    context: Any
+    outside: list[str]
+    errors: list[str]
+
+    def open(self, address: str) -> Any:
+        """Another tab."""
+        page = self.context.new_page()
+        page.set_default_timeout(SLOW)
+        page.on("request", lambda request: self._requested(request.url, address))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type == "error" else None,
+        )
+        page.goto(address)
+        page.locator("#box textarea").wait_for()
+        page.locator("#live .place").first.wait_for()
+        return page
+
+    def _requested(self, url: str, address: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob") and parts.netloc != urlsplit(address).netloc:
+            self.outside.append(url)
+
+
+@pytest.fixture
+def visitor(chromium: Any) -> Iterator[Visitor]:
+    """Afterwards no request has left the machine, and no page has complained."""
+    context = chromium.new_context(
+        viewport={"width": 1400, "height": 900}, accept_downloads=True, reduced_motion="reduce"
+    )
+    visitor = Visitor(context, [], [])
+    yield visitor
+    context.close()
+    assert visitor.outside == []
+    assert visitor.errors == []
+
+
+def send(page: Any, text: str) -> None:
+    """Say something."""
+    page.locator("#box textarea").fill(text)
+    page.locator("#box textarea").press("Enter")
+
+
+def answered(page: Any, count: int) -> list[str]:
+    """The answers, once there are so many, and nothing is being done."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(ACCOUNT)).to_have_count(count, timeout=SLOW)
+    expect(page.locator(ANSWER)).to_have_count(count, timeout=SLOW)
+    expect(page.locator("#box .stop-button")).to_have_count(0, timeout=SLOW)
+    return [str(each) for each in page.locator(ANSWER).all_inner_texts()]
+
+
+def waited(holds: Any, seconds: float = 60) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold"
+        time.sleep(0.1)

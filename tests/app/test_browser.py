@@ -1,0 +1,326 @@
+"""The app as someone with a browser has it, on the embedded model."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import (
+    ACCOUNT,
+    ANSWER,
+    SLOW,
+    Server,
+    Visitor,
+    answered,
+    send,
+    serving,
+    waited,
+)
+
+expect: Any = pytest.importorskip("playwright.sync_api").expect
+
+FACTS = (
+    "The lighthouse of Karsk was built in 1911 by Ilse Brandt. It is 44 metres high.\n"
+    "Its keeper is called Tomas Weil, and he owns a grey donkey.\n"
+)
+
+
+def titles(page: Any) -> list[str]:
+    return [str(each) for each in page.locator("#listing label").all_inner_texts()]
+
+
+def figures(page: Any) -> dict[str, float]:
+    """The figures beside the conversation, by name."""
+    found = page.locator("#live [data-figure]")
+    return {
+        each.get_attribute("data-figure"): float(each.get_attribute("data-value"))
+        for each in found.all()
+    }
+
+
+def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    send(page, "What is a cache?")
+    (answer,) = answered(page, 1)
+    assert len(answer) > 10
+    expect(page.locator("#listing label").first).to_have_text("What is a cache?")
+    account = page.locator(ACCOUNT)
+    assert re.search(r"from all \d+ tokens · first token [\d.]+ s", account.inner_text())
+    live = figures(page)
+    assert live["seen"] > 20
+    assert live["kv"] > 0
+
+    page.reload()
+    assert answered(page, 1) == [answer]
+    other = visitor.open(server.address)  # another tab of the same browser
+    assert answered(other, 1) == [answer]
+    send(other, "Say it in other words.")
+    assert answered(other, 2)[0] == answer
+    page.reload()
+    assert answered(page, 2)[0] == answer
+
+
+def test_an_answer_can_be_stopped_and_its_part_stays(tmp_path: Path, visitor: Visitor) -> None:
+    with serving(tmp_path, "--max-tokens", "2000") as server:
+        page = visitor.open(server.address)
+        send(page, "Tell me a very long story about a lighthouse, with many chapters.")
+        expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+ \w+"), timeout=SLOW)
+        page.locator("#box .stop-button").click()
+        (part,) = answered(page, 1)
+        assert part
+        assert "interrupted" in page.locator(ACCOUNT).inner_text()
+        page.reload()
+        assert answered(page, 1) == [part]
+
+        # The browser goes away in the middle of an answer: it comes all the same.
+        page.locator("#new").click()
+        expect(page.locator(ANSWER)).to_have_count(0)
+        send(page, "Tell me another one, as long.")
+        expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+"), timeout=SLOW)
+        page.close()
+        page = visitor.open(server.address)
+        expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+ \w+"), timeout=SLOW)
+        expect(page.locator("#box .stop-button")).to_be_visible(timeout=SLOW)
+        page.locator("#box .stop-button").click()
+        answered(page, 1)
+
+        # The server is killed in the middle of one: what was said before is there again.
+        send(page, "And one more.")
+        expect(page.locator(ANSWER)).to_have_count(2, timeout=SLOW)
+        before = page.locator(ANSWER).all_inner_texts()[0]
+        page.close()
+        server.end(signal.SIGKILL)
+    visitor.errors.clear()  # of losing the server
+    with serving(tmp_path, "--max-tokens", "8") as server:
+        page = visitor.open(server.address)
+        # Another port is another origin, and remembers no conversation.
+        page.locator("#listing label").first.click()
+        assert answered(page, 1) == [before]
+        assert page.locator("#box textarea").input_value() == "And one more."
+        page.locator("#box textarea").press("Enter")
+        assert answered(page, 2)[0] == before
+
+
+def test_messages_are_edited_answered_again_undone_and_branched(
+    server: Server, visitor: Visitor
+) -> None:
+    page = visitor.open(server.address)
+    send(page, "Name a colour.")
+    answered(page, 1)
+    send(page, "Name an animal.")
+    first, second = answered(page, 2)
+
+    page.get_by_role("button", name="Retry").last.click()
+    expect(page.locator("#branches")).to_be_visible(timeout=SLOW)
+    assert answered(page, 2) == [first, second]  # the likeliest words are the same
+
+    page.get_by_role("button", name="Edit").last.click()
+    page.locator("#chat textarea").fill("Name a town.")
+    page.locator("#chat").get_by_role("button", name="Submit").click()
+    expect(page.get_by_test_id("user").last).to_have_text("Name a town.", timeout=SLOW)
+    assert answered(page, 2)[0] == first
+
+    page.get_by_role("button", name="Undo").last.click()
+    expect(page.get_by_test_id("user")).to_have_count(1, timeout=SLOW)
+    expect(page.locator("#box textarea")).to_have_value("Name a town.", timeout=SLOW)
+    page.locator("#box textarea").fill("")
+
+    page.locator("#branches input").click()
+    page.get_by_role("option").first.click()
+    expect(page.get_by_test_id("user")).to_have_count(2, timeout=SLOW)
+    assert answered(page, 2) == [first, second]
+
+    page.locator(ANSWER).first.click()
+    page.get_by_role("tab", name="Answer").click()
+    expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
+    page.locator("#fork").click()
+    expect(page.get_by_test_id("user")).to_have_count(1, timeout=SLOW)
+    send(page, "Name a river.")
+    assert answered(page, 2)[0] == first
+
+
+def test_a_document_is_read_and_asked_about_twice(
+    server: Server, visitor: Visitor, tmp_path: Path
+) -> None:
+    pdf = tmp_path / "karsk.pdf"
+    pdf.write_bytes(pdf_of(FACTS))
+    page = visitor.open(server.address)
+    page.locator("#box input[type=file]").set_input_files(pdf)
+    page.locator("#box .thumbnail-item").wait_for()
+    send(page, "Who built the lighthouse?")
+    (answer,) = answered(page, 1)
+    assert "Brandt" in answer
+    expect(page.locator("#chat").get_by_text("About karsk.pdf")).to_be_visible()
+    send(page, "In which year?")
+    assert "1911" in answered(page, 2)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("empty.txt", b"", "empty.txt"),
+        ("broken.pdf", b"%PDF-1.7\nnothing of the kind", "broken.pdf"),
+        ("picture.txt", b"\x89PNG\r\n\x1a\n" + bytes(300), "picture.txt"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_in_a_sentence(
+    server: Server, visitor: Visitor, tmp_path: Path, name: str, content: bytes, sentence: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    page = visitor.open(server.address)
+    page.locator("#new").click()
+    page.locator("#box input[type=file]").set_input_files(path)
+    page.locator("#box .thumbnail-item").wait_for()
+    send(page, "What is this?")
+    told = page.locator("#status [role=alert]")
+    expect(told).to_contain_text(sentence, timeout=SLOW)
+    assert str(tmp_path) not in told.inner_text()
+    assert "gradio" not in told.inner_text()
+    # The question is not lost.
+    expect(page.locator("#box textarea")).to_have_value("What is this?")
+
+
+def test_answers_with_html_in_them_are_inert(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    hostile = (
+        "<script>window.caught = 1</script> <img src=x onerror='window.caught = 2'> "
+        "![x](http://example.org/x.png) <iframe src='http://example.org'></iframe> "
+        "<a href='javascript:window.caught=3'>link</a>"
+    )
+    send(page, hostile)
+    answered(page, 1)
+    assert page.evaluate("window.caught === undefined")
+    assert page.locator("#chat img, #chat iframe, #chat script").count() == 0
+    for link in page.locator("#chat a").all():
+        assert not (link.get_attribute("href") or "").startswith("javascript")
+    expect(page.get_by_test_id("user")).to_contain_text("![")
+
+
+def test_settings_are_priced_at_once_and_refused_in_a_sentence(
+    server: Server, visitor: Visitor
+) -> None:
+    page = visitor.open(server.address)
+    page.get_by_role("tab", name="Settings").click()
+    verdict = page.locator("#price [data-peak]")
+    expect(verdict).to_have_attribute("data-fits", "True", timeout=SLOW)
+    before = int(verdict.get_attribute("data-peak"))
+    page.locator("#plan-tokens input").fill("8000")
+    expect(verdict).not_to_have_attribute("data-peak", str(before), timeout=SLOW)
+    assert int(verdict.get_attribute("data-peak")) > before
+
+    page.get_by_role("button", name="More: model and memory").click()
+    page.locator("#set-vram textarea, #set-vram input").fill("100MB")
+    page.locator("#set-vram textarea, #set-vram input").blur()
+    expect(verdict).to_have_attribute("data-fits", "False", timeout=SLOW)
+    page.locator("#set-vram textarea, #set-vram input").fill("seven")
+    page.locator("#set-vram textarea, #set-vram input").blur()
+    refused = page.locator("#price [role=alert]")
+    expect(refused).to_contain_text("'seven' is not a size", timeout=SLOW)
+    page.locator("#set-vram textarea, #set-vram input").fill("auto")
+    page.locator("#set-vram textarea, #set-vram input").blur()
+    expect(verdict).to_have_attribute("data-fits", "True", timeout=SLOW)
+
+
+def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    page.locator("#new").click()
+    page.get_by_role("tab", name="Settings").click()
+    page.locator("#set-max-new-tokens input").fill("3")
+    page.locator("#apply").click()
+    expect(page.locator("#applied")).to_contain_text("max tokens", timeout=SLOW)
+    send(page, "Count to a hundred.")
+    answered(page, 1)
+    assert "length limit" in page.locator(ACCOUNT).inner_text()
+
+
+def test_the_list_is_searched_renamed_exported_and_shortened(
+    tmp_path: Path, visitor: Visitor
+) -> None:
+    with serving(tmp_path, "--max-tokens", "6") as server:
+        page = visitor.open(server.address)
+        send(page, "Where do herons live?")
+        (answer,) = answered(page, 1)
+        page.locator("#new").click()
+        expect(page.locator(ANSWER)).to_have_count(0)
+        send(page, "What do foxes eat?")
+        answered(page, 1)
+        expect(page.locator("#listing label")).to_have_count(2)
+        assert titles(page) == ["What do foxes eat?", "Where do herons live?"]
+
+        page.locator("#search textarea, #search input").fill("heron")
+        expect(page.locator("#listing label")).to_have_count(1)
+        page.locator("#listing label").click()
+        assert answered(page, 1) == [answer]
+        page.locator("#search textarea, #search input").fill("")
+
+        page.get_by_role("button", name="This conversation").click()
+        page.locator("#name textarea, #name input").fill("Herons & <b>others</b>")
+        page.get_by_role("button", name="Rename").click()
+        expect(page.locator("#listing label").nth(1)).to_have_text("Herons & <b>others</b>")
+
+        with page.expect_download() as saved:
+            page.locator("#export-json").click()
+        plain = json.loads(Path(saved.value.path()).read_text(encoding="utf-8"))
+        assert [each["text"].strip() for each in plain["said"]][1] == answer.strip()
+        with page.expect_download() as saved:
+            page.locator("#export-markdown").click()
+        assert "Where do herons live?" in Path(saved.value.path()).read_text(encoding="utf-8")
+        assert saved.value.suggested_filename.endswith(".md")
+
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.locator("#delete").click()
+        page.wait_for_timeout(500)
+        assert len(titles(page)) == 2
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.locator("#delete").click()
+        expect(page.locator("#listing label")).to_have_count(1, timeout=SLOW)
+        assert titles(page) == ["What do foxes eat?"]
+        waited(lambda: len(list((tmp_path / "app").glob("*/*/record.json"))) == 1)
+
+        assert server.end() == 0
+
+
+def test_what_is_shown_of_memory_is_what_the_meter_says(server: Server, visitor: Visitor) -> None:
+    from gradio_client import Client
+
+    page = visitor.open(server.address)
+    send(page, "What is memory?")
+    answered(page, 1)
+    told = Client(server.address, verbose=False, analytics_enabled=False)
+    page.wait_for_timeout(1500)
+    for place in told.predict(api_name="/memory"):
+        for name, nbytes in place["parts"].items():
+            if name in ("weights", "KV, full attention", "this program"):
+                shown = page.locator(f'#live tr[data-part="{name}"]').get_attribute("data-bytes")
+                assert abs(int(shown) - nbytes) <= 0.02 * nbytes
+    # It goes on by itself: other programs come and go.
+    before = page.locator("#live").inner_html()
+    waited(lambda: page.locator("#live").inner_html() != before)
+
+
+def pdf_of(text: str) -> bytes:
+    """A PDF of one page, as small as it can be."""
+    lines = [line.replace("(", r"\(").replace(")", r"\)") for line in text.splitlines()]
+    drawn = " ".join(f"({line}) Tj 0 -16 Td" for line in lines)
+    stream = f"BT /F1 11 Tf 40 760 Td {drawn} ET"
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        "/Resources << /Font << /F1 5 0 R >> >> >>",
+        f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = "%PDF-1.4\n", []
+    for number, each in enumerate(objects, 1):
+        places.append(len(out))
+        out += f"{number} 0 obj\n{each}\nendobj\n"
+    start = len(out)
+    rows = "".join(f"{place:010} 00000 n \n" for place in places)
+    out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{rows}"
+    out += f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF\n"
+    return out.encode("latin-1")

@@ -1,0 +1,128 @@
+"""The engine's thread, and what those who wait are shown."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from kvlite.errors import SettingError, Stopped
+from kvlite_app.engine import Engine
+from kvlite_app.work import Shown, Work
+
+
+@pytest.fixture
+def engine() -> Any:
+    engine = Engine()
+    yield engine
+    engine.close(5)
+
+
+def test_all_work_is_done_by_one_thread_in_order(engine: Engine) -> None:
+    done: list[tuple[int, int]] = []
+
+    def task(number: int) -> Any:
+        return lambda work: done.append((number, threading.get_ident()))
+
+    works = [engine.submit(task(number), "") for number in range(20)]
+    for work in works:
+        work.wait()
+    assert [number for number, _ in done] == [*range(20)]
+    (thread,) = {thread for _, thread in done}
+    assert thread != threading.get_ident()
+
+
+def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
+    go = threading.Event()
+    first = engine.submit(lambda work: go.wait(10), "first")
+    while engine.current is not first:
+        time.sleep(0.01)
+    second, third = (engine.submit(lambda work: None, name) for name in ("second", "third"))
+    assert (second.shown.before, third.shown.before) == (1, 2)
+    go.set()
+    third.wait()
+    assert third.shown.before == 0
+
+
+def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:
+    def task(work: Work) -> int:
+        work.begin("Reading")
+        for done in range(5):
+            work.progress(done, 5)
+            work.note("short of memory")
+            time.sleep(0.1)
+        return 7
+
+    work = engine.submit(task, "Waiting")
+    seen: list[list[Shown]] = [[], []]
+    others = [threading.Thread(target=lambda own=own: own.extend(work.follow())) for own in seen]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join(10)
+    for own in seen:
+        assert own[-1].ended
+        assert own[-1].notes == ("short of memory",)
+        assert len({shown.done for shown in own}) > 2
+    assert work.wait() == 7
+
+
+def test_what_goes_wrong_is_a_sentence_and_ends_nothing_else(engine: Engine) -> None:
+    def fails(work: Work) -> None:
+        raise SettingError("--top-k -1 is out of range")
+
+    def breaks(work: Work) -> None:
+        raise ZeroDivisionError("division")
+
+    first, second = engine.submit(fails, ""), engine.submit(breaks, "")
+    with pytest.raises(SettingError):
+        first.wait()
+    with pytest.raises(ZeroDivisionError):
+        second.wait()
+    assert first.shown.error == "--top-k -1 is out of range"
+    assert "ZeroDivisionError" in second.shown.error
+    assert engine.submit(lambda work: 3, "").wait() == 3
+
+
+def test_work_that_is_cancelled_while_it_waits_never_begins(engine: Engine) -> None:
+    go, begun = threading.Event(), threading.Event()
+    engine.submit(lambda work: go.wait(10), "")
+    work = engine.submit(lambda work: begun.set(), "")
+    work.cancel.set()
+    go.set()
+    with pytest.raises(Stopped):
+        work.wait()
+    assert not begun.is_set()
+
+
+def test_closing_ends_what_is_being_done_and_what_waits() -> None:
+    engine = Engine()
+
+    def task(work: Work) -> None:
+        assert work.cancel.wait(10)
+
+    first, second = engine.submit(task, ""), engine.submit(task, "")
+    while engine.current is not first:
+        time.sleep(0.01)
+    engine.close(10)
+    assert first.shown.ended
+    assert second.shown.ended
+    assert first.failure is None
+    assert isinstance(second.failure, Stopped)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "passed", "left"),
+    [
+        (0, 10, 5.0, None),
+        (5, 10, 5.0, 5.0),
+        (9, 10, 9.0, 1.0),
+        (5, 10, 0.5, None),
+        (0, 0, 9.0, None),
+    ],
+)
+def test_time_left_is_told_as_it_went_so_far(
+    done: int, total: int, passed: float, left: float | None
+) -> None:
+    shown = Shown(done=done, total=total, since=100.0)
+    assert shown.seconds_left(100.0 + passed) == left
