@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test check format clean
+.PHONY: setup browser demo test check format clean
 
 setup: $(READY)
 
@@ -26,7 +26,13 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check
+# The app's tests drive a browser: the one there is, else Debian's.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core) \
+		|| echo "no Chromium here: the app's browser tests will be skipped"
+
+test: check browser
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 
 format: setup

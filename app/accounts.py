@@ -17,6 +17,9 @@ from kvlite.prompts import said_tokens
 
 T = TypeVar("T")
 
+# Where someone at the page has longer answers.
+_LONGER = "max tokens in the settings"
+
 
 class Looker:
     """Looks at the cache when a question has been read, and when it has been answered."""
@@ -70,8 +73,8 @@ class PageFinder:
 def account_of(ledger: Ledger, looker: Looker, finder: PageFinder) -> dict[str, Any]:
     """The answer's account, of plain values."""
     account: dict[str, Any] = {
-        "brief": brief(ledger),
-        "told": [*told(ledger)],
+        "brief": brief(ledger, _LONGER),
+        "told": [*told(ledger, _LONGER)],
         "ledger": ledger.to_json(),
     }
     before, after = looker.before, looker.look()

@@ -5,7 +5,6 @@ from html import escape
 from typing import Any
 
 from kvlite.check import difference
-
 from kvlite.errors import SnapshotError
 from kvlite.kept import KeptMap
 from kvlite.ledger import Ledger

@@ -169,11 +169,11 @@ def _conversation(parts: Parts) -> None:
 
 
 def _answer(parts: Parts) -> None:
-    parts.answer = gr.HTML(elem_id="answer", padding=False)
     with gr.Row():
-        parts.check = gr.Button("Check this answer", size="sm", elem_id="check")
-        parts.fork = gr.Button("Branch from here", size="sm", elem_id="fork")
+        parts.check = gr.Button("Check the last answer", size="sm", elem_id="check")
+        parts.fork = gr.Button("Branch from this one", size="sm", elem_id="fork")
     parts.difference = gr.HTML(elem_id="difference", padding=False)
+    parts.answer = gr.HTML(elem_id="answer", padding=False)
 
 
 def _settings(parts: Parts, settings: Settings, profiles: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT
+from kvlite.cli.app import app as in_browser
 from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
@@ -29,6 +30,7 @@ app = typer.Typer(
     help="Long chats and long documents on the one GPU you own.",
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
+app.command("app")(in_browser)
 app.command()(chat)
 app.command()(ask)
 app.command()(read)
