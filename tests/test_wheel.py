@@ -37,15 +37,20 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_installs_kvlite_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_installs_kvlite_its_app_and_nothing_else(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     info = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"
-    assert tops == {"kvlite", info}
+    assert tops == {"kvlite", "kvlite_app", info}
     packaged = {name for name in names if name.startswith("kvlite/")}
     source = [path for path in (ROOT / "kvlite").rglob("*") if path.is_file()]
     expected = {str(p.relative_to(ROOT)) for p in source if "__pycache__" not in p.parts}
     assert packaged == expected
+    page = {
+        name.replace("kvlite_app/", "app/", 1) for name in names if name.startswith("kvlite_app/")
+    }
+    files = [path for path in (ROOT / "app").rglob("*") if path.is_file()]
+    assert page == {str(p.relative_to(ROOT)) for p in files if "__pycache__" not in p.parts}
     assert {"kvlite/py.typed", "kvlite/bench/prose.txt", "kvlite/__init__.py"} <= packaged
     assert f"{info}/licenses/LICENSE" in names
 
