@@ -49,7 +49,6 @@ class Parts:
     export: gr.Textbox = field(init=False)
     export_name: gr.Textbox = field(init=False)
     # The conversation.
-    head: gr.HTML = field(init=False)
     branches: gr.Dropdown = field(init=False)
     chat: gr.Chatbot = field(init=False)
     status: gr.HTML = field(init=False)
@@ -130,7 +129,6 @@ def _conversations(parts: Parts) -> None:
 
 
 def _conversation(parts: Parts) -> None:
-    parts.head = gr.HTML(elem_id="head", padding=False)
     parts.branches = gr.Dropdown(
         [], label="Branch", visible=False, elem_id="branches", interactive=True
     )
@@ -138,7 +136,7 @@ def _conversation(parts: Parts) -> None:
         label="Conversation",
         show_label=False,
         elem_id="chat",
-        height="calc(100dvh - 230px)",
+        height="calc(100dvh - 160px)",
         editable="user",
         allow_tags=False,
         sanitize_html=True,
@@ -156,7 +154,7 @@ def _conversation(parts: Parts) -> None:
     parts.box = gr.MultimodalTextbox(
         label="Message",
         show_label=False,
-        placeholder="Message, or drop documents here (Shift+Enter for a new line)",
+        placeholder="Message, or drop a document",
         file_types=list(SUFFIXES),
         file_count="multiple",
         sources=["upload"],

@@ -40,6 +40,13 @@ _NARROW = """() => {
     if (innerWidth <= 768 && side?.classList.contains('open')) button?.click();
   }
 }"""
+# And is in the way once a conversation was chosen there.
+_CLOSE = """(...values) => {
+  const side = document.getElementById('conversations');
+  if (innerWidth <= 768 && side?.classList.contains('open'))
+    side.querySelector('.toggle-button')?.click();
+  return values;
+}"""
 _SURE = """(id) => [id, confirm('Delete this conversation for good?')]"""
 
 
@@ -81,8 +88,8 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, tuning: Tuni
 def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning) -> None:
     here, view = parts.here, parts.view
     shown = {"fn": tuning.shown, "inputs": [here], "outputs": parts.ordered, **_AT_ONCE}
-    parts.new.click(talking.begin, None, view, **_WORK).then(**shown)
-    parts.listing.input(talking.show, [parts.listing], view, **_WORK).then(**shown)
+    parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK).then(**shown)
+    parts.listing.input(talking.show, [parts.listing], view, js=_CLOSE, **_WORK).then(**shown)
     parts.search.input(browsing.listed, [parts.search, here], [parts.listing], **_AT_ONCE)
     parts.name.submit(
         browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE

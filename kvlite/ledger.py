@@ -97,14 +97,14 @@ class Ledger:
         """One line for people."""
         kept, seen = self.kept_entries_mean, self.seen_tokens
         if kept < seen:
-            held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self._method_shown}"
+            held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self.method_shown}"
             size = f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
                 size += f" of {readable(self.full_kv_bytes)}"
         else:
             held, size = f"kept all {seen:,}", f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
-                held += f" with {self._method_shown}"
+                held += f" with {self.method_shown}"
                 size += f" of {readable(self.full_kv_bytes)}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
         streamed = (
@@ -171,7 +171,7 @@ class Ledger:
         return f" in {self.kv_bits}" + (" bits" if self.kv_bits.isdigit() else "")
 
     @property
-    def _method_shown(self) -> str:
+    def method_shown(self) -> str:
         """As the user wrote it; the default, whose options are long, by that name."""
         return "the default method" if self.method == Settings.method else self.method
 

@@ -80,7 +80,7 @@ def _held(ledger: Ledger) -> Iterator[str]:
         f"The cache holds {kept:,.0f} of {seen:,} tokens, {ledger.kept_shown}, on average over "
         f"layers and heads: {size}, where everything would take {readable(ledger.full_kv_bytes)}."
     )
-    yield f"They were chosen by {ledger.method}, {ledger.budget:,} a head allowed."
+    yield f"They were chosen by {ledger.method_shown}, {ledger.budget:,} a head allowed."
 
 
 def _recalled(ledger: Ledger) -> Iterator[str]:
