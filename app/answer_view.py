@@ -24,7 +24,7 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     told = "".join(f"<li>{escape(each)}</li>" for each in account["told"])
     pictures = "".join(_pictures(account, calibration))
-    return f'<div class="account"><ul>{told}</ul>{pictures}</div>'
+    return f'<div class="account">{pictures}<ul>{told}</ul></div>'
 
 
 def _pictures(account: Mapping[str, Any], calibration: Calibration | None) -> Iterator[str]:
