@@ -120,6 +120,23 @@ def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
     assert last.ledger.prompt_tokens == tokens and exact(last.ledger)
 
 
+def test_what_one_head_lacks_is_read_again(llama: Tiny) -> None:
+    talk = opened(llama, method="full")
+    said(talk, FIRST)
+    (bank,) = talk.cache.layers[2].banks
+    bank.own_positions[:, -1, 5] = 200  # something answered took the place of what was read
+    (*_, last) = talk.check()
+    assert last.ledger.prompt_tokens == talk.ways.path.read[-1]
+
+
+def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None:
+    talk = opened(llama, method="minference", recall="off")
+    said(talk, FIRST)
+    assert talk.cache.entries_mean == talk.cache.seen
+    (*_, last) = talk.check()
+    assert last.ledger.prompt_tokens == talk.ways.path.read[-1]
+
+
 def test_what_was_rounded_is_said(llama: Tiny) -> None:
     talk, notes = opened(llama, budget="40", recall_bits="4"), list[str]()
     said(talk, FIRST, SECOND)
