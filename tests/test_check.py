@@ -124,7 +124,8 @@ def test_what_one_head_lacks_is_read_again(llama: Tiny) -> None:
     talk = opened(llama, method="full")
     said(talk, FIRST)
     (bank,) = talk.cache.layers[2].banks
-    bank.own_positions[:, -1, 5] = 200  # something answered took the place of what was read
+    with torch.inference_mode():
+        bank.own_positions[:, -1, 5] = 200  # something answered took the place of what was read
     (*_, last) = talk.check()
     assert last.ledger.prompt_tokens == talk.ways.path.read[-1]
 
