@@ -5,6 +5,7 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.environment import read_text
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
 from kvlite.settings import OPTIONS, Settings, checked, flag_of
@@ -37,6 +38,8 @@ def control(name: str, value: Any) -> gr.components.Component:
         return gr.Checkbox(value=value, **common)
     if isinstance(option.default, tuple):
         return gr.Textbox("\n".join(value), lines=2, placeholder="one a line", **common)
+    if option.default is None:  # gradio's numbers cannot be left out
+        return gr.Textbox(shown_value(name, value), placeholder="left out", **common)
     if option.type is str:
         lines = 3 if name == "system" else 1
         return gr.Textbox(value, lines=lines, max_lines=10, **common)
@@ -56,7 +59,10 @@ def _named(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def shown_value(name: str, value: Any) -> Any:
     """A setting's value as its control has it."""
-    return "\n".join(value) if isinstance(OPTIONS[name].default, tuple) else value
+    default = OPTIONS[name].default
+    if isinstance(default, tuple):
+        return "\n".join(value)
+    return str("" if value is None else value) if default is None else value
 
 
 def values_of(names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
@@ -72,7 +78,9 @@ def _value(name: str, shown: Any) -> Any:
     option = OPTIONS[name]
     if isinstance(option.default, tuple):
         return tuple(line for line in (shown or "").splitlines() if line)
-    if shown is None and option.default is not None:
+    if option.default is None:
+        return read_text(name, shown, label_of(name)) if (shown or "").strip() else None
+    if shown is None:
         raise SettingError(f"{label_of(name)} is empty: {option.default} is usual")
     if option.type is float:
         return checked(name, float(shown), label_of(name))

@@ -44,6 +44,7 @@ class Parts:
     listing: gr.Radio = field(init=False)
     name: gr.Textbox = field(init=False)
     delete: gr.Button = field(init=False)
+    sure: gr.Checkbox = field(init=False)
     markdown: gr.Button = field(init=False)
     json: gr.Button = field(init=False)
     export: gr.Textbox = field(init=False)
@@ -124,6 +125,8 @@ def _conversations(parts: Parts) -> None:
             parts.markdown = gr.Button("Export Markdown", size="sm", elem_id="export-markdown")
             parts.json = gr.Button("Export JSON", size="sm", elem_id="export-json")
         parts.delete = gr.Button("Delete", variant="stop", size="sm", elem_id="delete")
+        # A state would stay on the server, where the answer to the question is not.
+        parts.sure = gr.Checkbox(visible="hidden")
         parts.export = gr.Textbox(visible="hidden", elem_id="export-text")
         parts.export_name = gr.Textbox(visible="hidden", elem_id="export-name")
 

@@ -90,12 +90,12 @@ def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuni
     shown = {"fn": tuning.shown, "inputs": [here], "outputs": parts.ordered, **_AT_ONCE}
     parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK).then(**shown)
     parts.listing.input(talking.show, [parts.listing], view, js=_CLOSE, **_WORK).then(**shown)
-    parts.search.input(browsing.listed, [parts.search, here], [parts.listing], **_AT_ONCE)
+    # What is pasted is no input to gradio's text boxes, only a change.
+    parts.search.change(browsing.listed, [parts.search, here], [parts.listing], **_AT_ONCE)
     parts.name.submit(
         browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
     )
-    sure = gr.State(False)
-    parts.delete.click(browsing.delete, [here, sure], [here], js=_SURE, **_WORK).then(
+    parts.delete.click(browsing.delete, [here, parts.sure], [here], js=_SURE, **_WORK).then(
         talking.show, [here], view, **_WORK
     )
     exported = [parts.export, parts.export_name]
@@ -107,11 +107,6 @@ def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuni
 
 def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning) -> None:
     controls = [parts.tokens, *parts.ordered]
-    triggers = [
-        trigger
-        for each in controls
-        for trigger in ((each.submit, each.blur) if isinstance(each, gr.Textbox) else (each.input,))
-    ]
     pricing: dict[str, Any] = {
         "fn": tuning.price,
         "inputs": controls,
@@ -121,7 +116,7 @@ def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning) -> None:
         "concurrency_limit": 2,
         "api_visibility": "private",
     }
-    gr.on(triggers, trigger_mode="always_last", **pricing)
+    gr.on([each.change for each in controls], trigger_mode="always_last", **pricing)
     page.load(**pricing)
     parts.apply.click(tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK)
     parts.profiles.input(

@@ -7,14 +7,13 @@ from html import escape
 
 from kvlite.errors import KvliteError
 from kvlite.memory.plan import Plan, Planner
-from kvlite.memory.planning import open_planner
+from kvlite.memory.planning import planner_here
+from kvlite.model.load import choose_device
+from kvlite.model.source import find_config
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 
 from .kinds import kind_of
-
-# Of a plan, what only these decide is read from the model's files once.
-_FILES = ("model", "device", "weights", "vram", "stream")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,9 @@ class Pricer:
             KvliteError: a setting is none, or the model cannot be found or planned for.
         """
         with self._lock:
-            planner = open_planner(settings)
+            folder = find_config(settings.model)
+            device = choose_device(settings.device)
+            planner = planner_here(settings, folder, device, reads_text=False)
             planner.room = replace(planner.room, total=self._offered(planner, settings))
             most = planner.shape.max_context - settings.max_new_tokens
             plan = planner.best(max(1, min(tokens, most)))

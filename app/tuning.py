@@ -40,9 +40,8 @@ class Tuning:
         settings = self._current(owner_of(request), id)
         return [shown_value(name, getattr(settings, name)) for name in OPTIONS]
 
-    def apply(self, id: str, *rest: Any) -> Iterator[str]:
+    def apply(self, request: gr.Request, id: str, *shown: Any) -> Iterator[str]:
         """Have the settings that are shown from the next message on; the model anew if it must."""
-        *shown, request = rest
         owner = owner_of(request)
         try:
             wanted = self._settings(shown)

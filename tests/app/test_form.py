@@ -1,0 +1,81 @@
+"""Settings as controls, and back; what they would take."""
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from kvlite.errors import SettingError
+from kvlite.runner import load
+from kvlite.settings import OPTIONS, Settings
+from kvlite_app.form import changed, control, shown_value, values_of
+from kvlite_app.pricing import Pricer, price_html
+
+OTHERS: dict[str, Any] = {
+    "chunk": 64,
+    "seed": 2**63 - 1,
+    "stop": ("END", "two words"),
+    "never_lossy": True,
+    "temperature": 0.5,
+    "recall_entries": 7,
+    "system": "Be brief.",
+}
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(**OTHERS)], ids=["usual", "others"])
+def test_every_setting_comes_back_from_its_control(settings: Settings) -> None:
+    with gr.Blocks():
+        controls = {name: control(name, getattr(settings, name)) for name in OPTIONS}
+    shown = []
+    for name, each in controls.items():
+        sent = each.postprocess(shown_value(name, getattr(settings, name)))
+        shown.append(each.preprocess(sent))
+    assert Settings(**values_of(list(OPTIONS), shown)) == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "said"),
+    [
+        ("chunk", "many", "chunk 'many' is not a whole number"),
+        ("chunk", "0", "chunk 0 is out of range"),
+        ("temperature", 99.0, "temperature 99.0 is out of range"),
+        ("max_new_tokens", None, "max tokens is empty"),
+        ("top_k", 1.5, "top k 1.5 is out of range"),
+    ],
+)
+def test_what_cannot_be_is_told_by_the_controls_name(name: str, shown: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        values_of([name], [shown])
+
+
+def test_only_what_differs_is_changed() -> None:
+    values = vars(Settings(top_k=3, seed=4))
+    assert changed(values, Settings(seed=4)) == {"top_k": 3}
+
+
+def test_settings_are_priced_for_this_machine(tiny_folder: Path) -> None:
+    """With what a model that is loaded holds counted as free, and --vram as a cap of tensors."""
+    settings = Settings(model=str(tiny_folder), max_new_tokens=8)
+    price = Pricer(lambda: 0).price(settings, 400)
+    more = Pricer(lambda: 1 << 30).price(settings, 400)
+    assert price.plan.fits and price.plan.room.kind == "cpu"
+    offered = more.plan.room.total - price.plan.room.total
+    assert abs(offered - (1 << 30)) < (1 << 28)  # what is free goes up and down meanwhile
+    assert price.longest == 1024 - 8
+    runner = load(str(tiny_folder), measure="tensors", max_new_tokens=8)
+    answer = runner.generate(list(range(3, 403)), ignore_eos=True)
+    phases = {name: sum(items.values()) for name, items in price.plan.phases.items()}
+    planned = answer.ledger.planned_phase_bytes["read"]
+    assert max(phases["read"], phases["choose"]) == pytest.approx(planned, rel=1e-4)
+
+    small = Pricer(lambda: 1 << 40).price(settings.replace({"vram": "1MB"}), 400)
+    assert not small.plan.fits and small.plan.room.total == 10**6
+    assert 'data-fits="False"' in price_html(
+        Pricer(lambda: 0), settings.replace({"vram": "1MB"}), 400
+    )
+
+
+def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
+    said = price_html(Pricer(lambda: 0), Settings(model=str(tmp_path / "<b>no</b>")), 400)
+    assert 'role="alert"' in said and "&lt;b&gt;no&lt;/b&gt;" in said and "<b>no" not in said
