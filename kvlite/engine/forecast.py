@@ -20,6 +20,7 @@ from kvlite.engine.reading import CHUNK, Reading
 from kvlite.engine.sight import sights
 from kvlite.errors import ForecastError, KvliteError, reason
 from kvlite.memory.hollow import HollowMeter
+from kvlite.memory.outcomes import Outcomes
 from kvlite.methods.rules import Rule, merge_below, share_out
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Recall, Tier
@@ -176,6 +177,7 @@ def forecast(
     rules: Sequence[Rule],
     task: Task,
     tier: Tier | None = None,
+    outcomes: Outcomes | None = None,
 ) -> Forecast:
     """What a turn will take, in bytes of live tensors.
 
@@ -184,14 +186,16 @@ def forecast(
         cache: what is held before it, of any number of sequences, without numbers; consumed.
         rules: one a layer, as for reading.
         tier: likewise, if what is read is to be kept aside.
+        outcomes: what operators returned in earlier forecasts, which makes this one shorter.
 
     Raises:
         ForecastError: something in it does not run without numbers.
     """
     index, aside = (tier.index_tensors, tier.tensors) if tier else ([], [])
-    meter = HollowMeter([*model.tensors(), *cache.tensors, *index], host=aside)
+    held = [*model.tensors(), *cache.tensors, *index]
+    meter = HollowMeter(held, host=aside, outcomes=outcomes or Outcomes())
     meter.live -= bytes_held(model.tensors())
-    del index, aside  # what a turn lets go of must be free
+    del held, index, aside  # what a turn lets go of must be free
     try:
         with meter:
             return _forecast(meter, model, cache, [*rules], task, tier)

@@ -7,6 +7,7 @@ import torch
 
 from kvlite.cache import KVBits, KVCache
 from kvlite.engine.forecast import Forecast, Task, forecast
+from kvlite.memory.outcomes import Outcomes
 from kvlite.methods import Method
 from kvlite.methods.amount import Amount
 from kvlite.methods.rules import can_recall, layer_rules, loses
@@ -54,6 +55,7 @@ class Forecaster:
     calibration: Calibration | None = None
     tokenizer: Any = None
     _models: dict[torch.dtype, LoadedModel] = field(default_factory=dict)
+    _outcomes: Outcomes = field(default_factory=Outcomes)
 
     def model(self, weights: Weights) -> LoadedModel:
         """The model without weights, that computes with the type these do."""
@@ -91,4 +93,4 @@ class Forecaster:
         cache = KVCache(one.layers * shape.layers)
         rules = layer_rules(method, shape, budget, tokens, None, tokens, way.bits)
         task = Task(tokens, longest, 0, way.chunk, way.recall or 0)
-        return forecast(model, cache, rules, task, tier)
+        return forecast(model, cache, rules, task, tier, self._outcomes)

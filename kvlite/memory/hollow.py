@@ -4,6 +4,7 @@ They are torch's meta tensors. Where a program asks for a number it gets one tha
 memory is taken: a mask lets everything through, a test finds two things alike.
 """
 
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import cache
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kvlite.memory.meter import TensorMeter
+from kvlite.memory.outcomes import Outcomes
 
 T = TypeVar("T")
 
@@ -22,6 +24,17 @@ _aten = torch.ops.aten
 
 class HollowMeter(TensorMeter):
     """Counts bytes that tensors without numbers would take, and lets programs run on them."""
+
+    def __init__(
+        self, held: Iterable[Tensor] = (), *, host: Iterable[Tensor] = (), outcomes: Outcomes
+    ) -> None:
+        """As a `TensorMeter`.
+
+        Args:
+            outcomes: what operators returned before, under this meter or another.
+        """
+        super().__init__(held, host=host)
+        self.outcomes = outcomes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator without numbers, count what it returned."""
@@ -50,6 +63,9 @@ class HollowMeter(TensorMeter):
                 kwargs["device"] = _META
             args = [_META if isinstance(each, torch.device) else each for each in args]
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.outcomes.of(func, args, kwargs)
 
     def _takes_memory(self, tensor: Tensor) -> bool:
         return tensor.is_meta
