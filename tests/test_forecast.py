@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from kvlite.cache import KVBits, KVCache, parse_kv_bits
+from kvlite.cache.quantized import rotation
 from kvlite.engine.decode import decode_step
+from kvlite.engine.forecast import Forecast
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.memory.forecaster import Forecaster, Way
@@ -101,6 +103,10 @@ def tier_of(model: LoadedModel, case: Case, bits: KVBits | None) -> Tier | None:
 
 
 def expected(model: LoadedModel, case: Case) -> int:
+    return forecast_of(model, case).peak_bytes
+
+
+def forecast_of(model: LoadedModel, case: Case) -> Forecast:
     way = Way(
         parse_method(case.method),
         Amount(entries=case.budget),
@@ -111,10 +117,9 @@ def expected(model: LoadedModel, case: Case) -> int:
     forecaster = Forecaster(
         model.module.config, model.shape, model.calibration, tokenizer=model.tokenizer
     )
-    made = forecaster.first_turn(
+    return forecaster.first_turn(
         way, model.weights, tokens=case.tokens, longest=LONGEST, batch=case.batch
     )
-    return made.peak_bytes
 
 
 @pytest.mark.parametrize("name, start", zip(ARCHITECTURES, cycle(range(0, 209, 11))))
@@ -135,3 +140,11 @@ def test_a_turn_takes_what_was_expected(name: str, start: int) -> None:
     assert len(errors) > CASES_EACH // 2
     assert len(far) <= 0.05 * CASES_EACH + 0.4, far
     assert not under, under
+
+
+@pytest.mark.parametrize("recall", [None, 32])
+def test_the_first_forecast_of_a_process_is_what_later_ones_are(recall: int | None) -> None:
+    """What is made once for all layers is not counted with each of them."""
+    model, case = make_tiny("llama").model, Case("snapkv", 300, 120, "8", 64, 1, recall)
+    rotation.cache_clear()
+    assert forecast_of(model, case) == forecast_of(model, case)

@@ -14,6 +14,7 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.front import bytes_held
+from kvlite.cache.quantized import rotation
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.reader import LayerReader
 from kvlite.engine.reading import CHUNK, Reading
@@ -196,6 +197,7 @@ def forecast(
     meter = HollowMeter(held, host=aside, outcomes=outcomes or Outcomes())
     meter.live -= bytes_held(model.tensors())
     del held, index, aside  # what a turn lets go of must be free
+    rotation(model.shape.head_dim, model.device)  # made once a process, and no layer's own
     try:
         with meter:
             return _forecast(meter, model, cache, [*rules], task, tier)
