@@ -4,14 +4,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from kvlite.conversation import Conversation
+from kvlite.engine.forecast import Forecast
 from kvlite.errors import SettingError
 from kvlite.memory.card import CardUse, spill_note
+from kvlite.memory.forecaster import Forecaster
 from kvlite.memory.plan import Plan, Planner
 from kvlite.memory.planning import offers_here, open_planner
 from kvlite.memory.reach import reaches
@@ -126,6 +129,34 @@ def test_what_fits_grows_with_what_is_given_up(llama_8b: str) -> None:
     assert exact.plan(choice, full[0] - 64).fits
     assert not exact.plan(choice, full[0] + 600).fits
     assert rows["bf16", "the default", "16"].all_of_it
+
+
+def test_a_table_takes_as_few_forecasts_as_it_can(
+    llama_8b: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forecast of the longest text, another where that does not fit, none where the weights do
+    not."""
+    asked: list[int] = []
+    made = Forecaster.first_turn
+
+    def counted(*given: Any, tokens: int, **options: Any) -> Forecast:
+        asked.append(tokens)
+        return made(*given, tokens=tokens, **options)
+
+    monkeypatch.setattr(Forecaster, "first_turn", counted)
+    most = 131072 - 256
+    ample = reaches(planner(llama_8b, vram="80GiB"))
+    assert asked == [most] * 6
+    assert all(row.all_of_it for row in ample)
+    asked.clear()
+    within = reaches(planner(llama_8b, vram="24GiB", method="full", kv_bits="16"))
+    assert sorted(asked) == [1024, most]
+    bf16, nf4, _ = (row.tokens for row in within)
+    assert 1024 < bf16 < nf4 == most
+    asked.clear()
+    none = reaches(planner(llama_8b, vram="8GiB", weights="bf16"))
+    assert not asked
+    assert not any(row.tokens for row in none)
 
 
 def test_what_is_given_up_comes_in_order_and_is_said(llama_8b: str) -> None:

@@ -331,26 +331,36 @@ class Planner:
         """The most tokens that fit with a choice; 0 if there are none.
 
         Each phase grows in a straight line with the text, but for a bend after one chunk and where
-        the budget begins to grow with it: a few forecasts tell all others.
+        the budget begins to grow with it: forecasts of the longest text, and of shorter ones until
+        one fits, tell all others.
         """
+        held = self._held(choice.weights, choice.stream)
+        if sum(held.values()) + self._passing(choice.weights) > self.room.tensors:
+            return 0
+        above: tuple[int, list[int]] | None = None
+        for length in reversed(self._bends(choice)):
+            phases = [sum(items.values()) for items in self.plan(choice, length).phases.values()]
+            if max(phases) > self.room.tensors:
+                above = length, phases
+                continue
+            if above is None:
+                return length
+            longer, higher = above
+            return min(
+                length + _share(self.room.tensors, low, high, longer - length)
+                for low, high in zip(phases, higher, strict=True)
+            )
+        return 0
+
+    def _bends(self, choice: Choice) -> list[int]:
+        """Lengths between which every phase grows in a straight line, ascending; the last is the
+        longest there may be."""
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.frees_memory
         _, amount = method_and_amount(self.settings.method, choice.budget)
         bends = {1, choice.chunk, *self.shape.windows, amount.entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
-        lengths = [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
-        fit, before = 0, None
-        for length in lengths:
-            phases = [sum(items.values()) for items in self.plan(choice, length).phases.values()]
-            if max(phases) > self.room.tensors:
-                if before is None:
-                    return 0
-                return min(
-                    fit + _share(self.room.tensors, low, high, length - fit)
-                    for low, high in zip(before, phases, strict=True)
-                )
-            fit, before = length, phases
-        return fit
+        return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 
 
 def _share(offered: int, low: int, high: int, tokens: int) -> int:
