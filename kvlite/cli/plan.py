@@ -7,12 +7,11 @@ import typer
 
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
+from kvlite.cli.starting import uncollected
 from kvlite.errors import SettingError
 from kvlite.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kvlite.memory.plan import Plan
     from kvlite.memory.reach import Reach
 
@@ -61,24 +60,29 @@ def plan(
         raise SettingError("give --context or --doc, not both")
     if named:
         settings = settings.replace({"model": named})
-    from kvlite.memory.planning import open_planner
-    from kvlite.memory.reach import reaches
-
     screen = console()
-    with screen.status("Reading the config") as status:
-        text = _text(doc)
-        planner = open_planner(settings, status.update, card=card, reads_text=text is not None)
-        most = planner.shape.max_context - settings.max_new_tokens
-        tokens = context or min(TOKENS, max(1, most))
-        if text is not None:
-            tokens = planner.tokens_of(text)
-        made = planner.best(min(tokens, max(1, most)))
-        table = reaches(planner)
+    with uncollected():
+        from kvlite.memory.planning import open_planner
+        from kvlite.memory.reach import reaches
+
+        with screen.status("Reading the config") as status:
+            text = _text(doc)
+            planner = open_planner(settings, status.update, card=card, reads_text=text is not None)
+            longest = planner.shape.max_context
+            most = longest - settings.max_new_tokens
+            tokens = context or min(TOKENS, max(1, most))
+            if text is not None:
+                tokens = planner.tokens_of(text)
+            made = planner.best(min(tokens, max(1, most)))
+        if not as_json:
+            _show(made, tokens, longest)
+        with screen.status("Looking how long a text fits"):
+            rows = reaches(planner)
     if as_json:
-        about = {"asked_tokens": tokens, "max_context": planner.shape.max_context}
-        print(json.dumps({**made.to_json(), **about, "fitting": [row.to_json() for row in table]}))
+        about = {"asked_tokens": tokens, "max_context": longest}
+        print(json.dumps({**made.to_json(), **about, "fitting": [row.to_json() for row in rows]}))
         return
-    _show(made, table, tokens, planner.shape.max_context)
+    _show_fitting(rows)
 
 
 def _text(doc: str | None) -> str | None:
@@ -90,7 +94,7 @@ def _text(doc: str | None) -> str | None:
     return all_of([read_document(doc)])
 
 
-def _show(made: "Plan", fitting: "list[Reach]", asked: int, most: int) -> None:
+def _show(made: "Plan", asked: int, most: int) -> None:
     from rich.console import Console
 
     from kvlite.chat.plan_view import PlanView
@@ -99,13 +103,13 @@ def _show(made: "Plan", fitting: "list[Reach]", asked: int, most: int) -> None:
     if asked > made.tokens:
         out.print(f"The model was trained for {most:,} tokens, and {asked:,} were asked for.")
     out.print(PlanView(made))
-    out.print(_fitting(fitting))
 
 
-def _fitting(fitting: "list[Reach]") -> "Table":
+def _show_fitting(rows: "list[Reach]") -> None:
+    from rich.console import Console
     from rich.table import Table
 
     table = Table("weights", "method", "KV bits", "longest text that fits")
-    for row in fitting:
+    for row in rows:
         table.add_row(row.weights, row.method, row.kv_bits, row.shown)
-    return table
+    Console(highlight=False).print(table)

@@ -1,11 +1,13 @@
 """`kvlite plan`, and plans of other commands, by the command line."""
 
+import gc
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from kvlite.errors import KvliteError
 from tests.cli.conftest import Refused, Run
 from tests.test_plan import LLAMA_8B, WEIGHTS
 
@@ -41,6 +43,21 @@ def test_tables_for_people(kvlite: Run, llama: Path) -> None:
         assert part in shown.out
     assert "does not fit" in shown.out
     assert "smaller model" in shown.out
+
+
+def test_a_plan_is_shown_before_it_is_known_what_else_fits(
+    kvlite: Run, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        assert not gc.isenabled()
+        raise KvliteError("the table is not made")
+
+    monkeypatch.setattr("kvlite.memory.reach.reaches", fails)
+    shown = kvlite("plan", llama, "--vram", "24GiB")
+    assert (shown.code, shown.err) == (2, "kvlite: the table is not made\n")
+    assert "everything fits" in shown.out
+    assert kvlite("plan", llama, "--vram", "24GiB", "--json").out == ""
+    assert gc.isenabled()
 
 
 def test_a_document_is_counted_by_the_models_own_tokenizer(
