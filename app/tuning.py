@@ -40,7 +40,7 @@ class Tuning:
         settings = self._current(owner_of(request), id)
         return [shown_value(name, getattr(settings, name)) for name in OPTIONS]
 
-    def apply(self, request: gr.Request, id: str, *shown: Any) -> Iterator[str]:
+    def apply(self, id: str, request: gr.Request, *shown: Any) -> Iterator[str]:
         """Have the settings that are shown from the next message on; the model anew if it must."""
         owner = owner_of(request)
         try:
