@@ -203,10 +203,7 @@ class Service:
 
     def close(self, seconds: float = 60) -> None:
         """End what is being done, and keep the conversation in memory for another day."""
-        if self.engine.current is not None:
-            self.engine.current.cancel.set()
-        self.engine.submit(lambda work: self._set_aside(work), "Setting aside")
-        self.engine.close(seconds)
+        self.engine.close(self._set_aside, seconds)
 
     def _with(
         self,

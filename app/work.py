@@ -1,5 +1,6 @@
 """A piece of work for the engine, and what whoever waits for it is shown meanwhile."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 from kvlite.errors import KvliteError, Stopped
 from kvlite.ledger import Ledger, Piece
 
+_LOG = logging.getLogger(__name__)
 # Seconds between two looks: more would not be seen, and each costs a page its drawing.
 PAUSE = 0.08
 # Seconds after which a look is due even where nothing changed: a clock goes on.
@@ -57,6 +59,7 @@ class Work:
         shown: how far it has gone; replaced whole, so that any thread may look.
         cancel: set to end it where nothing is lost.
         result: what it made, once it has ended well.
+        failure: what went wrong, without the frames it came through.
     """
 
     def __init__(self, task: "Callable[[Work], Any]", title: str) -> None:
@@ -66,7 +69,7 @@ class Work:
             task: is given this, to say how far it is.
             title: what to call it until it says more.
         """
-        self.task = task
+        self._task: Callable[[Work], Any] | None = task
         self.cancel = Event()
         self.result: Any = None
         self.failure: Exception | None = None
@@ -97,15 +100,20 @@ class Work:
         self.show(title="", text=self.shown.text + piece.text, ledger=piece.ledger)
 
     def do(self) -> None:
-        """Do it; what goes wrong is kept for those who follow."""
+        """Do it, once; what goes wrong is kept for those who follow. It keeps nothing else alive
+        that it was done with."""
+        task, self._task = self._task, None
         try:
-            if self.cancel.is_set():
+            if self.cancel.is_set() or task is None:
                 raise Stopped
-            self.result = self.task(self)
+            self.result = task(self)
         except Exception as error:
-            self.failure = error
             known = isinstance(error, KvliteError | OSError)
+            if not known:
+                _LOG.error("kvlite went wrong", exc_info=error)
+            self.failure = _without_frames(error)
             self.show(error=str(error) if known else f"{type(error).__name__}: {error}")
+        task = None
         self.show(ended=True)
 
     def follow(self) -> Iterator[Shown]:
@@ -134,3 +142,13 @@ class Work:
         if self.failure is not None:
             raise self.failure
         return self.result
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The error, which does not hold what was there when it came: a model, a cache."""
+    chain: list[BaseException | None] = [error]
+    for each in chain:
+        if each is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            chain += [each.__cause__, each.__context__]
+    return error

@@ -1,7 +1,9 @@
 """The engine's thread, and what those who wait are shown."""
 
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from kvlite_app.work import Shown, Work
 def engine() -> Any:
     engine = Engine()
     yield engine
-    engine.close(5)
+    engine.close(seconds=5)
 
 
 def test_all_work_is_done_by_one_thread_in_order(engine: Engine) -> None:
@@ -104,7 +106,7 @@ def test_closing_ends_what_is_being_done_and_what_waits() -> None:
     first, second = engine.submit(task, ""), engine.submit(task, "")
     while engine.current is not first:
         time.sleep(0.01)
-    engine.close(10)
+    engine.close(seconds=10)
     assert first.shown.ended
     assert second.shown.ended
     assert first.failure is None
@@ -126,3 +128,78 @@ def test_time_left_is_told_as_it_went_so_far(
 ) -> None:
     shown = Shown(done=done, total=total, since=100.0)
     assert shown.seconds_left(100.0 + passed) == left
+
+
+class Large:
+    """Something that should not stay."""
+
+
+def gone(held: "weakref.ref[Large]") -> bool:
+    end = time.monotonic() + 10
+    while held() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return held() is None
+
+
+def test_work_that_failed_keeps_nothing_of_what_was_there(engine: Engine) -> None:
+    held: list[weakref.ref[Large]] = []
+
+    def task(work: Work) -> None:
+        model = Large()
+        held.append(weakref.ref(model))
+        try:
+            raise KeyError(3)
+        except KeyError:
+            raise SettingError("no") from ZeroDivisionError()
+
+    work = engine.submit(task, "")
+    with pytest.raises(SettingError, match="no"):
+        work.wait()
+    assert gone(held[0])
+
+
+def test_work_that_is_done_keeps_nothing_of_what_it_was_to_do(engine: Engine) -> None:
+    document = Large()
+    held = weakref.ref(document)
+    work = engine.submit(lambda work, document=document: 5, "")
+    del document
+    assert work.wait() == 5
+    assert gone(held)
+
+
+def test_what_nobody_foresaw_is_told_where_kvlite_runs(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(work: Work) -> None:
+        raise ZeroDivisionError("division")
+
+    with pytest.raises(ZeroDivisionError):
+        engine.submit(breaks, "").wait()
+    assert "in breaks" in caplog.text
+
+
+def test_a_last_piece_of_work_is_done_when_all_else_has_ended() -> None:
+    engine, done = Engine(), list[str]()
+
+    def task(work: Work) -> None:
+        assert work.cancel.wait(10)
+        done.append("first")
+
+    first = engine.submit(task, "")
+    second = engine.submit(lambda work: done.append("second"), "")
+    while engine.current is not first:
+        time.sleep(0.01)
+    engine.close(lambda work: done.append("last"), 10)
+    assert done == ["first", "last"]
+    assert isinstance(second.failure, Stopped)
+
+
+def test_nothing_is_done_nor_waited_for_once_it_is_closed() -> None:
+    engine, done = Engine(), list[int]()
+    engine.close(seconds=10)
+    late = engine.submit(lambda work: done.append(1), "")
+    assert late.shown.ended
+    with pytest.raises(Stopped):
+        late.wait()
+    assert done == []
