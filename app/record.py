@@ -48,7 +48,6 @@ class Record:
         branches: all of them.
         waiting: names of documents that the next message will be about.
         draft: a message that was sent and has no answer yet.
-        system: what the model was told before.
     """
 
     id: str

@@ -6,6 +6,7 @@ for it, and opened again in about a second.
 """
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -83,11 +84,13 @@ class Service:
         self.runner: Runner | None = None
         self.open: Open | None = None
         self._root = root
+        self._shelves: dict[str, Shelf] = {}
+        self._lock = threading.Lock()
         self._works: dict[tuple[str, str], Work] = {}
 
     def shelf(self, owner: str) -> Shelf:
         """The conversations of a user, "" where nobody logs in."""
-        return Shelf(owner, self._root)
+        return self._shelves.setdefault(owner, Shelf(owner, self._root))
 
     @property
     def calibration(self) -> Calibration | None:
@@ -98,6 +101,11 @@ class Service:
         """What is being done, or waits to be, for a conversation."""
         work = self._works.get((owner, id))
         return None if work is None or work.shown.ended else work
+
+    def require_idle(self, owner: str, id: str) -> None:
+        """Raises SettingError if something is being done for a conversation, or waits to be."""
+        if self.work_of(owner, id) is not None:
+            raise SettingError("an answer is on its way in this conversation: stop it, or wait")
 
     def load(self, settings: Settings) -> Work:
         """Have a model loaded in the place of the one there is, whose memory is free first."""
@@ -125,21 +133,32 @@ class Service:
         return self._with(owner, id, "Reading", task, draft=text)
 
     def regenerate(self, owner: str, id: str) -> Work:
-        """Have the last message answered again."""
-        return self._with(
-            owner,
-            id,
-            "Answering again",
-            lambda now, work: self._answer(now, work, now.session.regenerate()),
-        )
+        """Have the last message answered again; it is the draft if there is no other answer."""
+
+        def task(now: Open, work: Work) -> None:
+            number, message = now.session.message(None)
+            try:
+                self._answer(now, work, now.session.regenerate())
+            finally:
+                if len(now.session.messages) < number:
+                    now.record.draft = message.text
+
+        return self._with(owner, id, "Answering again", task)
 
     def edit(self, owner: str, id: str, number: int, text: str) -> Work:
-        """Have message `number`, counted from 1, answered in other words."""
+        """Have message `number`, counted from 1, answered in other words.
+
+        Raises:
+            SettingError: there are none; or something is being done for it.
+        """
+        if not text.strip():
+            raise SettingError("a message cannot be empty: type something, or go back before it")
         return self._with(
             owner,
             id,
             "Going back",
             lambda now, work: self._answer(now, work, now.session.edit(number, text)),
+            draft=text,
         )
 
     def undo(self, owner: str, id: str) -> Work:
@@ -184,6 +203,11 @@ class Service:
         """Change settings of a conversation, from its next message on."""
 
         def task(now: Open, work: Work) -> None:
+            if "system" in values and now.talk.messages:
+                raise SettingError(
+                    "what the model is told first cannot change once something was said: begin a "
+                    "new conversation for it"
+                )
             now.session.change(**values)
             now.record.changed = dict(now.session.changed)
 
@@ -213,28 +237,31 @@ class Service:
         task: Callable[[Open, Work], Any],
         draft: str = "",
     ) -> Work:
-        """Work on a conversation, which is in memory then and on disk afterwards."""
-        if self.work_of(owner, id) is not None:
-            raise SettingError("an answer is on its way in this conversation: stop it, or wait")
-        shelf = self.shelf(owner)
-        if draft:
-            record = shelf.record(id) if shelf.has(id) else Record(id)
-            record.draft = draft
-            record.name_after(draft)
-            shelf.save(record)
+        """Work on a conversation, which is in memory then and on disk afterwards.
+
+        Args:
+            draft: a message, kept from now on until it is answered.
+        """
 
         def whole(work: Work) -> Record:
             now = self._opened(owner, id, work)
+            now.record.draft = draft or now.record.draft
             work.begin(title)
             try:
                 task(now, work)
-            except BaseException:
+            finally:
                 self._keep(now)
-                raise
-            self._keep(now)
             return now.record
 
-        work = self._works[owner, id] = self.engine.submit(whole, title)
+        with self._lock:
+            self.require_idle(owner, id)
+            if draft:
+                with self.shelf(owner).changing(id) as record:
+                    record.draft = draft
+                    record.name_after(draft)
+            going = {key: work for key, work in self._works.items() if not work.shown.ended}
+            work = self.engine.submit(whole, title)
+            self._works = {**going, (owner, id): work}
         return work
 
     def _answer(self, now: Open, work: Work, begin: Callable[..., Iterator[Piece]]) -> None:
@@ -257,18 +284,23 @@ class Service:
         return said_in(now.talk.messages, now.session.messages)
 
     def _keep(self, now: Open) -> None:
-        """Bring a conversation to disk, as little of it as it takes to read it again."""
-        record, session = now.record, now.session
-        record.said, record.used = self._said(now), time.time()
-        record.model = session.given.model
-        record.waiting = [document.name for document in session.waiting]
-        record.branches = [
-            Branch(_last_words(session, each.messages), each.current)
-            for each in session.talk.branches
-        ]
-        now.shelf.save(record)
-        now.shelf.whole(record.id).unlink(missing_ok=True)
-        now.talk.save(now.shelf.light(record.id), light=True)
+        """Bring a conversation to disk, as little of it as it takes to read it again. What people
+        see of it comes last: however the program ends, the engine has all of that."""
+        record, session, shelf = now.record, now.session, now.shelf
+        shelf.place(record.id).mkdir(parents=True, exist_ok=True)
+        shelf.whole(record.id).unlink(missing_ok=True)
+        now.talk.save(shelf.light(record.id), light=True)
+        with shelf.changing(record.id) as kept:
+            kept.name = kept.name or record.name  # it may have been renamed
+            kept.draft, kept.changed = record.draft, record.changed
+            kept.said, kept.used = self._said(now), time.time()
+            kept.model = session.given.model
+            kept.waiting = [document.name for document in session.waiting]
+            kept.branches = [
+                Branch(_last_words(session, each.messages), each.current)
+                for each in session.talk.branches
+            ]
+        now.record = kept
 
     def _opened(self, owner: str, id: str, work: Work) -> Open:
         """The conversation, in memory."""
@@ -282,7 +314,11 @@ class Service:
         record = shelf.record(id) if shelf.has(id) else Record(id)
         session = Session(self.runner, self.settings)
         if record.changed:
-            session.begin(**record.changed)
+            try:
+                session.begin(**record.changed)
+            except SettingError as error:  # they are another version's, or another model's
+                work.note(f"{record.title} goes on without its own settings: {error}")
+                record.changed = {}
         self.open = Open(owner, shelf, record, session, PageFinder(session))
         try:
             self._resume(self.open, work)
@@ -302,11 +338,16 @@ class Service:
                 now.session.resume(self.runner.open(whole, progress=work.progress, **changed))
                 return
             except SnapshotError:
-                whole.unlink(missing_ok=True)
+                pass  # it can be read again, unless it is another model's
         if light.is_file():
             work.begin(f"Reading {now.record.title} again")
             reading = Audience(work.progress, work.note, work.cancel)
             now.session.resume(self.runner.open(light, reading=reading, **changed))
+        elif now.record.said:
+            raise SnapshotError(
+                f"{light} is gone, without which nobody can go on: what was said can still be "
+                "exported"
+            )
 
     def _set_aside(self, work: Work) -> None:
         """Let the conversation in memory go to disk, with its cache if there is room."""
@@ -319,7 +360,7 @@ class Service:
                 most = now.shelf.room_for_whole()
                 now.talk.save(now.shelf.whole(now.record.id), progress=work.progress, most=most)
                 now.shelf.make_room()
-            except KvliteError:
+            except (KvliteError, OSError):
                 pass  # it can be read again
         self._drop()
 

@@ -4,7 +4,10 @@ from, and the accounts of its answers."""
 import json
 import re
 import shutil
+import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ _SHARE = 0.1
 
 
 class Shelf:
-    """The conversations of one user.
+    """The conversations of one user; several threads may use it at once.
 
     Attributes:
         folder: where they are.
@@ -36,6 +39,7 @@ class Shelf:
         # A name may have any characters; a folder may not.
         name = f"user-{sha256(user.encode()).hexdigest()[:32]}" if user else "everyone"
         self.folder = (root or data_folder()) / "app" / name
+        self._lock = threading.Lock()
 
     def records(self, query: str = "") -> list[Record]:
         """Those that match a query, the one used last first."""
@@ -78,22 +82,44 @@ class Shelf:
         with replaced(folder / "record.json", private=True) as file:
             file.write(record.to_json().encode("utf-8", "replace"))
 
+    @contextmanager
+    def changing(self, id: str) -> Iterator[Record]:
+        """A record to change, a new one if there is none, which is written when the block ends;
+        nobody else changes one meanwhile.
+
+        Raises:
+            SettingError: this is no id, or what is there cannot be read.
+        """
+        with self._lock:
+            record = self.record(id) if self.has(id) else Record(id)
+            yield record
+            self.save(record)
+
     def rename(self, id: str, name: str) -> Record:
         """Call one otherwise.
 
         Raises:
             SettingError: the name is empty, or there is no such conversation.
         """
-        record = self.record(id)
-        record.name = " ".join(name.split())[:200]
-        if not record.name:
+        self.record(id)
+        name = " ".join(name.split())[:200]
+        if not name:
             raise SettingError("a conversation needs a name: type one")
-        self.save(record)
+        with self.changing(id) as record:
+            record.name = name
         return record
 
     def delete(self, id: str) -> None:
-        """Remove one and all that belongs to it."""
-        shutil.rmtree(self.place(id), ignore_errors=True)
+        """Remove one and all that belongs to it.
+
+        Raises:
+            SettingError: some of it is still there.
+        """
+        place = self.place(id)
+        with self._lock:
+            shutil.rmtree(place, ignore_errors=True)
+        if place.exists():
+            raise SettingError(f"{place} cannot be removed whole: remove it by hand")
 
     def place(self, id: str) -> Path:
         """The folder of one.

@@ -51,6 +51,7 @@ class Tuning:
             loading = {name: value for name, value in new.items() if name in LOADING}
             own = {name: value for name, value in new.items() if name not in LOADING}
             works = list[Work]()
+            self.service.require_idle(owner, id)
             if loading:
                 works.append(self.service.load(self.service.settings.replace(loading)))
             if own:
