@@ -19,6 +19,8 @@ _LATEX: list[dict[str, str | bool]] = [
     {"left": "\\(", "right": "\\)", "display": False},
     {"left": "$", "right": "$", "display": False},
 ]
+# Which conversation was shown last is no secret, and is to be read by the next server too.
+_KEY = "kvlite"
 # Sent to the page with a name, it saves a text as a file without leaving the machine.
 _SAVE = """(text, name) => {
   if (!text) return [text, name];
@@ -95,7 +97,11 @@ class Parts:
 
 def lay_out(settings: Settings, profiles: Sequence[str]) -> Parts:
     """Make the page, inside a `gr.Blocks`."""
-    parts = Parts(gr.State(""), gr.BrowserState("", storage_key="kvlite-conversation"), gr.State(0))
+    parts = Parts(
+        gr.State(""),
+        gr.BrowserState("", storage_key="kvlite-conversation", secret=_KEY),
+        gr.State(0),
+    )
     with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
         _conversations(parts)
     with gr.Column(elem_id="middle"):

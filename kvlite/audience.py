@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
+from typing import TYPE_CHECKING
 
-from kvlite.engine.reading import Progress
+if TYPE_CHECKING:  # what is told of a reading need not load what reads
+    from kvlite.engine.reading import Progress
 
 Notify = Callable[[str], None]
 
@@ -19,7 +21,7 @@ class Audience:
         cancel: set to end it.
     """
 
-    progress: Progress | None = None
+    progress: "Progress | None" = None
     notify: Notify | None = None
     cancel: Event | None = None
 

@@ -93,11 +93,8 @@ def test_an_answer_can_be_stopped_and_its_part_stays(tmp_path: Path, visitor: Vi
         before = page.locator(ANSWER).all_inner_texts()[0]
         page.close()
         server.end(signal.SIGKILL)
-    visitor.errors.clear()  # of losing the server
     with serving(tmp_path, "--max-tokens", "8") as server:
         page = visitor.open(server.address)
-        # Another port is another origin, and remembers no conversation.
-        page.locator("#listing label").first.click()
         assert answered(page, 1) == [before]
         assert page.locator("#box textarea").input_value() == "And one more."
         page.locator("#box textarea").press("Enter")
@@ -278,6 +275,7 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         assert titles(page) == ["What do foxes eat?"]
         waited(lambda: len(list((tmp_path / "app").glob("*/*/record.json"))) == 1)
 
+        page.close()
         assert server.end() == 0
 
 
