@@ -46,6 +46,7 @@ class Engine:
         Args:
             last: done before it ends.
             seconds: to wait for it at most.
+            last: done all the same, after everything else.
         """
         with self._lock:
             for work in [*self._waiting, *([self.current] if self.current else [])]:

@@ -213,6 +213,15 @@ class Service:
 
         return self._with(owner, id, "Changing settings", task)
 
+    def rename(self, owner: str, id: str, name: str) -> Record:
+        """Call a conversation otherwise.
+
+        Raises:
+            SettingError: the name is empty, or there is no such conversation.
+        """
+        with self._lock:
+            return self.shelf(owner).rename(id, name)
+
     def forget(self, owner: str, id: str) -> Work:
         """Delete a conversation, once nothing is done for it any more."""
         if (work := self.work_of(owner, id)) is not None:
@@ -242,6 +251,7 @@ class Service:
         Args:
             draft: a message, kept from now on until it is answered.
         """
+        self.shelf(owner).place(id)  # which refuses what is no id
 
         def whole(work: Work) -> Record:
             now = self._opened(owner, id, work)

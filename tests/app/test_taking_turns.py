@@ -1,0 +1,334 @@
+"""Conversations that take turns with one model, on a tiny one."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvlite.chat.session import Session
+from kvlite.documents import Document
+from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.settings import Settings
+from kvlite_app.freed import held_now
+from kvlite_app.record import Record
+from kvlite_app.service import Service
+from kvlite_app.work import Work
+from tests.app.conftest import waited
+from tests.cli.conftest import model_of
+from tests.conftest import SIZES
+
+CPU = torch.device("cpu")
+Make = Callable[..., Service]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For answers that go on for as long as a test wants."""
+    return model_of(tmp_path_factory.mktemp("tiny"), 100_000)
+
+
+@pytest.fixture
+def make(tmp_path: Path, model: Path) -> Iterator[Make]:
+    """Services that share a data folder, as a program has that is started again."""
+    made = []
+
+    def make(**values: Any) -> Service:
+        settings = Settings().replace({"model": str(model), "max_new_tokens": 6, **values})
+        made.append(Service(settings, tmp_path))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close(30)
+
+
+def new(service: Service) -> str:
+    return service.shelf("").new().id
+
+
+def say(service: Service, id: str, text: str, *documents: Document) -> str:
+    """The answer."""
+    record: Record = service.say("", id, text, documents).wait()
+    return record.said[-1].text
+
+
+def texts(service: Service, id: str) -> list[str]:
+    """What was said, as it is on disk."""
+    return [each.text for each in service.shelf("").record(id).said]
+
+
+def answering(work: Work) -> None:
+    """Wait until some of an answer has come."""
+    waited(lambda: len(work.shown.text) > 20 or work.shown.ended)
+    assert not work.shown.ended
+
+
+def test_the_next_answer_is_the_same_after_another_conversation(make: Make) -> None:
+    service = make()
+    straight, taken, read = (new(service) for _ in range(3))
+    for id in (straight, taken, read):
+        say(service, id, "Where do herons live?")
+    want = say(service, straight, "And foxes?")  # which sets the others aside
+    shelf = service.shelf("")
+    assert shelf.whole(taken).is_file()
+    shelf.whole(read).unlink()
+    assert say(service, taken, "And foxes?") == want
+    assert say(service, read, "And foxes?") == want
+    assert say(service, new(service), "And foxes?") != want
+    assert texts(service, taken) == texts(service, read) == texts(service, straight)
+
+
+def test_a_conversation_is_whole_after_the_end_and_not_read_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make()
+    id = new(first)
+    say(first, id, "Where do herons live?")
+    first.close(30)
+    assert first.shelf("").whole(id).is_file()
+
+    second = make(max_new_tokens=50_000)
+
+    def read_again(*_: Any) -> None:
+        raise AssertionError("it is read again")
+
+    monkeypatch.setattr("kvlite.runner.read_again", read_again)
+    work, waiting = second.say("", id, "And foxes?", []), second.say("", new(second), "Hello", [])
+    answering(work)
+    second.close(30)  # in the middle of an answer, with another message behind it
+    assert isinstance(waiting.failure, Stopped)
+    assert second.shelf("").whole(id).is_file()
+    part = texts(second, id)[3]
+    assert part
+    assert second.shelf("").record(waiting_id(second, id)).draft == "Hello"
+
+    third = make()
+    assert say(third, id, "And owls?")
+    assert texts(third, id)[:4][3] == part
+
+
+def waiting_id(service: Service, other: str) -> str:
+    (id,) = {each.id for each in service.shelf("").records()} - {other}
+    return id
+
+
+def test_one_at_a_time_and_whoever_waits_is_told(make: Make) -> None:
+    service = make(max_new_tokens=50_000)
+    service.load(service.settings).wait()
+    ids = [new(service) for _ in range(3)]
+    works = [service.say("", id, "Hello", []) for id in ids]
+    answering(works[0])
+    assert [work.shown.before for work in works] == [0, 1, 2]
+    with pytest.raises(SettingError, match="an answer is on its way"):
+        service.say("", ids[1], "Hello again", [])
+    for number, work in enumerate(works):
+        answering(work)
+        assert [each.shown.before for each in works[number:]] == [*range(3 - number)]
+        work.cancel.set()
+        work.wait()
+    assert [len(texts(service, id)) for id in ids] == [2, 2, 2]
+
+
+def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make()
+    id, refused, both = new(service), list[Exception](), threading.Barrier(2)
+
+    def send() -> None:
+        both.wait()
+        try:
+            service.say("", id, "Hello", [])
+        except SettingError as error:
+            refused.append(error)
+
+    # Between looking and taking there is time for the other one.
+    save = type(service.shelf("")).save
+    monkeypatch.setattr(
+        "kvlite_app.shelf.Shelf.save", lambda *given: (threading.Event().wait(0.2), save(*given))
+    )
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert len(refused) == 1
+
+
+def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> None:
+    service = make(max_new_tokens=50_000)
+    id = new(service)
+    work = service.say("", id, "Hello", [])
+    answering(work)
+    service.forget("", id).wait()
+    assert work.shown.ended
+    assert not service.shelf("").place(id).exists()
+    assert service.open is None
+    other = new(service)
+    answering(again := service.say("", other, "Hello", []))
+    again.cancel.set()
+    again.wait()
+    assert [each.id for each in service.shelf("").records()] == [other]
+
+
+def test_messages_are_changed_and_branches_gone_to(make: Make) -> None:
+    service = make()
+    id = new(service)
+    first = say(service, id, "Name a colour.")
+    second = say(service, id, "Name an animal.")
+    service.regenerate("", id).wait()
+    assert texts(service, id) == ["Name a colour.", first, "Name an animal.", second]
+
+    service.edit("", id, 2, "Name a town.").wait()
+    assert texts(service, id)[:3] == ["Name a colour.", first, "Name a town."]
+    record = service.undo("", id).wait()
+    assert texts(service, id) == ["Name a colour.", first]
+    assert record.draft == service.shelf("").record(id).draft == "Name a town."
+
+    service.switch("", id, 1).wait()
+    assert texts(service, id) == ["Name a colour.", first, "Name an animal.", second]
+    service.branch("", id, 1).wait()
+    assert texts(service, id) == ["Name a colour.", first]
+    assert say(service, id, "Name an animal.") == second
+    assert len(service.shelf("").record(id).branches) > 1
+
+    checked = service.check("", id)
+    checked.wait()
+    assert checked.shown.text == second
+    assert texts(service, id) == ["Name a colour.", first, "Name an animal.", second]
+
+
+def test_what_cannot_be_is_refused_and_leaves_nothing(make: Make) -> None:
+    service = make()
+    for work in (service.undo("", new(service)), service.check("", new(service))):
+        with pytest.raises(SettingError, match="nothing has been said yet"):
+            work.wait()
+    for id in ("", "nope", "../" * 3):
+        with pytest.raises(SettingError, match="no conversation"):
+            service.undo("", id)
+    assert service.shelf("").records() == []
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Lets answers break off after a few tokens, until it is called."""
+    heard = Session._heard
+
+    def _heard(self: Session, *given: Any) -> Iterator[Any]:
+        for number, piece in enumerate(heard(self, *given)):
+            if number == 3:
+                raise RuntimeError("the card fell out")
+            yield piece
+
+    monkeypatch.setattr(Session, "_heard", _heard)
+    yield lambda: monkeypatch.setattr(Session, "_heard", heard)
+
+
+def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
+    make: Make, breaks: Callable[[], None]
+) -> None:
+    service = make(max_new_tokens=50)
+    id = new(service)
+    for message in ("Hello", "Are you there?"):  # not in memory yet, and then it is
+        work = service.say("", id, message, [])
+        with pytest.raises(RuntimeError):
+            work.wait()
+        assert work.shown.error == "RuntimeError: the card fell out"
+        record = service.shelf("").record(id)
+        assert (record.draft, record.name) == (message, "Hello")
+    breaks()
+    say(service, id, "Are you there?")
+    record = service.shelf("").record(id)
+    assert record.draft == ""
+    assert record.said[-2].text == "Are you there?"
+
+
+def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
+    service = make(max_new_tokens=50_000)
+    id = new(service)
+    answering(first := service.say("", id, "Hello", []))
+    first.cancel.set()
+    first.wait()
+    page = Document("heron.txt", "Herons live by the water. " * 40, (0,))
+    answering(work := service.say("", id, "Where do they live?", [page]))
+    record = service.shelf("").record(id)  # as it would be found after a power cut
+    assert record.draft == "Where do they live?"
+    assert record.waiting == ["heron.txt"]
+    work.cancel.set()
+    work.wait()
+    record = service.shelf("").record(id)
+    assert (record.draft, record.waiting) == ("", [])
+    assert record.said[2].documents == ("heron.txt",)
+
+
+def test_a_new_name_stays(make: Make) -> None:
+    service = make()
+    id = new(service)
+    say(service, id, "Hello")
+    service.rename("", id, "Herons")  # which is in memory
+    say(service, id, "And foxes?")
+    assert service.shelf("").record(id).name == "Herons"
+    say(service, new(service), "Hello")
+    say(service, id, "And owls?")
+    assert service.shelf("").record(id).name == "Herons"
+
+
+@pytest.fixture(scope="module")
+def fat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose weights are too many to be mistaken for anything else."""
+    folder = model_of(tmp_path_factory.mktemp("fat"), 512)
+    sizes = {**SIZES, "vocab_size": 49152, "hidden_size": 1024, "max_position_embeddings": 512}
+    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(folder)
+    return folder
+
+
+def test_another_model_says_whose_a_conversation_is_and_keeps_it(
+    make: Make, model: Path, fat: Path
+) -> None:
+    service = make()
+    id = new(service)
+    say(service, id, "Hello")
+    service.load(service.settings.replace({"model": str(fat)})).wait()
+    with pytest.raises(SnapshotError, match="made with another model"):
+        say(service, id, "And foxes?")
+    assert service.shelf("").record(id).draft == "And foxes?"
+    assert say(service, new(service), "Hello")
+    service.load(service.settings.replace({"model": str(model)})).wait()
+    assert service.shelf("").whole(id).is_file()  # nothing has to be read again
+    assert say(service, id, "And foxes?")
+
+
+def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make: Make) -> None:
+    service = make()
+    id = new(service)
+    say(service, id, "Hello")
+    work = service.load(service.settings.replace({"model": "/no/such/model"}))
+    with pytest.raises(Exception, match="/no/such/model"):
+        work.wait()
+    assert say(service, id, "And foxes?")
+
+
+def test_switching_models_frees_the_former_one(
+    make: Make, fat: Path, model: Path, breaks: Callable[[], None]
+) -> None:
+    service = make(model=str(fat))
+    # An answer that broke off must hold nothing either.
+    broken = service.say("", new(service), "Hello", [])
+    with pytest.raises(RuntimeError):
+        broken.wait()
+    breaks()
+    say(service, new(service), "Hello")
+    assert service.runner is not None
+    weights = sum(each.nbytes for each in service.runner.model.tensors())
+    assert weights > 190 << 20
+    before = held_now(CPU)
+    told = service.load(service.settings.replace({"model": str(model)})).wait()
+    assert before - held_now(CPU) > 0.8 * weights
+    assert told.startswith(f"{fat.name} is gone, ")
+    assert float(told.split()[3]) > 0.8 * weights / 1e6
+    assert say(service, new(service), "Hello")
+    assert broken.failure is not None
