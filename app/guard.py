@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
@@ -71,12 +72,32 @@ def middleware(host: str, share: bool) -> list[Middleware]:
     """What stands before every request.
 
     A page of elsewhere could give its own name this machine's address, and read what is here: so
-    requests to a loopback address must call it by a loopback name.
+    requests to a loopback address must call it by a loopback name. Nor may such a page send
+    anything, even if it could not read the answer.
     """
     guards = [Middleware(Headers)]
     if is_loopback(host) and not share:
         guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, host]))
+        guards.append(Middleware(OwnPages))
     return guards
+
+
+class OwnPages:
+    """Refuses what a browser sends for a page of elsewhere, such as files that fill the disk."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does, or refuse."""
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            sent = dict(scope["headers"])
+            origin = sent.get(b"origin")
+            if origin is not None and origin.partition(b"://")[2] != sent.get(b"host"):
+                refusal = PlainTextResponse("This is another page's request.", status_code=403)
+                await refusal(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class Headers:

@@ -19,8 +19,6 @@ _LATEX: list[dict[str, str | bool]] = [
     {"left": "\\(", "right": "\\)", "display": False},
     {"left": "$", "right": "$", "display": False},
 ]
-# Which conversation was shown last is no secret, and is to be read by the next server too.
-_KEY = "kvlite"
 # Sent to the page with a name, it saves a text as a file without leaving the machine.
 _SAVE = """(text, name) => {
   if (!text) return [text, name];
@@ -97,11 +95,9 @@ class Parts:
 
 def lay_out(settings: Settings, profiles: Sequence[str]) -> Parts:
     """Make the page, inside a `gr.Blocks`."""
-    parts = Parts(
-        gr.State(""),
-        gr.BrowserState("", storage_key="kvlite-conversation", secret=_KEY),
-        gr.State(0),
-    )
+    # With a secret of its own every start would forget which one a browser had open.
+    kept_here = gr.BrowserState("", storage_key="kvlite-conversation", secret="kvlite")
+    parts = Parts(gr.State(""), kept_here, gr.State(0))
     with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
         _conversations(parts)
     with gr.Column(elem_id="middle"):

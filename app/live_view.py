@@ -1,6 +1,7 @@
 """Draws what the machine holds."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import pairwise
 
@@ -22,14 +23,25 @@ def live_html(samples: Sequence[Sample], owner: str) -> str:
         samples: at least one, the last one now.
         owner: who looks: of others' conversations nothing is told but their bytes.
     """
+    samples = [_seen_by(owner, each) for each in samples]
     now = samples[-1]
-    talking = now.talking if now.talking is not None and now.talking.owner == owner else None
     parts = [
         *(_place(place) for place in now.places),
-        _figures(talking),
+        _figures(now.talking),
         _plot(samples),
     ]
     return f'<div class="live">{"".join(parts)}</div>'
+
+
+def _seen_by(owner: str, sample: Sample) -> Sample:
+    """Without what is another's: how much was read and kept, where, and what was given up."""
+    if sample.talking is None or sample.talking.owner == owner:
+        return sample
+    places = [
+        replace(place, parts=tuple(replace(part, about="") for part in place.parts))
+        for place in sample.places
+    ]
+    return replace(sample, places=places, talking=None)
 
 
 def _place(place: Place) -> str:

@@ -1,14 +1,10 @@
 """The page: its components, and what happens when they are used."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
-from gradio.events import api
 
-from kvlite.documents import read_document
 from kvlite.folders import config_folder
-from kvlite.memory.where import Place
 from kvlite.profiles import Profiles
 
 from .browsing import Browsing
@@ -16,6 +12,7 @@ from .layout import SAVE_AS_FILE, Parts, lay_out
 from .live import Live
 from .live_view import live_html
 from .pricing import Pricer
+from .programs import for_programs
 from .service import Service
 from .talking import Talking, owner_of
 from .tuning import Tuning
@@ -60,6 +57,7 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
         fill_width=True,
     )
     with page:
+        for_programs(service, live)  # first, so that no event of the page takes their names
         parts = lay_out(service.settings, Profiles(config_folder()).names())
         talking, tuning = Talking(service), Tuning(service, pricer)
         _about_talking(page, parts, talking, tuning)
@@ -67,7 +65,6 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
         _about_settings(page, parts, tuning)
         _about_memory(page, parts, live)
         page.load(None, None, None, js=_NARROW)
-        _for_programs(service, live)
     return page
 
 
@@ -134,49 +131,3 @@ def _about_memory(page: gr.Blocks, parts: Parts, live: Live) -> None:
 
     parts.clock.tick(look, None, [parts.live], **_AT_ONCE)
     page.load(look, None, [parts.live], **_AT_ONCE)
-
-
-def _for_programs(service: Service, live: Live) -> None:
-    """What programs may ask, by gradio's client."""
-
-    def say(message: str, conversation: str, request: gr.Request) -> Iterator[str]:
-        """Answer a message in a conversation, a new one without an id."""
-        owner = owner_of(request)
-        id = conversation or service.shelf(owner).new().id
-        work = service.say(owner, id, message, [])
-        for shown in work.follow():
-            yield shown.text
-        if work.failure is not None:
-            raise gr.Error(str(work.failure))
-
-    def read(file: str, conversation: str, request: gr.Request) -> str:
-        """Read a document that was uploaded; the conversation's id."""
-        owner = owner_of(request)
-        id = conversation or service.shelf(owner).new().id
-        service.say(owner, id, "", [read_document(file)]).wait()
-        return id
-
-    def conversations(request: gr.Request) -> list[dict[str, Any]]:
-        """All conversations of the user."""
-        return [
-            {"id": each.id, "name": each.title, "messages": len(each.said), "used": each.used}
-            for each in service.shelf(owner_of(request)).records()
-        ]
-
-    def memory() -> list[dict[str, Any]]:
-        """Where every byte is."""
-        return [_plain(place) for place in live.look()[-1].places]
-
-    api(say, api_name="say", concurrency_limit=None)
-    api(read, api_name="read", concurrency_limit=None)
-    api(conversations, api_name="conversations", queue=False)
-    api(memory, api_name="memory", queue=False)
-
-
-def _plain(place: Place) -> dict[str, Any]:
-    return {
-        "name": place.name,
-        "total": place.total,
-        "used": place.used,
-        "parts": {part.name: part.nbytes for part in place.parts},
-    }

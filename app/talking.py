@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.documents import Document, read_document
+from kvlite.documents import Document
 from kvlite.errors import KvliteError
 
 from .answer_view import answer_html, difference_html
@@ -16,6 +16,7 @@ from .inert import inert
 from .record import Record
 from .service import Service
 from .status import sentence_html, status_html
+from .uploads import read_upload
 from .work import Shown, Work
 
 View = tuple[Any, ...]
@@ -56,12 +57,10 @@ class Talking:
             doing = Shown(title=f"Opening {name}", done=number, total=len(files))
             yield self._meanwhile(id, None, doing, box=None)
             try:
-                documents.append(read_document(str(file)))
+                documents.append(read_upload(str(file)))
             except KvliteError as error:
-                wrong = str(error).replace(str(file), name)
+                wrong = str(error)
                 break
-            finally:
-                Path(file).unlink(missing_ok=True)
         if wrong:
             kept: dict[str, Any] = {"text": text, "files": []}
             yield self.view(owner, id, status=sentence_html(wrong, wrong=True), draft=kept)

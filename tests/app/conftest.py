@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,12 +70,14 @@ def serving(data: Path, *args: str, config: Path | None = None) -> Iterator[Serv
                 break
         assert said and "kvlite is at" in said[-1], "".join(said)
         address = said[-1].split("kvlite is at ")[1].split()[0].rstrip("/")
+        # What it says later must not fill the pipe, and is shown beside a test that fails.
+        rest = threading.Thread(target=lambda: print(process.stderr.read()), daemon=True)
+        rest.start()
         yield Server(address, process, data)
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait()
-        process.stderr.close()
+        print(f"the app ended with {process.wait()}")
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def test_a_public_address_needs_one_too() -> None:
 
 def test_only_a_loopback_address_is_held_to_its_names() -> None:
     names = [each.cls.__name__ for each in middleware("127.0.0.1", share=False)]
-    assert names == ["Headers", "TrustedHostMiddleware"]
+    assert names == ["Headers", "TrustedHostMiddleware", "OwnPages"]
     assert [each.cls.__name__ for each in middleware("0.0.0.0", share=False)] == ["Headers"]
 
 

@@ -1,0 +1,95 @@
+"""What programs may ask, by gradio's client."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+from gradio.events import api
+
+from kvlite.errors import KvliteError, SettingError
+from kvlite.memory.where import Place
+
+from .live import Live
+from .service import Service
+from .shelf import Shelf
+from .talking import owner_of
+from .uploads import read_upload, uploaded
+from .work import Shown, Work
+
+
+def for_programs(service: Service, live: Live) -> None:
+    """Their endpoints, inside a `gr.Blocks`."""
+
+    def say(message: str, conversation: str, request: gr.Request) -> Iterator[str]:
+        """Answer a message in a conversation, a new one if its id is "". Cancelling ends the
+        answer; what has come of it stays."""
+        owner, text = owner_of(request), str(message or "").strip()
+        try:
+            if not text:
+                raise SettingError("the message is empty: say something")
+            id = _id(service.shelf(owner), conversation)
+            work = service.say(owner, id, text, [])
+        except KvliteError as error:
+            raise _sentence(str(error)) from None
+        for shown in _until_left(work):
+            yield shown.text
+
+    def read(file: dict[str, Any], conversation: str, request: gr.Request) -> Iterator[str]:
+        """Read a document that was uploaded, into a new conversation if its id is ""; the
+        conversation's id."""
+        owner = owner_of(request)
+        try:
+            id = _id(service.shelf(owner), conversation)
+            work = service.say(owner, id, "", [read_upload(uploaded(file))])
+        except KvliteError as error:
+            raise _sentence(str(error)) from None
+        for _ in _until_left(work):
+            yield id
+
+    def conversations(request: gr.Request) -> list[dict[str, Any]]:
+        """All conversations of the user, the one used last first."""
+        return [
+            {"id": each.id, "name": each.title, "messages": len(each.said), "used": each.used}
+            for each in service.shelf(owner_of(request)).records()
+        ]
+
+    def memory() -> list[dict[str, Any]]:
+        """Where every byte is."""
+        return [_plain(place) for place in live.look()[-1].places]
+
+    api(say, api_name="say", concurrency_limit=None)
+    api(read, api_name="read", concurrency_limit=None)
+    api(conversations, api_name="conversations", queue=False)
+    api(memory, api_name="memory", queue=False)
+
+
+def _id(shelf: Shelf, conversation: Any) -> str:
+    """Of a conversation that is there, or of a new one.
+
+    Raises:
+        SettingError: there is none of this id.
+    """
+    return shelf.record(str(conversation)).id if conversation else shelf.new().id
+
+
+def _until_left(work: Work) -> Iterator[Shown]:
+    """What work shows; it is ended once whoever asked for it has gone."""
+    try:
+        yield from work.follow()
+    finally:
+        work.cancel.set()
+    if work.failure is not None:
+        raise _sentence(work.shown.error)
+
+
+def _sentence(text: str) -> gr.Error:
+    return gr.Error(text, print_exception=False)
+
+
+def _plain(place: Place) -> dict[str, Any]:
+    return {
+        "name": place.name,
+        "total": place.total,
+        "used": place.used,
+        "parts": {part.name: part.nbytes for part in place.parts},
+    }

@@ -1,0 +1,65 @@
+"""Documents from a browser, and a page that outlives its server."""
+
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from kvlite_app.guard import LARGEST
+from tests.app.conftest import SLOW, Server, Visitor, answered, send, serving
+
+expect: Any = pytest.importorskip("playwright.sync_api").expect
+
+
+def choose(page: Any, path: Path) -> None:
+    page.locator("#box input[type=file]").set_input_files(path)
+    page.locator("#box .thumbnail-item").wait_for()
+
+
+def test_a_file_that_is_too_large_is_refused_in_a_sentence(
+    server: Server, visitor: Visitor, tmp_path: Path
+) -> None:
+    large = tmp_path / "large.txt"
+    with large.open("wb") as file:
+        file.truncate(LARGEST + (1 << 20))  # which takes no room
+    page = visitor.open(server.address)
+    page.locator("#box textarea").fill("What is this?")
+    page.locator("#box input[type=file]").set_input_files(large)
+    expect(page.locator(".toast-body")).to_contain_text("maximum allowed size", timeout=SLOW)
+    expect(page.locator("#box textarea")).to_have_value("What is this?")
+    visitor.errors[:] = [each for each in visitor.errors if "413" not in each]
+
+
+def test_the_same_file_from_two_tabs_is_read_in_both(
+    server: Server, visitor: Visitor, tmp_path: Path
+) -> None:
+    path = tmp_path / "karsk.txt"
+    path.write_text("The lighthouse of Karsk was built in 1911.")
+    pages = [visitor.open(server.address) for _ in range(2)]
+    for page in pages:
+        page.locator("#new").click()
+        choose(page, path)
+    for page in pages:
+        send(page, "When was it built?")
+        answered(page, 1)
+        expect(page.locator("#chat").get_by_text("About karsk.txt")).to_be_visible()
+
+
+def test_a_page_comes_back_to_its_conversation_after_the_server_was_killed(
+    tmp_path: Path, visitor: Visitor
+) -> None:
+    with serving(tmp_path, "--max-tokens", "6") as server:
+        page = visitor.open(server.address)
+        send(page, "Where do herons live?")
+        (first,) = answered(page, 1)
+        port = str(urlsplit(server.address).port)
+        server.end(signal.SIGKILL)
+    with serving(tmp_path, "--max-tokens", "6", "--port", port) as server:
+        assert urlsplit(server.address).port == int(port)
+        page.reload()
+        assert answered(page, 1) == [first]  # the same one is open
+        send(page, "And foxes?")
+        assert answered(page, 2)[0] == first
+    visitor.errors.clear()  # of losing the server
