@@ -62,4 +62,5 @@ def test_a_page_comes_back_to_its_conversation_after_the_server_was_killed(
         assert answered(page, 1) == [first]  # the same one is open
         send(page, "And foxes?")
         assert answered(page, 2)[0] == first
-    visitor.errors.clear()  # of losing the server
+        page.close()
+        visitor.errors.clear()  # of losing the server
