@@ -47,7 +47,7 @@ def test_the_same_file_from_two_tabs_is_read_in_both(
         expect(page.locator("#chat").get_by_text("About karsk.txt")).to_be_visible()
 
 
-def test_a_page_comes_back_to_its_conversation_after_the_server_was_killed(
+def test_a_browser_comes_back_to_its_conversation_after_the_server_was_killed(
     tmp_path: Path, visitor: Visitor
 ) -> None:
     with serving(tmp_path, "--max-tokens", "6") as server:
@@ -55,10 +55,11 @@ def test_a_page_comes_back_to_its_conversation_after_the_server_was_killed(
         send(page, "Where do herons live?")
         (first,) = answered(page, 1)
         port = str(urlsplit(server.address).port)
+        page.close()
         server.end(signal.SIGKILL)
     with serving(tmp_path, "--max-tokens", "6", "--port", port) as server:
         assert urlsplit(server.address).port == int(port)
-        page.reload()
+        page = visitor.open(server.address)
         assert answered(page, 1) == [first]  # the same one is open
         send(page, "And foxes?")
         assert answered(page, 2)[0] == first
