@@ -129,8 +129,10 @@ def _free_port(host: str, first: int) -> int:
     """
     import socket
 
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     for port in range(first, min(first + 100, 65536)):
-        with suppress(OSError), socket.socket() as tried:
+        with suppress(OSError), socket.socket(family) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((host, port))
             return port

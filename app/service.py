@@ -259,8 +259,11 @@ class Service:
             work.begin(title)
             try:
                 task(now, work)
-            finally:
-                self._keep(now)
+            except BaseException:
+                if now.shelf.has(id):  # what was refused makes no conversation
+                    self._keep(now)
+                raise
+            self._keep(now)
             return now.record
 
         with self._lock:

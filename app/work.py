@@ -2,6 +2,7 @@
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from threading import Condition, Event
@@ -110,7 +111,8 @@ class Work:
         except Exception as error:
             known = isinstance(error, KvliteError | OSError)
             if not known:
-                _LOG.error("kvlite went wrong", exc_info=error)
+                # As text: whoever keeps what is logged keeps no model with it.
+                _LOG.error("kvlite went wrong\n%s", traceback.format_exc())
             self.failure = _without_frames(error)
             self.show(error=str(error) if known else f"{type(error).__name__}: {error}")
         task = None
