@@ -90,6 +90,7 @@ class Parts:
             self.name,
             self.chosen,
             self.answer,
+            self.difference,
         ]
 
 

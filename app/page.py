@@ -84,11 +84,22 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, tuning: Tuni
 
 def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning) -> None:
     here, view = parts.here, parts.view
-    shown = {"fn": tuning.shown, "inputs": [here], "outputs": parts.ordered, **_AT_ONCE}
-    parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK).then(**shown)
-    parts.listing.input(talking.show, [parts.listing], view, js=_CLOSE, **_WORK).then(**shown)
-    # What is pasted is no input to gradio's text boxes, only a change.
-    parts.search.change(browsing.listed, [parts.search, here], [parts.listing], **_AT_ONCE)
+    shown: dict[str, Any] = {"fn": tuning.shown, "outputs": parts.ordered, **_AT_ONCE}
+    parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK).then(inputs=[here], **shown)
+    # Another is shown while one is followed, for which the second event goes on and on.
+    parts.listing.input(inputs=[parts.listing], **shown)
+    parts.listing.input(
+        talking.show, [parts.listing], view, js=_CLOSE, trigger_mode="multiple", **_WORK
+    )
+    # What is pasted is no input to gradio's text boxes, only a change; what is typed while one
+    # search goes on is searched for after it.
+    parts.search.change(
+        browsing.listed,
+        [parts.search, here],
+        [parts.listing],
+        trigger_mode="always_last",
+        **_AT_ONCE,
+    )
     parts.name.submit(
         browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
     )

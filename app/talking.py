@@ -16,6 +16,7 @@ from .inert import inert
 from .record import Record
 from .service import Service
 from .status import sentence_html, status_html
+from .tabs import Tabs
 from .uploads import read_upload
 from .work import Shown, Work
 
@@ -27,17 +28,20 @@ class Talking:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.tabs = Tabs()
 
     def show(self, id: str, request: gr.Request) -> Iterator[View]:
-        """Show a conversation, and follow what is being done for it."""
-        owner = owner_of(request)
+        """Show a conversation, and follow what is being done for it, and nothing else any more."""
+        owner, tab = owner_of(request), tab_of(request)
+        self.tabs.leave(tab)
+        self.tabs.leave(_checks_in(tab))
         shelf = self.service.shelf(owner)
         id = id if id and shelf.has(id) else shelf.new().id
         work = self.service.work_of(owner, id)
         if work is None:
             yield self.view(owner, id)
         else:
-            yield from self._follow(owner, id, work)
+            yield from self._follow(owner, id, work, tab)
 
     def begin(self, request: gr.Request) -> Iterator[View]:
         """Show a new conversation."""
@@ -65,13 +69,13 @@ class Talking:
             kept: dict[str, Any] = {"text": text, "files": []}
             yield self.view(owner, id, status=sentence_html(wrong, wrong=True), draft=kept)
             return
-        yield from self._do(owner, id, lambda: self.service.say(owner, id, text, documents))
+        yield from self._do(request, id, lambda: self.service.say(owner, id, text, documents))
 
     def regenerate(self, id: str, request: gr.Request) -> Iterator[View]:
         """Answer the last message again."""
         owner = owner_of(request)
         yield from self._do(
-            owner,
+            request,
             id,
             lambda: self.service.regenerate(owner, id),
             lambda record: replace(record, said=record.said[:-1], draft=""),
@@ -83,7 +87,7 @@ class Talking:
         number, text = self._number(owner, id, event.index), str(event.value).strip()
         before = self._before(owner, id, number)
         yield from self._do(
-            owner,
+            request,
             id,
             lambda: self.service.edit(owner, id, number, text),
             lambda record: replace(record, said=record.said[:before], draft=text),
@@ -92,17 +96,17 @@ class Talking:
     def undo(self, id: str, request: gr.Request) -> Iterator[View]:
         """Go back before the last message."""
         owner = owner_of(request)
-        yield from self._do(owner, id, lambda: self.service.undo(owner, id))
+        yield from self._do(request, id, lambda: self.service.undo(owner, id))
 
     def branch(self, id: str, chosen: int, request: gr.Request) -> Iterator[View]:
         """Go on from an answer that was chosen."""
         owner = owner_of(request)
-        yield from self._do(owner, id, lambda: self.service.branch(owner, id, chosen))
+        yield from self._do(request, id, lambda: self.service.branch(owner, id, chosen))
 
     def switch(self, id: str, branch: int, request: gr.Request) -> Iterator[View]:
         """Go to a branch."""
         owner = owner_of(request)
-        yield from self._do(owner, id, lambda: self.service.switch(owner, id, branch))
+        yield from self._do(request, id, lambda: self.service.switch(owner, id, branch))
 
     def check(self, id: str, request: gr.Request) -> Iterator[str]:
         """Answer the last message from everything, and show how the answer differs."""
@@ -113,8 +117,11 @@ class Talking:
             yield sentence_html(str(error), wrong=True)
             return
         shown = work.shown
-        for shown in work.follow():
-            yield status_html(shown)
+        with self.tabs.following(_checks_in(tab_of(request))) as left:
+            for shown in work.follow():
+                if left.is_set():
+                    return
+                yield status_html(shown)
         if shown.ledger is not None and not shown.error:
             former = self.service.shelf(owner).record(id).said[-1].text
             yield status_html(shown) + difference_html(former, shown.text, shown.ledger)
@@ -175,11 +182,12 @@ class Talking:
             record.title if record.said or record.name else "",
             record.questions,
             answer_html(account, self.service.calibration),
+            "",
         )
 
     def _do(
         self,
-        owner: str,
+        request: gr.Request,
         id: str,
         begin: Any,
         base: Any = None,
@@ -190,26 +198,32 @@ class Talking:
             begin: makes the work.
             base: of the record, what is shown above the answer that comes.
         """
+        owner = owner_of(request)
         try:
             work = begin()
-        except KvliteError as error:
+        except (KvliteError, OSError) as error:
             yield self.view(owner, id, status=sentence_html(str(error), wrong=True))
             return
-        yield from self._follow(owner, id, work, base)
+        yield from self._follow(owner, id, work, tab_of(request), base)
 
-    def _follow(self, owner: str, id: str, work: Work, base: Any = None) -> Iterator[View]:
+    def _follow(
+        self, owner: str, id: str, work: Work, tab: str, base: Any = None
+    ) -> Iterator[View]:
         shelf, title, above = self.service.shelf(owner), None, History([], [], [])
         box: Any = None
-        for shown in work.follow():
-            if shown.ended:
-                break
-            if shown.title != title:
-                title = shown.title
-                record = shelf.record(id) if shelf.has(id) else Record(id)
-                above = history(base(record) if base else record, shelf)
-            yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box=box)
-            box = gr.skip()
-        yield self.view(owner, id, status=status_html(work.shown))
+        with self.tabs.following(tab) as left:
+            for shown in work.follow():
+                if left.is_set():
+                    return
+                if shown.ended:
+                    break
+                if shown.title != title:
+                    title = shown.title
+                    record = shelf.record(id) if shelf.has(id) else Record(id)
+                    above = history(base(record) if base else record, shelf)
+                yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box=box)
+                box = gr.skip()
+            yield self.view(owner, id, status=status_html(work.shown))
 
     def _meanwhile(self, id: str, messages: Sequence[Any] | None, shown: Shown, box: Any) -> View:
         """What changes while work is being done.
@@ -220,7 +234,7 @@ class Talking:
         if box is None:
             box = gr.MultimodalTextbox(value=None, submit_btn=False, stop_btn=True)
         chat = gr.skip() if messages is None else list(messages)
-        rest = [gr.skip()] * 5
+        rest = [gr.skip()] * 6
         return (id, id, chat, status_html(shown), box, *rest)
 
     def _history(self, owner: str, id: str) -> History:
@@ -245,6 +259,16 @@ class Talking:
 def owner_of(request: gr.Request) -> str:
     """Who is logged in, "" where nobody has to be."""
     return request.username or ""
+
+
+def tab_of(request: gr.Request) -> str:
+    """Which tab asks."""
+    return request.session_hash or ""
+
+
+def _checks_in(tab: str) -> str:
+    """A tab may follow a check, which is shown beside the conversation."""
+    return f"{tab} check"
 
 
 def _coming(shown: Shown) -> list[dict[str, Any]]:

@@ -139,6 +139,41 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     assert answered(page, 2)[0] == first
 
 
+def test_others_are_shown_while_an_answer_comes(tmp_path: Path, visitor: Visitor) -> None:
+    with serving(tmp_path, "--max-tokens", "2000") as server:
+        page = visitor.open(server.address)
+        send(page, "Name a colour.")
+        expect(page.locator("#box .stop-button")).to_be_visible(timeout=SLOW)
+        expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+"), timeout=SLOW)
+        page.locator("#box .stop-button").click()
+        answered(page, 1)
+        page.locator("#new").click()
+        expect(page.locator(ANSWER)).to_have_count(0)
+        send(page, "Tell me a very long story about a lighthouse.")
+        expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+ \w+"), timeout=SLOW)
+
+        page.get_by_label("Name a colour.").check()  # the answer goes on, elsewhere
+        expect(page.get_by_test_id("user")).to_have_text("Name a colour.", timeout=SLOW)
+        page.wait_for_timeout(2000)
+        expect(page.get_by_test_id("user")).to_have_text("Name a colour.")
+        expect(page.locator("#box .stop-button")).to_have_count(0)
+
+        page.locator("#new").click()
+        expect(page.get_by_test_id("user")).to_have_count(0, timeout=SLOW)
+        page.get_by_label("Tell me").check()
+        expect(page.get_by_test_id("user")).to_have_text(re.compile("Tell me"), timeout=SLOW)
+        before = page.locator(ANSWER).inner_text()
+        expect(page.locator(ANSWER)).not_to_have_text(before, timeout=SLOW)
+        page.get_by_label("Name a colour.").check()
+        expect(page.get_by_test_id("user")).to_have_text("Name a colour.", timeout=SLOW)
+        page.get_by_label("Tell me").check()
+        expect(page.locator("#box .stop-button")).to_be_visible(timeout=SLOW)
+        page.locator("#box .stop-button").click()
+        answered(page, 1)
+        expect(page.get_by_test_id("user")).to_have_text(re.compile("Tell me"))
+        page.close()
+
+
 def test_a_document_is_read_and_asked_about_twice(
     server: Server, visitor: Visitor, tmp_path: Path
 ) -> None:

@@ -1,0 +1,40 @@
+"""A tab follows one thing at a time."""
+
+import threading
+
+from kvlite_app.tabs import Tabs
+
+
+def test_who_goes_elsewhere_leaves_off_first() -> None:
+    tabs, order, begun = Tabs(), list[str](), threading.Event()
+
+    def follow() -> None:
+        with tabs.following("one") as left:
+            begun.set()
+            assert left.wait(10)
+            order.append("left")
+
+    former = threading.Thread(target=follow)
+    former.start()
+    assert begun.wait(10)
+    with tabs.following("one") as left:
+        order.append("goes on")
+        assert not left.is_set()
+    former.join(10)
+    assert order == ["left", "goes on"]
+    assert tabs._following == {}
+
+
+def test_tabs_do_not_disturb_each_other() -> None:
+    tabs = Tabs()
+    with tabs.following("one") as one, tabs.following("other") as other:
+        tabs.leave("third")
+        assert not one.is_set()
+        assert not other.is_set()
+
+
+def test_nobody_waits_for_ever_for_one_who_does_not_leave() -> None:
+    tabs = Tabs()
+    with tabs.following("one") as left:
+        tabs.leave("one", seconds=0.05)
+        assert left.is_set()
