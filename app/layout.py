@@ -13,6 +13,7 @@ from .guard import SUFFIXES
 
 # Characters that may be pasted before gradio makes a file of them.
 _PASTE = 1_000_000
+ANSWER_TAB = "answer"
 _LATEX: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": "\\[", "right": "\\]", "display": True},
@@ -56,6 +57,7 @@ class Parts:
     box: gr.MultimodalTextbox = field(init=False)
     # Beside it.
     clock: gr.Timer = field(init=False)
+    side: gr.Tabs = field(init=False)
     live: gr.HTML = field(init=False)
     answer: gr.HTML = field(init=False)
     check: gr.Button = field(init=False)
@@ -104,12 +106,14 @@ def lay_out(settings: Settings, profiles: Sequence[str]) -> Parts:
     with gr.Column(elem_id="middle"):
         _conversation(parts)
     with gr.Sidebar(label="Memory, answer, settings", position="right", width=430, elem_id="side"):
-        with gr.Tab("Memory", id="memory", elem_id="tab-memory"):
-            parts.live = gr.HTML(elem_id="live", padding=False)
-        with gr.Tab("Answer", id="answer", elem_id="tab-answer"):
-            _answer(parts)
-        with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
-            _settings(parts, settings, profiles)
+        parts.side = gr.Tabs()
+        with parts.side:
+            with gr.Tab("Memory", id="memory", elem_id="tab-memory"):
+                parts.live = gr.HTML(elem_id="live", padding=False)
+            with gr.Tab("Answer", id=ANSWER_TAB, elem_id="tab-answer"):
+                _answer(parts)
+            with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
+                _settings(parts, settings, profiles)
     parts.clock = gr.Timer(1.0)
     return parts
 

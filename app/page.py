@@ -76,7 +76,7 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, tuning: Tuni
     parts.chat.retry(talking.regenerate, [here], view, **_WORK)
     parts.chat.undo(talking.undo, [here], view, **_WORK)
     parts.chat.edit(talking.edit, [here], view, **_WORK)
-    parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer], **_AT_ONCE)
+    parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
     parts.fork.click(talking.branch, [here, parts.chosen], view, **_WORK)
     parts.check.click(talking.check, [here], [parts.difference], **_WORK)
     parts.branches.input(talking.switch, [here, parts.branches], view, **_WORK)

@@ -10,10 +10,15 @@ from kvlite.memory.plan import Plan, Planner
 from kvlite.memory.planning import planner_here
 from kvlite.model.load import choose_device
 from kvlite.model.source import find_config
-from kvlite.settings import Settings
+from kvlite.settings import OPTIONS, Settings
 from kvlite.sizes import readable
 
 from .kinds import kind_of
+
+# What a plan may choose, as it is left open.
+_OPEN = {
+    name: OPTIONS[name].default for name in ("weights", "stream", "budget", "kv_bits", "chunk")
+}
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,16 @@ class Price:
 
     Attributes:
         plan: as it would be.
+        asked: tokens that were asked for; a plan is of no more than the model was trained for.
         longest: the longest text that would fit.
+        nearest: where it does not fit, what does if weights, bits, budget and chunk are left open;
+            None if nothing does.
     """
 
     plan: Plan
+    asked: int
     longest: int
+    nearest: Plan | None
 
 
 class Pricer:
@@ -48,13 +58,19 @@ class Pricer:
             KvliteError: a setting is none, or the model cannot be found or planned for.
         """
         with self._lock:
-            folder = find_config(settings.model)
-            device = choose_device(settings.device)
-            planner = planner_here(settings, folder, device, reads_text=False)
-            planner.room = replace(planner.room, total=self._offered(planner, settings))
+            planner = self._planner(settings)
             most = planner.shape.max_context - settings.max_new_tokens
-            plan = planner.best(max(1, min(tokens, most)))
-            return Price(plan, planner.reach(plan.choice))
+            plan, nearest = planner.best(max(1, min(tokens, most))), None
+            if not plan.fits:
+                other = self._planner(settings.replace(_OPEN)).best(plan.tokens)
+                nearest = other if other.fits else None
+            return Price(plan, tokens, planner.reach(plan.choice), nearest)
+
+    def _planner(self, settings: Settings) -> Planner:
+        folder, device = find_config(settings.model), choose_device(settings.device)
+        planner = planner_here(settings, folder, device, reads_text=False)
+        planner.room = replace(planner.room, total=self._offered(planner, settings))
+        return planner
 
     def _offered(self, planner: Planner, settings: Settings) -> int:
         """What would be there once the model that is loaded is gone."""
@@ -83,11 +99,17 @@ def _drawn(price: Price) -> Iterator[str]:
         f'data-offered="{room.tensors}" data-fits="{plan.fits}"><b>{verdict}</b>: '
         f"{plan.tokens:,} tokens take {offered} that {escape(room.name)} offers</p>"
     )
+    if price.asked > plan.tokens:
+        yield (
+            f"<p>The model was trained for no more than that: {price.asked:,} were asked for.</p>"
+        )
     yield from _phases(plan)
+    if price.nearest is not None:
+        yield f"<p>The nearest that fits: <b>{escape(_told(price.nearest))}</b></p>"
     if price.longest:
         yield f"<p>Longest text that fits so: <b>{price.longest:,} tokens</b></p>"
-    else:
-        yield "<p>Nothing fits so: choose a smaller model, fewer bits, or more memory.</p>"
+    elif price.nearest is None:
+        yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
     if plan.tokens_per_s is not None:
         yield f"<p>At most {plan.tokens_per_s:,.0f} tokens/s, by its memory's bandwidth</p>"
     if plan.forecast.host_bytes:
@@ -95,6 +117,16 @@ def _drawn(price: Price) -> Iterator[str]:
         yield f"<p>Host memory for recall: {host} free</p>"
     if plan.changes:
         yield f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>"
+
+
+def _told(plan: Plan) -> str:
+    """A choice, and what it takes."""
+    choice = plan.choice
+    layers = "" if choice.stream == "off" else f", layers from {choice.stream}"
+    return (
+        f"weights {choice.weights.name}{layers}, budget {choice.budget}, kv bits {choice.kv_bits}, "
+        f"chunk {choice.chunk}: {readable(plan.peak_bytes)}"
+    )
 
 
 def _phases(plan: Plan) -> Iterator[str]:

@@ -13,6 +13,7 @@ from kvlite.errors import KvliteError
 from .answer_view import answer_html, difference_html
 from .history import History, history
 from .inert import inert
+from .layout import ANSWER_TAB
 from .record import Record
 from .service import Service
 from .status import sentence_html, status_html
@@ -132,19 +133,20 @@ class Talking:
         if work is not None:
             work.cancel.set()
 
-    def choose(self, id: str, event: gr.SelectData, request: gr.Request) -> tuple[int, str]:
+    def choose(self, id: str, event: gr.SelectData, request: gr.Request) -> tuple[int, str, Any]:
         """Show what the answer that was clicked on was made from; its number."""
         owner = owner_of(request)
         shown = self._history(owner, id)
         index = event.index[0] if isinstance(event.index, list | tuple) else event.index
         if not 0 <= index < len(shown.keys):
-            return 0, answer_html({}, None)
+            return 0, answer_html({}, None), gr.skip()
         number = shown.numbers[index]
         keys = [
             key for key, own in zip(shown.keys, shown.numbers, strict=True) if own == number and key
         ]
         account = self.service.shelf(owner).account(id, keys[-1]) if keys else {}
-        return number, answer_html(account, self.service.calibration)
+        tab = gr.Tabs(selected=ANSWER_TAB) if account else gr.skip()
+        return number, answer_html(account, self.service.calibration), tab
 
     def view(
         self,

@@ -130,8 +130,7 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     expect(page.get_by_test_id("user")).to_have_count(2, timeout=SLOW)
     assert answered(page, 2) == [first, second]
 
-    page.locator(ANSWER).first.click()
-    page.get_by_role("tab", name="Answer").click()
+    page.locator(ACCOUNT).first.click()  # which shows what it was made from
     expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
     page.locator("#fork").click()
     expect(page.get_by_test_id("user")).to_have_count(1, timeout=SLOW)

@@ -71,6 +71,13 @@ def test_settings_are_priced_for_this_machine(tiny_folder: Path) -> None:
 
     small = Pricer(lambda: 1 << 40).price(settings.replace({"vram": "1MB"}), 400)
     assert not small.plan.fits and small.plan.room.total == 10**6
+    assert small.nearest is None and small.longest == 0
+    # What does not fit as it is asked for is told beside what would.
+    wide = settings.replace({"budget": "100%", "kv_bits": "16", "chunk": 1024, "stream": "off"})
+    between = Pricer(lambda: 0).price(wide, 900).plan.peak_bytes - 1
+    tight = Pricer(lambda: 0).price(wide.replace({"vram": f"{int(between / 0.98)}B"}), 900)
+    assert not tight.plan.fits and tight.nearest is not None and tight.nearest.fits
+    assert tight.nearest.peak_bytes <= tight.plan.room.tensors < tight.plan.peak_bytes
     assert 'data-fits="False"' in price_html(
         Pricer(lambda: 0), settings.replace({"vram": "1MB"}), 400
     )
