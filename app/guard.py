@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -57,29 +58,51 @@ def parse_auth(pairs: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def require_password(host: str, share: bool, auth: Sequence[tuple[str, str]]) -> None:
-    """Raises SettingError if others could come in without a password."""
-    if auth or (is_loopback(host) and not share):
-        return
-    how = "--share" if share else f"--host {host}"
-    raise SettingError(
-        f"{how} lets others in, who could read every conversation: give --auth NAME:PASSWORD, or "
-        "leave it out to be reached from this machine alone"
-    )
+@dataclass(frozen=True)
+class Door:
+    """How the app is reached.
 
-
-def middleware(host: str, share: bool) -> list[Middleware]:
-    """What stands before every request.
-
-    A page of elsewhere could give its own name this machine's address, and read what is here: so
-    requests to a loopback address must call it by a loopback name. Nor may such a page send
-    anything, even if it could not read the answer.
+    Attributes:
+        host: the address it is served on.
+        port: tried first; the next free one of a hundred is taken.
+        auth: users and their passwords; without any nobody has to log in.
+        share: let gradio's servers lead others here.
+        browser: open one.
     """
-    guards = [Middleware(Headers)]
-    if is_loopback(host) and not share:
-        guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, host]))
-        guards.append(Middleware(OwnPages))
-    return guards
+
+    host: str = "127.0.0.1"
+    port: int = 7860
+    auth: Sequence[tuple[str, str]] = ()
+    share: bool = False
+    browser: bool = False
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine comes in by it."""
+        return is_loopback(self.host) and not self.share
+
+    def require_password(self) -> None:
+        """Raises SettingError if others could come in without one."""
+        if self.auth or self.is_private:
+            return
+        how = "--share" if self.share else f"--host {self.host}"
+        raise SettingError(
+            f"{how} lets others in, who could read every conversation: give --auth NAME:PASSWORD, "
+            "or leave it out to be reached from this machine alone"
+        )
+
+    def middleware(self) -> list[Middleware]:
+        """What stands before every request.
+
+        A page of elsewhere could give its own name this machine's address, and read what is here:
+        so requests to a loopback address must call it by a loopback name. Nor may such a page send
+        anything, even if it could not read the answer.
+        """
+        guards = [Middleware(Headers)]
+        if self.is_private:
+            guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, self.host]))
+            guards.append(Middleware(OwnPages))
+        return guards
 
 
 class OwnPages:

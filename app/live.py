@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from kvlite.memory.where import Place, host, places
 from kvlite.model.shape import ModelShape
 
-from .service import Open, Service
+from .opened import Open
+from .service import Service
 
 # Seconds between two looks, and how many are remembered: five minutes.
 BEAT, KEPT = 1.0, 300

@@ -4,7 +4,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -12,7 +12,7 @@ from types import FrameType
 from kvlite.errors import SettingError
 from kvlite.settings import Settings
 
-from .guard import LARGEST, middleware, require_password
+from .guard import LARGEST, Door
 
 # Read when gradio is imported, or when it starts: nothing is told to anyone.
 _QUIET = {
@@ -24,72 +24,53 @@ _QUIET = {
 
 def serve(
     settings: Settings,
+    door: Door,
     *,
-    host: str = "127.0.0.1",
-    port: int = 7860,
-    auth: Sequence[tuple[str, str]] = (),
-    share: bool = False,
-    browser: bool = False,
     root: Path | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until someone interrupts, then keep the conversation in memory and end.
 
     Args:
-        port: tried first; the next free one of a hundred is taken.
-        auth: users and passwords; without any nobody has to log in.
-        share: let gradio's servers lead others here.
-        browser: open one.
+        door: how it is reached.
         root: kvlite's data folder, if not the usual one.
         ready: told the address.
 
     Raises:
         SettingError: others could come in without a password, or no port is free.
     """
-    require_password(host, share, auth)
+    door.require_password()
     os.environ.update(_QUIET)
     for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
         others = os.environ.get(name, "")
-        os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", host]))
+        os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", door.host]))
     with tempfile.TemporaryDirectory(prefix="kvlite-app-") as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
-        _serve(settings, host, port, auth, share, browser, root, ready)
+        _serve(settings, door, root, ready)
 
 
 def _serve(
-    settings: Settings,
-    host: str,
-    port: int,
-    auth: Sequence[tuple[str, str]],
-    share: bool,
-    browser: bool,
-    root: Path | None,
-    ready: Callable[[str], None] | None,
+    settings: Settings, door: Door, root: Path | None, ready: Callable[[str], None] | None
 ) -> None:
     import gradio as gr
 
-    from .freed import held_now
     from .live import Live
     from .page import make_page
     from .pricing import Pricer
     from .service import Service
 
     service = Service(settings, root)
-
-    def own_bytes() -> int:
-        return 0 if service.runner is None else held_now(service.runner.model.device)
-
-    page = make_page(service, Live(service), Pricer(own_bytes))
+    page = make_page(service, Live(service), Pricer(service.held_bytes))
     page.queue(max_size=64, default_concurrency_limit=8)
     over = threading.Event()
     with _interrupts(over):
         try:
             _, local, shared = page.launch(
-                server_name=host,
-                server_port=_free_port(host, port),
-                auth=list(auth) or None,
-                share=share,
-                inbrowser=browser,
+                server_name=door.host,
+                server_port=_free_port(door.host, door.port),
+                auth=list(door.auth) or None,
+                share=door.share,
+                inbrowser=door.browser,
                 prevent_thread_lock=True,
                 quiet=True,
                 show_error=True,
@@ -101,7 +82,7 @@ def _serve(
                 pwa=False,
                 mcp_server=False,
                 footer_links=[],
-                app_kwargs={"middleware": middleware(host, share)},
+                app_kwargs={"middleware": door.middleware()},
                 theme=gr.themes.Base(
                     primary_hue="teal",
                     neutral_hue="slate",
@@ -112,7 +93,7 @@ def _serve(
                 head=f"<style>{Path(__file__).with_name('style.css').read_text()}</style>",
             )
         except OSError as error:
-            raise SettingError(f"--host {host} --port {port}: {error}") from None
+            raise SettingError(f"--host {door.host} --port {door.port}: {error}") from None
         service.load(settings)
         if ready is not None:
             ready(shared or local)

@@ -7,60 +7,28 @@ for it, and opened again in about a second.
 
 import gc
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvlite.audience import Audience
 from kvlite.chat.session import Session
-from kvlite.conversation import Conversation
 from kvlite.documents import Document
-from kvlite.errors import KvliteError, SettingError, SnapshotError
-from kvlite.ledger import Ledger, Piece
+from kvlite.errors import SettingError
 from kvlite.model.calibration import Calibration
 from kvlite.runner import Runner, open_runner
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 
-from .accounts import Looker, PageFinder, account_of
+from .accounts import PageFinder
 from .engine import Engine
 from .freed import held_now, let_go
-from .record import Branch, Record, key_of, said_in
+from .opened import Open
+from .record import Record
 from .shelf import Shelf
 from .work import Work
 
 # Settings that only loading a model heeds.
 LOADING = ("model", "device", "weights", "vram", "stream")
-
-
-@dataclass
-class Open:
-    """A conversation in memory.
-
-    Attributes:
-        owner: whose it is.
-        shelf: where it is kept.
-        record: what people see of it.
-        session: the conversation itself.
-        finder: where the pages of its documents are.
-    """
-
-    owner: str
-    shelf: Shelf
-    record: Record
-    session: Session
-    finder: PageFinder
-
-    @property
-    def talk(self) -> Conversation:
-        """What was read and answered."""
-        return self.session.talk
-
-    def is_of(self, owner: str, id: str) -> bool:
-        """Whether it is this one."""
-        return (self.owner, self.record.id) == (owner, id)
 
 
 class Service:
@@ -97,6 +65,10 @@ class Service:
         """What was measured of the model, if there is one and it was."""
         return None if self.runner is None else self.runner.model.calibration
 
+    def held_bytes(self) -> int:
+        """What the model there is holds of its device."""
+        return 0 if self.runner is None else held_now(self.runner.model.device)
+
     def work_of(self, owner: str, id: str) -> Work | None:
         """What is being done, or waits to be, for a conversation."""
         work = self._works.get((owner, id))
@@ -124,11 +96,11 @@ class Service:
                 work.begin(f"Reading {names}")
                 now.record.name_after(names)
                 now.session.read(documents, work.progress, work.note, work.cancel)
-                self._keep(now)
+                now.keep()
             if text:
                 now.record.name_after(text)
                 work.begin("Reading the question" if documents else "Reading")
-                self._answer(now, work, now.session.say(text))
+                now.answer(work, now.session.say(text))
 
         return self._with(owner, id, "Reading", task, draft=text)
 
@@ -138,7 +110,7 @@ class Service:
         def task(now: Open, work: Work) -> None:
             number, message = now.session.message(None)
             try:
-                self._answer(now, work, now.session.regenerate())
+                now.answer(work, now.session.regenerate())
             finally:
                 if len(now.session.messages) < number:
                     now.record.draft = message.text
@@ -157,7 +129,7 @@ class Service:
             owner,
             id,
             "Going back",
-            lambda now, work: self._answer(now, work, now.session.edit(number, text)),
+            lambda now, work: now.answer(work, now.session.edit(number, text)),
             draft=text,
         )
 
@@ -261,9 +233,9 @@ class Service:
                 task(now, work)
             except BaseException:
                 if now.shelf.has(id):  # what was refused makes no conversation
-                    self._keep(now)
+                    now.keep()
                 raise
-            self._keep(now)
+            now.keep()
             return now.record
 
         with self._lock:
@@ -276,44 +248,6 @@ class Service:
             work = self.engine.submit(whole, title)
             self._works = {**going, (owner, id): work}
         return work
-
-    def _answer(self, now: Open, work: Work, begin: Callable[..., Iterator[Piece]]) -> None:
-        """Let an answer come, and remember what it was made from."""
-        looker, last = Looker(now.session), None
-        for piece in begin(work.progress, work.note, work.cancel):
-            work.hear(piece)
-            looker.saw(piece)
-            last = piece.ledger
-        now.record.draft = ""
-        if last is not None:
-            now.record.said = self._said(now)
-            self._remember(now, last, looker)
-
-    def _remember(self, now: Open, ledger: Ledger, looker: Looker) -> None:
-        key = key_of(now.record.said)
-        now.shelf.keep_account(now.record.id, key, account_of(ledger, looker, now.finder))
-
-    def _said(self, now: Open) -> list[Any]:
-        return said_in(now.talk.messages, now.session.messages)
-
-    def _keep(self, now: Open) -> None:
-        """Bring a conversation to disk, as little of it as it takes to read it again. What people
-        see of it comes last: however the program ends, the engine has all of that."""
-        record, session, shelf = now.record, now.session, now.shelf
-        shelf.place(record.id).mkdir(parents=True, exist_ok=True)
-        shelf.whole(record.id).unlink(missing_ok=True)
-        now.talk.save(shelf.light(record.id), light=True)
-        with shelf.changing(record.id) as kept:
-            kept.name = kept.name or record.name  # it may have been renamed
-            kept.draft, kept.changed = record.draft, record.changed
-            kept.said, kept.used = self._said(now), time.time()
-            kept.model = session.given.model
-            kept.waiting = [document.name for document in session.waiting]
-            kept.branches = [
-                Branch(_last_words(session, each.messages), each.current)
-                for each in session.talk.branches
-            ]
-        now.record = kept
 
     def _opened(self, owner: str, id: str, work: Work) -> Open:
         """The conversation, in memory."""
@@ -334,47 +268,18 @@ class Service:
                 record.changed = {}
         self.open = Open(owner, shelf, record, session, PageFinder(session))
         try:
-            self._resume(self.open, work)
+            self.open.resume(self.runner, work)
         except BaseException:
             self.open = None
             raise
         return self.open
-
-    def _resume(self, now: Open, work: Work) -> None:
-        """Go on with what was said before, from the cache that was kept or by reading again."""
-        assert self.runner is not None
-        id, changed = now.record.id, now.record.changed
-        whole, light = now.shelf.whole(id), now.shelf.light(id)
-        if whole.is_file():
-            work.begin(f"Opening {now.record.title}")
-            try:
-                now.session.resume(self.runner.open(whole, progress=work.progress, **changed))
-                return
-            except SnapshotError:
-                pass  # it can be read again, unless it is another model's
-        if light.is_file():
-            work.begin(f"Reading {now.record.title} again")
-            reading = Audience(work.progress, work.note, work.cancel)
-            now.session.resume(self.runner.open(light, reading=reading, **changed))
-        elif now.record.said:
-            raise SnapshotError(
-                f"{light} is gone, without which nobody can go on: what was said can still be "
-                "exported"
-            )
 
     def _set_aside(self, work: Work) -> None:
         """Let the conversation in memory go to disk, with its cache if there is room."""
         now = self.open
         if now is None:
             return
-        if now.record.said or now.record.waiting:
-            work.begin(f"Setting {now.record.title} aside")
-            try:
-                most = now.shelf.room_for_whole()
-                now.talk.save(now.shelf.whole(now.record.id), progress=work.progress, most=most)
-                now.shelf.make_room()
-            except (KvliteError, OSError):
-                pass  # it can be read again
+        now.set_aside(work)
         self._drop()
 
     def _drop(self) -> None:
@@ -396,9 +301,3 @@ class Service:
         self.runner = open_runner(settings, notify=lambda said: work.begin(said))
         self.settings = settings
         return freed
-
-
-def _last_words(session: Session, messages: Sequence[dict[str, str]]) -> str:
-    """The last message of the user's on a branch, by which it is known."""
-    typed = session.typed(messages)
-    return typed[-1].text if typed else "the beginning"

@@ -49,21 +49,17 @@ def app(
 
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
-    from kvlite_app.guard import parse_auth, require_password
+    from kvlite_app.guard import Door, parse_auth
 
     pairs = [*(auth or ()), *filter(None, [os.environ.get("KVLITE_AUTH")])]
-    users = parse_auth(pairs)
-    require_password(host, share, users)
+    door = Door(host, port, parse_auth(pairs), share, browser)
+    door.require_password()
     screen = console()
     with screen.status("Starting"):
         from kvlite_app.serve import serve
     serve(
         settings,
-        host=host,
-        port=port,
-        auth=users,
-        share=share,
-        browser=browser,
+        door,
         ready=lambda address: screen.print(f"kvlite is at {address} (Ctrl-C ends it)"),
     )
     screen.print("Ended; the conversations are kept.")

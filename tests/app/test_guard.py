@@ -3,7 +3,7 @@
 import pytest
 
 from kvlite.errors import SettingError
-from kvlite_app.guard import is_loopback, middleware, parse_auth, require_password
+from kvlite_app.guard import Door, is_loopback, parse_auth
 
 LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8"]
 REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
@@ -12,26 +12,26 @@ REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
 @pytest.mark.parametrize("host", LOCAL)
 def test_this_machine_needs_no_password(host: str) -> None:
     assert is_loopback(host)
-    require_password(host, share=False, auth=[])
+    Door(host).require_password()
 
 
 @pytest.mark.parametrize("host", REMOTE)
 def test_others_do(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(SettingError, match=f"--host {host} lets others in"):
-        require_password(host, share=False, auth=[])
-    require_password(host, share=False, auth=[("ann", "secret")])
+        Door(host).require_password()
+    Door(host, auth=[("ann", "secret")]).require_password()
 
 
 def test_a_public_address_needs_one_too() -> None:
     with pytest.raises(SettingError, match="--share lets others in"):
-        require_password("127.0.0.1", share=True, auth=[])
+        Door(share=True).require_password()
 
 
 def test_only_a_loopback_address_is_held_to_its_names() -> None:
-    names = [each.cls.__name__ for each in middleware("127.0.0.1", share=False)]
+    names = [each.cls.__name__ for each in Door().middleware()]
     assert names == ["Headers", "TrustedHostMiddleware", "OwnPages"]
-    assert [each.cls.__name__ for each in middleware("0.0.0.0", share=False)] == ["Headers"]
+    assert [each.cls.__name__ for each in Door("0.0.0.0").middleware()] == ["Headers"]
 
 
 def test_users_are_read_as_written() -> None:

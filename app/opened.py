@@ -1,0 +1,123 @@
+"""The conversation in memory: what is done with it, and what is kept of it on disk."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlite.audience import Audience
+from kvlite.chat.session import Session
+from kvlite.chat.terminal import Begin
+from kvlite.conversation import Conversation
+from kvlite.errors import KvliteError, SnapshotError
+from kvlite.ledger import Ledger
+from kvlite.runner import Runner
+
+from .accounts import Looker, PageFinder, account_of
+from .record import Branch, Record, Said, key_of, said_in
+from .shelf import Shelf
+from .work import Work
+
+
+@dataclass
+class Open:
+    """A conversation in memory.
+
+    Attributes:
+        owner: whose it is.
+        shelf: where it is kept.
+        record: what people see of it.
+        session: the conversation itself.
+        finder: where the pages of its documents are.
+    """
+
+    owner: str
+    shelf: Shelf
+    record: Record
+    session: Session
+    finder: PageFinder
+
+    @property
+    def talk(self) -> Conversation:
+        """What was read and answered."""
+        return self.session.talk
+
+    def is_of(self, owner: str, id: str) -> bool:
+        """Whether it is this one."""
+        return (self.owner, self.record.id) == (owner, id)
+
+    def answer(self, work: Work, begin: Begin) -> None:
+        """Let an answer come, and remember what it was made from."""
+        looker, last = Looker(self.session), None
+        for piece in begin(work.progress, work.note, work.cancel):
+            work.hear(piece)
+            looker.saw(piece)
+            last = piece.ledger
+        self.record.draft = ""
+        if last is not None:
+            self.record.said = self._said()
+            self._remember(last, looker)
+
+    def _remember(self, ledger: Ledger, looker: Looker) -> None:
+        key = key_of(self.record.said)
+        self.shelf.keep_account(self.record.id, key, account_of(ledger, looker, self.finder))
+
+    def _said(self) -> list[Said]:
+        return said_in(self.talk.messages, self.session.messages)
+
+    def keep(self) -> None:
+        """Bring a conversation to disk, as little of it as it takes to read it again. What people
+        see of it comes last: however the program ends, the engine has all of that."""
+        record, session, shelf = self.record, self.session, self.shelf
+        shelf.place(record.id).mkdir(parents=True, exist_ok=True)
+        shelf.whole(record.id).unlink(missing_ok=True)
+        self.talk.save(shelf.light(record.id), light=True)
+        with shelf.changing(record.id) as kept:
+            kept.name = kept.name or record.name  # it may have been renamed
+            kept.draft, kept.changed = record.draft, record.changed
+            kept.said, kept.used = self._said(), time.time()
+            kept.model = session.given.model
+            kept.waiting = [document.name for document in session.waiting]
+            kept.branches = [
+                Branch(_last_words(session, each.messages), each.current)
+                for each in session.talk.branches
+            ]
+        self.record = kept
+
+    def resume(self, runner: Runner, work: Work) -> None:
+        """Go on with what was said before, from the cache that was kept or by reading again."""
+        id, changed = self.record.id, self.record.changed
+        whole, light = self.shelf.whole(id), self.shelf.light(id)
+        if whole.is_file():
+            work.begin(f"Opening {self.record.title}")
+            try:
+                self.session.resume(runner.open(whole, progress=work.progress, **changed))
+                return
+            except SnapshotError:
+                pass  # it can be read again, unless it is another model's
+        if light.is_file():
+            work.begin(f"Reading {self.record.title} again")
+            reading = Audience(work.progress, work.note, work.cancel)
+            self.session.resume(runner.open(light, reading=reading, **changed))
+        elif self.record.said:
+            raise SnapshotError(
+                f"{light} is gone, without which nobody can go on: what was said can still be "
+                "exported"
+            )
+
+    def set_aside(self, work: Work) -> None:
+        """Bring it to disk with its cache, if there is room: it is opened in a second then."""
+        if not self.record.said and not self.record.waiting:
+            return
+        work.begin(f"Setting {self.record.title} aside")
+        try:
+            most = self.shelf.room_for_whole()
+            self.talk.save(self.shelf.whole(self.record.id), progress=work.progress, most=most)
+            self.shelf.make_room()
+        except (KvliteError, OSError):
+            pass  # it can be read again
+
+
+def _last_words(session: Session, messages: Sequence[dict[str, str]]) -> str:
+    """The last message of the user's on a branch, by which it is known."""
+    typed = session.typed(messages)
+    return typed[-1].text if typed else "the beginning"
