@@ -45,7 +45,7 @@ class PageFinder:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._found: dict[tuple[str, bool], tuple[Pages, list[int]] | None] = {}
+        self._found: dict[tuple[str, bool, str], tuple[Pages, list[int]] | None] = {}
 
     def pages(self) -> Iterator[tuple[Pages, int]]:
         """Of every message that is about documents: its pages, and where it begins."""
@@ -59,10 +59,10 @@ class PageFinder:
                 yield found[0], start
 
     def _of(self, message: Message, *, opening: bool) -> tuple[Pages, list[int]] | None:
-        key = message.said, opening
+        talk = self.session.talk
+        tokenizer, system = talk.model.tokenizer, talk.settings.system
+        key = message.said, opening, system
         if key not in self._found:
-            talk = self.session.talk
-            tokenizer, system = talk.model.tokenizer, talk.settings.system
             how: dict[str, Any] = {"opening": opening, "first": opening, "system": system}
             pages = pages_of(tokenizer, message.documents, message.text, **how)
             ids = said_tokens(tokenizer, message.said, **how) if pages is not None else []

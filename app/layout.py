@@ -61,6 +61,7 @@ class Parts:
     live: gr.HTML = field(init=False)
     answer: gr.HTML = field(init=False)
     check: gr.Button = field(init=False)
+    end_check: gr.Button = field(init=False)
     fork: gr.Button = field(init=False)
     difference: gr.HTML = field(init=False)
     tokens: gr.Number = field(init=False)
@@ -179,6 +180,7 @@ def _conversation(parts: Parts) -> None:
 def _answer(parts: Parts) -> None:
     with gr.Row():
         parts.check = gr.Button("Check the last answer", size="sm", elem_id="check")
+        parts.end_check = gr.Button("Stop", size="sm", elem_id="end-check", min_width=60)
         parts.fork = gr.Button("Branch from this one", size="sm", elem_id="fork")
     parts.difference = gr.HTML(elem_id="difference", padding=False)
     parts.answer = gr.HTML(elem_id="answer", padding=False)

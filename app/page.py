@@ -79,6 +79,7 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, tuning: Tuni
     parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
     parts.fork.click(talking.branch, [here, parts.chosen], view, **_WORK)
     parts.check.click(talking.check, [here], [parts.difference], **_WORK)
+    parts.end_check.click(talking.stop, [here], None, **_AT_ONCE)
     parts.branches.input(talking.switch, [here, parts.branches], view, **_WORK)
 
 

@@ -27,14 +27,14 @@ def serve(
     door: Door,
     *,
     root: Path | None = None,
-    ready: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = print,
 ) -> None:
     """Serve until someone interrupts, then keep the conversation in memory and end.
 
     Args:
         door: how it is reached.
         root: kvlite's data folder, if not the usual one.
-        ready: told the address.
+        tell: told the address, and in a sentence why the model cannot be loaded if it cannot.
 
     Raises:
         SettingError: others could come in without a password, or no port is free.
@@ -46,12 +46,10 @@ def serve(
         os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", door.host]))
     with tempfile.TemporaryDirectory(prefix="kvlite-app-") as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
-        _serve(settings, door, root, ready)
+        _serve(settings, door, root, tell)
 
 
-def _serve(
-    settings: Settings, door: Door, root: Path | None, ready: Callable[[str], None] | None
-) -> None:
+def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]) -> None:
     import gradio as gr
 
     from .live import Live
@@ -94,9 +92,12 @@ def _serve(
             )
         except OSError as error:
             raise SettingError(f"--host {door.host} --port {door.port}: {error}") from None
-        service.load(settings)
-        if ready is not None:
-            ready(shared or local)
+        model = service.load(settings)
+        tell(f"kvlite is at {shared or local} (Ctrl-C ends it)")
+        while not over.wait(1) and not model.shown.ended:
+            pass
+        if model.shown.error:
+            tell(f"{model.shown.error}: choose another model in the settings")
         over.wait()
         page.close(verbose=False)
         service.close()

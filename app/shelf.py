@@ -152,7 +152,8 @@ class Shelf:
             plain = json.loads((self.place(id) / "answers" / f"{key}.json").read_text())
         except (OSError, ValueError):
             return {}
-        return plain if isinstance(plain, dict) else {}
+        whole = isinstance(plain, dict) and {"brief", "told"} <= plain.keys()
+        return plain if whole else {}
 
     def room_for_whole(self) -> int:
         """Bytes that one more whole conversation may take; the oldest give way for it."""

@@ -8,13 +8,14 @@ from threading import Event
 from typing import Any
 
 from kvlite.audience import Notify
+from kvlite.branches import Path as Way
 from kvlite.chat.terminal import Begin
 from kvlite.conversation import Conversation
 from kvlite.documents import Document
 from kvlite.engine.reading import Progress
 from kvlite.errors import ContextError, SettingError
 from kvlite.ledger import Ledger, Piece
-from kvlite.prompts import all_of, question_about, tokens_of
+from kvlite.prompts import BETWEEN, all_of, asked_of, name_of, question_about, tokens_of
 from kvlite.runner import Runner
 from kvlite.settings import Settings
 
@@ -33,14 +34,19 @@ class Message:
 
 
 def _about(documents: Sequence[Document], said: str) -> Message | None:
-    """A message about as many of the documents, from the first on, as it begins with; None if it
-    is about none."""
-    for count in range(len(documents), 0, -1):
-        some = tuple(documents[:count])
-        before = question_about(some, "")
-        if said.startswith(before):
-            return Message(said.removeprefix(before), some)
-    return None
+    """A message about those of the documents that it begins with; None if it is about none."""
+    longest, some, rest = sorted(documents, key=lambda each: -len(each.text)), [], said
+    while found := next((each for each in longest if rest.startswith(_before(each))), None):
+        some.append(found)
+        rest = rest.removeprefix(_before(found))
+    asked = asked_of(some, "")
+    if not some or not rest.startswith(asked):
+        return None
+    return Message(rest.removeprefix(asked), tuple(some))
+
+
+def _before(document: Document) -> str:
+    return f"{all_of([document])}{BETWEEN}"
 
 
 class Session:
@@ -78,13 +84,33 @@ class Session:
         self.talk = talk
         self.last: Ledger | None = None
         self.places: set[Path] = set()
-        self._typed: dict[str, Message] = {}
-        self._left: dict[int, list[Document]] = {}
-        self.waiting: list[Document] = list(talk.documents)
-        for each in talk.messages:
-            if each["role"] == "user" and (message := _about(self.waiting, each["content"])):
-                self._typed[message.said] = message
-                del self.waiting[: len(message.documents)]
+        told = {
+            each["content"]
+            for way in talk.branches
+            for each in way.messages
+            if each["role"] == "user"
+        }
+        found = [message for said in told if (message := _about(talk.documents, said))]
+        self._typed = {message.said: message for message in found}
+        rest = list(talk.documents)  # of which the same may be there twice
+        for each in (each for message in found for each in message.documents):
+            if each in rest:
+                rest.remove(each)
+        ways = [*enumerate(talk.ways.paths)]
+        self._left = {at: self._ahead(path, rest) for at, path in ways if path.ahead}
+        ahead = [each for waiting in self._left.values() for each in waiting]
+        own = self._left.pop(talk.ways.at, [])
+        self.waiting = own + [each for each in rest if each not in ahead]
+
+    def _ahead(self, path: Way, rest: Sequence[Document]) -> list[Document]:
+        """The documents that were read ahead on a way: those that no message is about, or some that
+        one on another way is."""
+        text = self.runner.tokenizer.decode(path.ahead)
+        said = [each for message in self.typed(path.messages) for each in message.documents]
+        others = [each for each in self.talk.documents if each not in said]
+        return [each for each in rest if name_of(each) in text] or [
+            each for each in others if name_of(each) in text
+        ]
 
     def change(self, **values: Any) -> None:
         """Change settings of this conversation, from the next message on; one that was saved keeps

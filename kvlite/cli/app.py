@@ -60,6 +60,6 @@ def app(
     serve(
         settings,
         door,
-        ready=lambda address: screen.print(f"kvlite is at {address} (Ctrl-C ends it)"),
+        tell=lambda said: screen.print(said, markup=False),
     )
     screen.print("Ended; the conversations are kept.")

@@ -128,6 +128,8 @@ def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> No
     shelf.save(record)
     keys = [key_of(record.said[:2]), key_of(record.said)]
     assert keys[0] != keys[1]
+    shelf.keep_account(record.id, keys[0], {"brief": "damaged"})
+    assert shelf.account(record.id, keys[0]) == {}
     shelf.keep_account(record.id, keys[1], {"brief": "from all 9 tokens", "told": ["One.", "Two."]})
     shown = history(record, shelf)
     told = [

@@ -318,6 +318,37 @@ def test_what_is_something_else_is_replaced_by_force_only(
         assert path.read_bytes() != mine
 
 
+def test_documents_of_branches_are_known_again(chat: Chat, tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / f"{name}.txt").write_text(f"This is what {name} says of cats.")
+    for name in ("a", "b"):
+        chat(f"/read {tmp_path / name}.txt")
+        chat(f"What does {name} say?")
+    chat.terminal.makes = "What else does a say?"
+    chat("/edit 1")
+    chat(f"/read {tmp_path / 'c'}.txt")
+    chat("What does c say?")
+    chat(f"/read {tmp_path / 'd'}.txt")
+    before = chat.session.messages, chat.session.waiting
+    assert [[each.name for each in message.documents] for message in before[0]] == [
+        ["a.txt"],
+        ["c.txt"],
+    ]
+    chat("/save ways")
+    chat("/clear")
+    chat("/load ways")
+    assert (chat.session.messages, chat.session.waiting) == before
+    chat("What does d say?")
+    assert chat.session.messages[-1].documents == tuple(before[1])
+    chat("/branches 1")
+    assert [[each.name for each in message.documents] for message in chat.session.messages] == [
+        ["a.txt"],
+        ["b.txt"],
+    ]
+    assert chat.session.waiting == []
+    chat("And once more?")
+
+
 def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
     chat("/set top-k 7")
     chat(f"/read {text}")
