@@ -9,8 +9,8 @@ from kvlite.settings import OPTIONS, checked
 
 PREFIX = "KVLITE_"
 PROFILE = "KVLITE_PROFILE"
-# What variables of this name mean beside settings: folders, and the profile.
-OTHERS = ("KVLITE_CACHE", "KVLITE_CONFIG", "KVLITE_DATA", PROFILE)
+# What variables of this name mean beside settings: folders, who may log in to the app, the profile.
+OTHERS = ("KVLITE_AUTH", "KVLITE_CACHE", "KVLITE_CONFIG", "KVLITE_DATA", PROFILE)
 
 _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),

@@ -93,6 +93,7 @@ def test_an_answer_can_be_stopped_and_its_part_stays(tmp_path: Path, visitor: Vi
         before = page.locator(ANSWER).all_inner_texts()[0]
         page.close()
         server.end(signal.SIGKILL)
+    visitor.errors.clear()  # of losing the server
     with serving(tmp_path, "--max-tokens", "8") as server:
         page = visitor.open(server.address)
         assert answered(page, 1) == [before]
