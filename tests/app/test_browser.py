@@ -100,6 +100,7 @@ def test_an_answer_can_be_stopped_and_its_part_stays(tmp_path: Path, visitor: Vi
         assert page.locator("#box textarea").input_value() == "And one more."
         page.locator("#box textarea").press("Enter")
         assert answered(page, 2)[0] == before
+        page.close()
 
 
 def test_messages_are_edited_answered_again_undone_and_branched(
@@ -131,7 +132,7 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     expect(page.get_by_test_id("user")).to_have_count(2, timeout=SLOW)
     assert answered(page, 2) == [first, second]
 
-    page.locator(ACCOUNT).first.click()  # which shows what it was made from
+    page.locator(ANSWER).first.click()  # which shows what it was made from
     expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
     page.locator("#fork").click()
     expect(page.get_by_test_id("user")).to_have_count(1, timeout=SLOW)
