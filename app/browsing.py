@@ -29,7 +29,7 @@ class Browsing:
         if not shelf.has(id):
             raise gr.Error("say something first: a new conversation has no name to change")
         try:
-            self.service.rename(owner_of(request), id, name)
+            shelf.rename(id, name)
         except KvliteError as error:
             raise gr.Error(str(error)) from None
         return self.listed(query, id, request)

@@ -44,9 +44,8 @@ class Engine:
         """End what is being done, do nothing more that waits, and end the thread.
 
         Args:
-            last: done before it ends.
-            seconds: to wait for it at most.
             last: done all the same, after everything else.
+            seconds: to wait for it at most.
         """
         with self._lock:
             for work in [*self._waiting, *([self.current] if self.current else [])]:

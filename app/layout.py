@@ -21,7 +21,7 @@ _LATEX: list[dict[str, str | bool]] = [
     {"left": "$", "right": "$", "display": False},
 ]
 # Sent to the page with a name, it saves a text as a file without leaving the machine.
-_SAVE = """(text, name) => {
+SAVE_AS_FILE = """(text, name) => {
   if (!text) return [text, name];
   const link = document.createElement('a');
   link.href = URL.createObjectURL(new Blob([text], {type: 'text/plain;charset=utf-8'}));
@@ -217,6 +217,3 @@ def _settings(parts: Parts, settings: Settings, profiles: Sequence[str]) -> None
             parts.delete_profile = gr.Button(
                 "Delete the one chosen", size="sm", variant="stop", elem_id="delete-profile"
             )
-
-
-SAVE_AS_FILE = _SAVE

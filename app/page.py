@@ -60,7 +60,7 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
         for_programs(service, live)  # first, so that no event of the page takes their names
         parts = lay_out(service.settings, Profiles(config_folder()).names())
         talking, tuning = Talking(service), Tuning(service, pricer)
-        _about_talking(page, parts, talking, tuning)
+        _about_talking(page, parts, talking)
         _about_list(parts, Browsing(service), talking, tuning)
         _about_settings(page, parts, tuning)
         _about_memory(page, parts, live)
@@ -68,7 +68,7 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
     return page
 
 
-def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, tuning: Tuning) -> None:
+def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking) -> None:
     here, view = parts.here, parts.view
     page.load(talking.show, [parts.kept_here], view, **_WORK)
     parts.box.submit(talking.say, [here, parts.box], view, **_WORK)

@@ -14,6 +14,7 @@ from kvlite.settings import OPTIONS, Settings
 from kvlite.sizes import readable
 
 from .kinds import kind_of
+from .status import sentence_html
 
 # What a plan may choose, as it is left open.
 _OPEN = {
@@ -85,7 +86,7 @@ def price_html(pricer: Pricer, settings: Settings, tokens: int) -> str:
     try:
         price = pricer.price(settings, tokens)
     except KvliteError as error:
-        return f'<p class="refused" role="alert">{escape(str(error))}</p>'
+        return sentence_html(str(error), wrong=True)
     return f'<div class="price">{"".join(_drawn(price))}</div>'
 
 

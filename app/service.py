@@ -185,15 +185,6 @@ class Service:
 
         return self._with(owner, id, "Changing settings", task)
 
-    def rename(self, owner: str, id: str, name: str) -> Record:
-        """Call a conversation otherwise.
-
-        Raises:
-            SettingError: the name is empty, or there is no such conversation.
-        """
-        with self._lock:
-            return self.shelf(owner).rename(id, name)
-
     def forget(self, owner: str, id: str) -> Work:
         """Delete a conversation, once nothing is done for it any more."""
         if (work := self.work_of(owner, id)) is not None:
@@ -258,7 +249,7 @@ class Service:
             return self.open
         self._set_aside(work)
         shelf = self.shelf(owner)
-        record = shelf.record(id) if shelf.has(id) else Record(id)
+        record = shelf.record_or_new(id)
         session = Session(self.runner, self.settings)
         if record.changed:
             try:

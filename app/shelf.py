@@ -71,6 +71,14 @@ class Shelf:
         except (OSError, ValueError, TypeError, KeyError):
             raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
 
+    def record_or_new(self, id: str) -> Record:
+        """The one of this id, an empty one if there is none yet.
+
+        Raises:
+            SettingError: what is there cannot be read.
+        """
+        return self.record(id) if self.has(id) else Record(id)
+
     def has(self, id: str) -> bool:
         """Whether there is one of this id."""
         return bool(_ID.fullmatch(id)) and (self.place(id) / "record.json").is_file()
@@ -91,7 +99,7 @@ class Shelf:
             SettingError: this is no id, or what is there cannot be read.
         """
         with self._lock:
-            record = self.record(id) if self.has(id) else Record(id)
+            record = self.record_or_new(id)
             yield record
             self.save(record)
 

@@ -14,7 +14,6 @@ from .answer_view import answer_html, difference_html
 from .history import History, history
 from .inert import inert
 from .layout import ANSWER_TAB
-from .record import Record
 from .service import Service
 from .status import sentence_html, status_html
 from .tabs import Tabs
@@ -162,7 +161,7 @@ class Talking:
             draft: what is put into the box; without it what was typed there meanwhile stays.
         """
         shelf = self.service.shelf(owner)
-        record = shelf.record(id) if shelf.has(id) else Record(id)
+        record = shelf.record_or_new(id)
         shown = history(replace(record, draft=""), shelf)
         keys = shown.answer_keys()
         if draft is None and record.draft:
@@ -221,7 +220,7 @@ class Talking:
                     break
                 if shown.title != title:
                     title = shown.title
-                    record = shelf.record(id) if shelf.has(id) else Record(id)
+                    record = shelf.record_or_new(id)
                     above = history(base(record) if base else record, shelf)
                 yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box=box)
                 box = gr.skip()
@@ -241,7 +240,7 @@ class Talking:
 
     def _history(self, owner: str, id: str) -> History:
         shelf = self.service.shelf(owner)
-        record = shelf.record(id) if shelf.has(id) else Record(id)
+        record = shelf.record_or_new(id)
         return history(replace(record, draft=""), shelf)
 
     def _number(self, owner: str, id: str, index: Any) -> int:
@@ -253,7 +252,7 @@ class Talking:
     def _before(self, owner: str, id: str, number: int) -> int:
         """How many messages go before the user's of this number."""
         shelf = self.service.shelf(owner)
-        said = shelf.record(id).said if shelf.has(id) else []
+        said = shelf.record_or_new(id).said
         users = [index for index, each in enumerate(said) if each.role == "user"]
         return users[number - 1] if 1 <= number <= len(users) else len(said)
 

@@ -110,7 +110,7 @@ class Tuning:
     def _current(self, owner: str, id: str) -> Settings:
         """What a conversation has now."""
         shelf = self.service.shelf(owner)
-        own = shelf.record(id).changed if shelf.has(id) else {}
+        own = shelf.record_or_new(id).changed
         try:
             return self.service.settings.replace(own)
         except SettingError:  # it was had with another version

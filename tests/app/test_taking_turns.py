@@ -64,7 +64,7 @@ def texts(service: Service, id: str) -> list[str]:
 def answering(work: Work) -> None:
     """Wait until some of an answer has come."""
     waited(lambda: len(work.shown.text) > 20 or work.shown.ended)
-    assert not work.shown.ended
+    assert not work.shown.ended, work.failure or work.shown
 
 
 def test_the_next_answer_is_the_same_after_another_conversation(make: Make) -> None:
@@ -269,7 +269,7 @@ def test_a_new_name_stays(make: Make) -> None:
     service = make()
     id = new(service)
     say(service, id, "Hello")
-    service.rename("", id, "Herons")  # which is in memory
+    service.shelf("").rename(id, "Herons")  # which is in memory
     say(service, id, "And foxes?")
     assert service.shelf("").record(id).name == "Herons"
     say(service, new(service), "Hello")
