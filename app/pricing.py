@@ -1,6 +1,5 @@
 """What settings would take, told at once and before anything is loaded."""
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from html import escape
@@ -9,6 +8,7 @@ from kvlite.errors import KvliteError
 from kvlite.memory.plan import Plan, Planner
 from kvlite.memory.planning import planner_here
 from kvlite.model.load import choose_device
+from kvlite.model.making import making_modules
 from kvlite.model.source import find_config
 from kvlite.settings import OPTIONS, Settings
 from kvlite.sizes import readable
@@ -41,7 +41,7 @@ class Price:
 
 
 class Pricer:
-    """Prices settings, from one thread at a time: nothing of it needs the engine's."""
+    """Prices settings, in any thread; not while a model is loaded in another."""
 
     def __init__(self, own_bytes: Callable[[], int]) -> None:
         """For a process that may hold a model already.
@@ -50,7 +50,6 @@ class Pricer:
             own_bytes: what it holds of the device, which would be free for another.
         """
         self.own_bytes = own_bytes
-        self._lock = threading.Lock()
 
     def price(self, settings: Settings, tokens: int) -> Price:
         """For a text of so many tokens.
@@ -58,7 +57,7 @@ class Pricer:
         Raises:
             KvliteError: a setting is none, or the model cannot be found or planned for.
         """
-        with self._lock:
+        with making_modules():
             planner = self._planner(settings)
             most = planner.shape.max_context - settings.max_new_tokens
             plan, nearest = planner.best(max(1, min(tokens, most))), None

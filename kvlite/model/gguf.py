@@ -81,10 +81,12 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from kvlite.model.load import require_whole
+    from kvlite.model.making import making_modules
 
     small = gguf.stat().st_size < FLOAT32_LIMIT
     place: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-    with redirect_stderr(StringIO()):  # transformers draws thousands of progress lines
+    # transformers draws thousands of progress lines.
+    with making_modules(), redirect_stderr(StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent,

@@ -1,15 +1,13 @@
 """A model without weights: its layers compute sizes and no numbers."""
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from kvlite.model.calibration import Calibration
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
+from kvlite.model.making import hollow_module
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
 
@@ -39,15 +37,8 @@ def hollow_model(
         config: transformers' of the model.
         weights: of these only the dtype counts.
     """
-    from transformers import AutoModelForCausalLM
-
     register_attention()
-    config = deepcopy(config)
-    config.num_hidden_layers = 1
-    with torch.device("meta"):
-        module: Any = AutoModelForCausalLM.from_config(
-            config, dtype=weights.dtype, attn_implementation=ATTENTION
-        )
+    module = hollow_module(config, weights.dtype, layers=1, attention=ATTENTION)
     module.eval().requires_grad_(False)
     module.config.layer_types = getattr(config, "layer_types", None)
     model = LoadedModel(

@@ -14,6 +14,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.layers import Layers
+from kvlite.model.making import making_modules
 from kvlite.model.shape import ModelShape, shape_of
 from kvlite.model.weights import (
     Weights,
@@ -210,17 +211,18 @@ def load_module(
     hush_bitsandbytes()
     # Told of no quantization, transformers would forget the checkpoint's own.
     quantized = {} if weights.config is None else {"quantization_config": weights.config}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=weights.dtype,
-        device_map={"": device},
-        attn_implementation=attention,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **quantized,
-        **PLACE,
-    )
+    with making_modules():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=weights.dtype,
+            device_map={"": device},
+            attn_implementation=attention,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **quantized,
+            **PLACE,
+        )
     module, found = loaded
     module.eval().requires_grad_(False)
     if device.type == "cuda":

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
@@ -222,10 +221,10 @@ def _windows(config: Any) -> tuple[int | None, ...]:
 
 def _parts(config: Any) -> tuple[Parts, ...]:
     import torch
-    from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(deepcopy(config))
+    from kvlite.model.making import hollow_module
+
+    model = hollow_module(config)
     head = model.get_output_embeddings()
     linears = {
         f"{name}.weight"

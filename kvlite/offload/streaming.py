@@ -13,6 +13,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import PLACE, LoadedModel, load_model, load_module
+from kvlite.model.making import making_modules
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.files import FileReader
@@ -145,7 +146,7 @@ def open_without_layers(
 
     register_attention()
     config = AutoConfig.from_pretrained(folder, **PLACE)
-    with init_empty_weights(include_buffers=False):
+    with making_modules(), init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(
             config, dtype=weights.dtype, attn_implementation=ATTENTION
         )

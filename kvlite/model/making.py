@@ -1,0 +1,53 @@
+"""Making modules of transformers' classes, in one thread at a time."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def making_modules() -> Iterator[None]:
+    """While no other thread makes a module or loads the weights of one.
+
+    transformers replaces methods of its own classes while it does so, and sets torch's default
+    dtype: in another thread weights would not be tied then, or of the wrong type.
+    """
+    with _LOCK:
+        yield
+
+
+def hollow_module(
+    config: Any,
+    dtype: torch.dtype | None = None,
+    *,
+    layers: int | None = None,
+    attention: str | None = None,
+) -> Any:
+    """A transformers model of a config on the meta device.
+
+    torch's default dtype stays as it is: other threads may compute meanwhile.
+
+    Args:
+        config: is not changed.
+        dtype: of its parameters; torch's default without.
+        layers: how many it has, if others than the config says.
+        attention: transformers' name of the attention function, if not its own choice.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config, default = deepcopy(config), torch.get_default_dtype()
+    if layers is not None:
+        config.num_hidden_layers = layers
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    with making_modules(), torch.device("meta"):
+        module: Any = AutoModelForCausalLM.from_config(config, dtype=default, **chosen)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype or default)
+    module.config.dtype = dtype or default
+    return module

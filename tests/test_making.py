@@ -1,0 +1,64 @@
+"""Models that are loaded and planned for by two threads at once."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from kvlite.model.hollow import hollow_model
+from kvlite.model.load import load_module
+from kvlite.model.making import hollow_module
+from kvlite.model.shape import shape_of
+from kvlite.model.weights import Weights
+from tests.conftest import SIZES
+
+FP32, BF16 = Weights("fp32", torch.float32), Weights("bf16", torch.bfloat16)
+
+
+def test_a_hollow_module_leaves_torchs_default_dtype_to_other_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "set_default_dtype", asked.append)
+    config = LlamaConfig(**SIZES, dtype=torch.bfloat16)
+    module = hollow_model(config, shape_of(config), BF16).module
+    assert set(asked) <= {torch.float32}
+    assert {each.dtype for each in module.parameters()} == {torch.bfloat16}
+    assert module.config.dtype == torch.bfloat16
+
+
+def test_weights_are_tied_however_many_threads_make_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LlamaConfig(**SIZES, tie_word_embeddings=True)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    loads, made, waits = threading.Event(), threading.Event(), []
+    load: Any = AutoModelForCausalLM.from_pretrained
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        # As transformers has it while it loads.
+        with monkeypatch.context() as patch:
+            patch.setattr(PreTrainedModel, "tie_weights", lambda *_, **__: None)
+            loads.set()
+            waits.append(made.wait(0.5))
+        return load(*args, **kwargs)
+
+    def make() -> None:
+        assert loads.wait(60)
+        module = hollow_module(config)
+        made.set()
+        assert module.lm_head.weight is module.model.embed_tokens.weight
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", slowly)
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    other = threading.Thread(target=make, daemon=True)
+    other.start()
+    load_module(tmp_path, device=torch.device("cpu"), weights=FP32)
+    other.join(60)
+    assert waits == [False]
+    assert made.is_set()
+    assert not failures
