@@ -7,7 +7,7 @@ import gradio as gr
 from kvlite.errors import KvliteError
 
 from .service import Service
-from .talking import owner_of
+from .talking import listed, owner_of
 
 
 class Browsing:
@@ -18,10 +18,7 @@ class Browsing:
 
     def listed(self, query: str, id: str, request: gr.Request) -> Any:
         """Those that match what is searched for."""
-        records = self.service.shelf(owner_of(request)).records(query)
-        titles = [(each.title, each.id) for each in records]
-        there = any(each.id == id for each in records)
-        return gr.Radio(choices=titles, value=id if there else None)
+        return listed(self.service.shelf(owner_of(request)).records(query), id)
 
     def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
         """Call one otherwise."""

@@ -1,11 +1,14 @@
 """Who may come in, from where, and with what."""
 
 import ipaddress
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -98,7 +101,7 @@ class Door:
         so requests to a loopback address must call it by a loopback name. Nor may such a page send
         anything, even if it could not read the answer.
         """
-        guards = [Middleware(Headers)]
+        guards = [Middleware(Headers), Middleware(OwnFiles)]
         if self.is_private:
             guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, self.host]))
             guards.append(Middleware(OwnPages))
@@ -121,6 +124,50 @@ class OwnPages:
                 await refusal(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+class OwnFiles:
+    """Refuses what names a file by an address, which gradio would fetch."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does, or refuse."""
+        kind = dict(scope.get("headers", ())).get(b"content-type", b"")
+        if scope["type"] != "http" or scope["method"] != "POST" or kind.startswith(b"multipart/"):
+            await self.app(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        if _names_an_address(body):
+            refusal = PlainTextResponse("Files are uploaded here, not fetched.", status_code=403)
+            await refusal(scope, receive, send)
+            return
+        unread = [body]
+
+        async def again() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            return await receive()
+
+        await self.app(scope, again, send)
+
+
+def _names_an_address(body: bytes) -> bool:
+    """Whether somewhere in what is sent a file's path is an address."""
+    try:
+        inner: list[Any] = [json.loads(body)]
+    except (ValueError, RecursionError):  # the app will not read it either
+        return False
+    while inner:
+        plain = inner.pop()
+        if isinstance(plain, dict):
+            if str(plain.get("path", "")).strip().lower().startswith(("http:", "https:")):
+                return True
+            inner += plain.values()
+        elif isinstance(plain, list):
+            inner += plain
+    return False
 
 
 class Headers:

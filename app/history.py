@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .inert import inert
-from .record import Record, Said, key_of
+from .record import Record, Said, keys_of
 from .shelf import Shelf
 
 Message = dict[str, Any]
@@ -34,9 +34,9 @@ def history(record: Record, shelf: Shelf) -> History:
     """All that was said, each answer with its account under it."""
     found = History([], [], [])
     number = 0
-    for index, said in enumerate(record.said):
+    for said, key in zip(record.said, keys_of(record.said), strict=True):
         number += said.role == "user"
-        key = "" if said.role == "user" else key_of(record.said[: index + 1])
+        key = "" if said.role == "user" else key
         for message in _of(said, shelf.account(record.id, key) if key else {}):
             _add(found, message, number, key)
     if record.draft and not _is_said(record):

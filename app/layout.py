@@ -1,6 +1,5 @@
 """What the page has, and where."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +96,7 @@ class Parts:
         ]
 
 
-def lay_out(settings: Settings, profiles: Sequence[str]) -> Parts:
+def lay_out(settings: Settings) -> Parts:
     """Make the page, inside a `gr.Blocks`."""
     # With a secret of its own every start would forget which one a browser had open.
     kept_here = gr.BrowserState("", storage_key="kvlite-conversation", secret="kvlite")
@@ -114,7 +113,7 @@ def lay_out(settings: Settings, profiles: Sequence[str]) -> Parts:
             with gr.Tab("Answer", id=ANSWER_TAB, elem_id="tab-answer"):
                 _answer(parts)
             with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
-                _settings(parts, settings, profiles)
+                _settings(parts, settings)
     parts.clock = gr.Timer(1.0)
     return parts
 
@@ -186,7 +185,7 @@ def _answer(parts: Parts) -> None:
     parts.answer = gr.HTML(elem_id="answer", padding=False)
 
 
-def _settings(parts: Parts, settings: Settings, profiles: Sequence[str]) -> None:
+def _settings(parts: Parts, settings: Settings) -> None:
     parts.tokens = gr.Number(
         4096,
         label="tokens to plan for",
@@ -206,9 +205,7 @@ def _settings(parts: Parts, settings: Settings, profiles: Sequence[str]) -> None
     parts.apply = gr.Button("Apply", variant="primary", elem_id="apply")
     parts.applied = gr.HTML(elem_id="applied", padding=False)
     with gr.Accordion("Profiles", open=False):
-        parts.profiles = gr.Dropdown(
-            list(profiles), value=None, label="Take settings from", elem_id="profiles"
-        )
+        parts.profiles = gr.Dropdown([], value=None, label="Take settings from", elem_id="profiles")
         parts.profile_name = gr.Textbox(
             label="Save these settings as", elem_id="profile-name", max_length=64
         )

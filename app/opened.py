@@ -11,9 +11,10 @@ from kvlite.conversation import Conversation
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.ledger import Ledger
 from kvlite.runner import Runner
+from kvlite.settings import LOADING
 
 from .accounts import Looker, PageFinder, account_of
-from .record import Branch, Record, Said, key_of, said_in
+from .record import Branch, Record, Said, keys_of, said_in
 from .shelf import Shelf
 from .work import Work
 
@@ -58,7 +59,7 @@ class Open:
             self._remember(last, looker)
 
     def _remember(self, ledger: Ledger, looker: Looker) -> None:
-        key = key_of(self.record.said)
+        key = keys_of(self.record.said)[-1]
         self.shelf.keep_account(self.record.id, key, account_of(ledger, looker, self.finder))
 
     def _said(self) -> list[Said]:
@@ -74,6 +75,9 @@ class Open:
         with shelf.changing(record.id) as kept:
             kept.name = kept.name or record.name  # it may have been renamed
             kept.draft, kept.changed = record.draft, record.changed
+            kept.began = kept.began or {
+                name: value for name, value in vars(session.given).items() if name not in LOADING
+            }
             kept.said, kept.used = self._said(), time.time()
             kept.model = session.given.model
             kept.waiting = [document.name for document in session.waiting]
@@ -97,12 +101,25 @@ class Open:
         if light.is_file():
             work.begin(f"Reading {self.record.title} again")
             reading = Audience(work.progress, work.note, work.cancel)
-            self.session.resume(runner.open(light, reading=reading, **changed))
+            try:
+                self.session.resume(runner.open(light, reading=reading, **changed))
+            except SnapshotError as error:
+                raise self._refused(error) from None
         elif self.record.said:
             raise SnapshotError(
                 f"{light} is gone, without which nobody can go on: what was said can still be "
                 "exported"
             )
+
+    def _refused(self, error: SnapshotError) -> SnapshotError:
+        """What to do about a conversation that cannot be gone on with."""
+        model = self.record.model
+        if model == self.session.given.model:
+            return error
+        return SnapshotError(
+            f"{self.record.title} was had with {model}: choose that model in the settings to go on "
+            "with it, or begin a new conversation"
+        )
 
     def set_aside(self, work: Work) -> None:
         """Bring it to disk with its cache, if there is room: it is opened in a second then."""

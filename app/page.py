@@ -4,9 +4,6 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.folders import config_folder
-from kvlite.profiles import Profiles
-
 from .browsing import Browsing
 from .layout import SAVE_AS_FILE, Parts, lay_out
 from .live import Live
@@ -44,6 +41,13 @@ _CLOSE = """(...values) => {
     side.querySelector('.toggle-button')?.click();
   return values;
 }"""
+# An account that is unfolded is chosen as well, like an answer that is clicked on.
+_UNFOLDED = """() => {
+  const chosen = (event) => event.target.closest?.('#chat .thought-group > .title')
+    ?.closest('[data-testid=bot]')?.click();
+  document.addEventListener('click', chosen, true);
+  document.addEventListener('keydown', (event) => event.key === 'Enter' && chosen(event), true);
+}"""
 _SURE = """(id) => [id, confirm('Delete this conversation for good?')]"""
 
 
@@ -58,35 +62,47 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
     )
     with page:
         for_programs(service, live)  # first, so that no event of the page takes their names
-        parts = lay_out(service.settings, Profiles(config_folder()).names())
-        talking, tuning = Talking(service), Tuning(service, pricer)
-        _about_talking(page, parts, talking)
-        _about_list(parts, Browsing(service), talking, tuning)
+        parts = lay_out(service.settings)
+        talking, browsing = Talking(service), Browsing(service)
+        tuning = Tuning(service, pricer)
+        _about_talking(page, parts, talking, browsing)
+        _about_list(parts, browsing, talking, tuning)
         _about_settings(page, parts, tuning)
         _about_memory(page, parts, live)
-        page.load(None, None, None, js=_NARROW)
+        for script in (_NARROW, _UNFOLDED):
+            page.load(None, None, None, js=script)
     return page
 
 
-def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking) -> None:
-    here, view = parts.here, parts.view
-    page.load(talking.show, [parts.kept_here], view, **_WORK)
-    parts.box.submit(talking.say, [here, parts.box], view, **_WORK)
+def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, browsing: Browsing) -> None:
+    here = parts.here
+    for event, act, inputs in (
+        (page.load, talking.show, [parts.kept_here]),
+        (parts.box.submit, talking.say, [here, parts.box]),
+        (parts.chat.retry, talking.regenerate, [here]),
+        (parts.chat.undo, talking.undo, [here]),
+        (parts.chat.edit, talking.edit, [here]),
+        (parts.fork.click, talking.branch, [here, parts.chosen]),
+        (parts.branches.input, talking.switch, [here, parts.branches]),
+    ):
+        _listed(parts, browsing, event(act, inputs, parts.view, **_WORK))
     parts.box.stop(talking.stop, [here], None, **_AT_ONCE)
-    parts.chat.retry(talking.regenerate, [here], view, **_WORK)
-    parts.chat.undo(talking.undo, [here], view, **_WORK)
-    parts.chat.edit(talking.edit, [here], view, **_WORK)
     parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
-    parts.fork.click(talking.branch, [here, parts.chosen], view, **_WORK)
     parts.check.click(talking.check, [here], [parts.difference], **_WORK)
     parts.end_check.click(talking.stop, [here], None, **_AT_ONCE)
-    parts.branches.input(talking.switch, [here, parts.branches], view, **_WORK)
+
+
+def _listed(parts: Parts, browsing: Browsing, event: Any) -> None:
+    """Once an event has ended, list the conversations, as it may have changed them."""
+    event.then(browsing.listed, [parts.search, parts.here], [parts.listing], **_AT_ONCE)
 
 
 def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning) -> None:
     here, view = parts.here, parts.view
     shown: dict[str, Any] = {"fn": tuning.shown, "outputs": parts.ordered, **_AT_ONCE}
-    parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK).then(inputs=[here], **shown)
+    begun = parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK)
+    begun.then(inputs=[here], **shown)
+    _listed(parts, browsing, begun)
     # Another is shown while one is followed, for which the second event goes on and on.
     parts.listing.input(inputs=[parts.listing], **shown)
     parts.listing.input(
@@ -104,9 +120,8 @@ def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuni
     parts.name.submit(
         browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
     )
-    parts.delete.click(browsing.delete, [here, parts.sure], [here], js=_SURE, **_WORK).then(
-        talking.show, [here], view, **_WORK
-    )
+    gone = parts.delete.click(browsing.delete, [here, parts.sure], [here], js=_SURE, **_WORK)
+    _listed(parts, browsing, gone.then(talking.show, [here], view, **_WORK))
     exported = [parts.export, parts.export_name]
     for button, text in ((parts.markdown, browsing.as_markdown), (parts.json, browsing.as_json)):
         button.click(text, [here], exported, **_AT_ONCE).then(
@@ -128,6 +143,7 @@ def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning) -> None:
     gr.on([each.change for each in controls], trigger_mode="always_last", **pricing)
     page.load(**pricing)
     parts.apply.click(tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK)
+    page.load(tuning.profiles, None, [parts.profiles], **_AT_ONCE)
     parts.profiles.input(
         tuning.take, [parts.profiles, *parts.ordered], parts.ordered, **_AT_ONCE
     ).then(**pricing)

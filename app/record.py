@@ -43,7 +43,8 @@ class Record:
         name: what its owner calls it; "" until something was said.
         created, used: in seconds since 1970.
         model: what it was had with.
-        changed: settings of its own, by name.
+        began: the settings it began with, by name, but those that only loading a model heeds.
+        changed: those that were changed for it since.
         said: on the current branch.
         branches: all of them.
         waiting: names of documents that the next message will be about.
@@ -55,6 +56,7 @@ class Record:
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.time)
     model: str = ""
+    began: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
     said: list[Said] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
@@ -112,10 +114,15 @@ class Record:
         return "\n".join(lines)
 
 
-def key_of(said: Sequence[Said]) -> str:
-    """What the account of an answer is kept under: it and all that was said before it."""
-    plain = [[each.role, each.text, each.documents] for each in said]
-    return sha256(json.dumps(plain).encode()).hexdigest()[:16]
+def keys_of(said: Sequence[Said]) -> list[str]:
+    """For each message, what the account of it as an answer is kept under: it stands for the
+    message and all that was said before it."""
+    found, before = [], ""
+    for each in said:
+        plain = json.dumps([before, each.role, each.text, each.documents])
+        before = sha256(plain.encode()).hexdigest()[:16]
+        found.append(before)
+    return found
 
 
 def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list[Said]:

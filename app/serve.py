@@ -4,12 +4,15 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from filelock import FileLock, Timeout
+
 from kvlite.errors import SettingError
+from kvlite.folders import data_folder
 from kvlite.settings import Settings
 
 from .guard import LARGEST, Door
@@ -37,9 +40,32 @@ def serve(
         tell: told the address, and in a sentence why the model cannot be loaded if it cannot.
 
     Raises:
-        SettingError: others could come in without a password, or no port is free.
+        SettingError: others could come in without a password, no port is free, or another app has
+            the same conversations open.
     """
     door.require_password()
+    with _alone(root or data_folder()):
+        _quietly(settings, door, root, tell)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Raises SettingError if another app has the conversations of this data folder open."""
+    folder = root / "app"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".open", timeout=0):
+            yield
+    except Timeout:
+        raise SettingError(
+            f"another `kvlite app` has the conversations in {folder} open: use that one, end it, "
+            "or set KVLITE_DATA to another folder"
+        ) from None
+
+
+def _quietly(
+    settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]
+) -> None:
     os.environ.update(_QUIET)
     for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
         others = os.environ.get(name, "")

@@ -27,9 +27,6 @@ from .record import Record
 from .shelf import Shelf
 from .work import Work
 
-# Settings that only loading a model heeds.
-LOADING = ("model", "device", "weights", "vram", "stream")
-
 
 class Service:
     """What all pages talk to.

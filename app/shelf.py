@@ -21,6 +21,8 @@ from .record import Record
 _ID = re.compile(r"[0-9a-f]{32}")
 # Of the disk's free space, what caches of conversations that are set aside may take.
 _SHARE = 0.1
+# What tells a file from what was there before.
+_Written = tuple[int, int, int]
 
 
 class Shelf:
@@ -40,17 +42,21 @@ class Shelf:
         name = f"user-{sha256(user.encode()).hexdigest()[:32]}" if user else "everyone"
         self.folder = (root or data_folder()) / "app" / name
         self._lock = threading.Lock()
+        self._listed: dict[Path, tuple[_Written, Record]] = {}
 
     def records(self, query: str = "") -> list[Record]:
-        """Those that match a query, the one used last first."""
-        found = []
+        """Those that match a query, the one used last first; to look at, not to change."""
+        listed = {}
         for path in self.folder.glob("*/record.json"):
             try:
-                record = self._read(path)
+                written, known = _written(path), self._listed.get(path)
+                if known is None or known[0] != written:
+                    known = written, self._read(path)
+                listed[path] = known
             except (OSError, ValueError, TypeError, KeyError):
                 continue  # cut short by hand, or of a later version: it stays where it is
-            if record.matches(query):
-                found.append(record)
+        self._listed = listed
+        found = [record for _, record in listed.values() if record.matches(query)]
         return sorted(found, key=lambda each: -each.used)
 
     def new(self) -> Record:
@@ -179,3 +185,8 @@ class Shelf:
 
     def _read(self, path: Path) -> Record:
         return Record.from_json(path.read_text(encoding="utf-8"))
+
+
+def _written(path: Path) -> _Written:
+    about = path.stat()
+    return about.st_mtime_ns, about.st_ino, about.st_size

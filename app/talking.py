@@ -14,6 +14,7 @@ from .answer_view import answer_html, difference_html
 from .history import History, history
 from .inert import inert
 from .layout import ANSWER_TAB
+from .record import Record
 from .service import Service
 from .status import sentence_html, status_html
 from .tabs import Tabs
@@ -59,7 +60,7 @@ class Talking:
         for number, file in enumerate(files):
             name = Path(file).name
             doing = Shown(title=f"Opening {name}", done=number, total=len(files))
-            yield self._meanwhile(id, None, doing, box=None)
+            yield self._meanwhile(id, None, doing)
             try:
                 documents.append(read_upload(str(file)))
             except KvliteError as error:
@@ -167,8 +168,6 @@ class Talking:
         if draft is None and record.draft:
             draft = {"text": record.draft, "files": []}
         value: dict[str, Any] = {"value": draft} if draft else {}
-        records = shelf.records()
-        titles = [(each.title, each.id) for each in records]
         branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
         at = next((n for n, each in enumerate(record.branches, 1) if each.current), None)
         account = shelf.account(id, keys[-1]) if keys else {}
@@ -179,7 +178,7 @@ class Talking:
             status,
             gr.MultimodalTextbox(submit_btn=True, stop_btn=False, **value),
             gr.Dropdown(choices=branches, value=at, visible=len(branches) > 1),
-            gr.Radio(choices=titles, value=id if any(each.id == id for each in records) else None),
+            gr.skip(),
             record.title if record.said or record.name else "",
             record.questions,
             answer_html(account, self.service.calibration),
@@ -212,6 +211,8 @@ class Talking:
     ) -> Iterator[View]:
         shelf, title, above = self.service.shelf(owner), None, History([], [], [])
         box: Any = None
+        new = not shelf.record_or_new(id).said
+        listing = listed(shelf.records(), id) if new else gr.skip()
         with self.tabs.following(tab) as left:
             for shown in work.follow():
                 if left.is_set():
@@ -222,21 +223,30 @@ class Talking:
                     title = shown.title
                     record = shelf.record_or_new(id)
                     above = history(base(record) if base else record, shelf)
-                yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box=box)
-                box = gr.skip()
+                yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box, listing)
+                box = listing = gr.skip()
             yield self.view(owner, id, status=status_html(work.shown))
 
-    def _meanwhile(self, id: str, messages: Sequence[Any] | None, shown: Shown, box: Any) -> View:
+    def _meanwhile(
+        self,
+        id: str,
+        messages: Sequence[Any] | None,
+        shown: Shown,
+        box: Any = None,
+        listing: Any = None,
+    ) -> View:
         """What changes while work is being done.
 
         Args:
             box: None to empty it and offer to stop.
+            listing: None to leave it.
         """
         if box is None:
             box = gr.MultimodalTextbox(value=None, submit_btn=False, stop_btn=True)
         chat = gr.skip() if messages is None else list(messages)
-        rest = [gr.skip()] * 6
-        return (id, id, chat, status_html(shown), box, *rest)
+        listing = gr.skip() if listing is None else listing
+        rest = [gr.skip()] * 4
+        return (id, id, chat, status_html(shown), box, gr.skip(), listing, *rest)
 
     def _history(self, owner: str, id: str) -> History:
         shelf = self.service.shelf(owner)
@@ -255,6 +265,12 @@ class Talking:
         said = shelf.record_or_new(id).said
         users = [index for index, each in enumerate(said) if each.role == "user"]
         return users[number - 1] if 1 <= number <= len(users) else len(said)
+
+
+def listed(records: Sequence[Record], id: str) -> Any:
+    """The list of conversations, with the one that is shown marked."""
+    titles = [(each.title, each.id) for each in records]
+    return gr.Radio(choices=titles, value=id if any(each.id == id for each in records) else None)
 
 
 def owner_of(request: gr.Request) -> str:

@@ -9,11 +9,11 @@ from kvlite.errors import KvliteError, SettingError
 from kvlite.folders import config_folder
 from kvlite.meanings import require_meaning
 from kvlite.profiles import Profiles
-from kvlite.settings import OPTIONS, Settings
+from kvlite.settings import LOADING, OPTIONS, Settings
 
 from .form import changed, label_of, shown_value, values_of
 from .pricing import Pricer, price_html
-from .service import LOADING, Service
+from .service import Service
 from .status import sentence_html, status_html
 from .talking import owner_of
 from .work import Work
@@ -25,7 +25,6 @@ class Tuning:
     def __init__(self, service: Service, pricer: Pricer) -> None:
         self.service = service
         self.pricer = pricer
-        self.profiles = Profiles(config_folder())
 
     def price(self, tokens: float | None, *shown: Any) -> str:
         """What the settings that are shown would take."""
@@ -71,38 +70,48 @@ class Tuning:
         notes = [note for work in works for note in work.shown.notes]
         yield sentence_html(" ".join([*(f"{note}." for note in notes), told]))
 
-    def take(self, name: str | None, *shown: Any) -> list[Any]:
+    def profiles(self, request: gr.Request) -> Any:
+        """The user's profiles, to choose from."""
+        return gr.Dropdown(choices=self._profiles(request).names(), value=None)
+
+    def take(self, name: str | None, request: gr.Request, *shown: Any) -> list[Any]:
         """Put a profile's values into the controls."""
         if not name:
             return list(shown)
         try:
-            profile = self.profiles.read(name)
+            profile = self._profiles(request).read(name)
         except KvliteError as error:
             raise gr.Error(str(error)) from None
         values = dict(zip(OPTIONS, shown, strict=True))
         values |= {each: shown_value(each, value) for each, value in profile.values.items()}
         return list(values.values())
 
-    def save(self, name: str, *shown: Any) -> Any:
+    def save(self, name: str, request: gr.Request, *shown: Any) -> Any:
         """Save what is not as usual as a profile."""
         try:
             values = changed(vars(self._settings(shown)), Settings())
             for each, value in values.items():
                 require_meaning(each, value, label_of(each))
-            self.profiles.save(name.strip(), values, force=True)
+            profiles = self._profiles(request)
+            profiles.save(name.strip(), values, force=True)
         except KvliteError as error:
             raise gr.Error(str(error)) from None
-        return gr.Dropdown(choices=self.profiles.names(), value=name.strip())
+        return gr.Dropdown(choices=profiles.names(), value=name.strip())
 
-    def remove(self, name: str | None) -> Any:
+    def remove(self, name: str | None, request: gr.Request) -> Any:
         """Delete a profile."""
         if not name:
             raise gr.Error("choose the profile to delete first")
         try:
-            self.profiles.delete(name)
+            self._profiles(request).delete(name)
         except KvliteError as error:
             raise gr.Error(str(error)) from None
-        return gr.Dropdown(choices=self.profiles.names(), value=None)
+        return self.profiles(request)
+
+    def _profiles(self, request: gr.Request) -> Profiles:
+        """The program's own; someone who logs in has others."""
+        owner = owner_of(request)
+        return Profiles(self.service.shelf(owner).folder if owner else config_folder())
 
     def _settings(self, shown: Any) -> Settings:
         return Settings().replace(values_of(list(OPTIONS), shown))
@@ -110,8 +119,8 @@ class Tuning:
     def _current(self, owner: str, id: str) -> Settings:
         """What a conversation has now."""
         shelf = self.service.shelf(owner)
-        own = shelf.record_or_new(id).changed
+        record = shelf.record_or_new(id)
         try:
-            return self.service.settings.replace(own)
+            return self.service.settings.replace({**record.began, **record.changed})
         except SettingError:  # it was had with another version
             return self.service.settings

@@ -13,6 +13,8 @@ from typing import Any
 from kvlite.errors import SettingError
 
 EMBEDDED_MODEL = "smollm2-135m"
+# Settings that only loading a model heeds.
+LOADING = ("model", "device", "weights", "vram", "stream")
 
 
 def _option(
@@ -182,9 +184,9 @@ class Settings:
         Raises:
             SettingError: as `replace`, or a value that only loading could heed.
         """
-        loaded = ("device", "weights", "stream", "vram")  # auto is how they are
-        values = {name: v for name, v in values.items() if name not in loaded or v != "auto"}
-        for name in ("model", *loaded):
+        # What is auto is as it was loaded.
+        values = {name: v for name, v in values.items() if name not in LOADING or v != "auto"}
+        for name in LOADING:
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "

@@ -177,7 +177,8 @@ class Session:
         if seen + new >= most:
             raise ContextError(
                 f"{new:,} more tokens do not fit this model, which was trained for {most:,}, of "
-                f"which {seen:,} are read: ask about a part of the document, or /clear first"
+                f"which {seen:,} are read: ask about a part of the document, or begin a new "
+                "conversation"
             )
 
     def say(self, text: str) -> Begin:

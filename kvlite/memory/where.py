@@ -103,7 +103,7 @@ def _beside(tier: Tier | None, checkpoints: int) -> list[Part]:
         bits = "as the model has it" if tier.bits is None else f"in {tier.bits} bits"
         parts.append(Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read, {bits}"))
     if checkpoints:
-        parts.append(Part("checkpoints", checkpoints, "for /undo, /edit and /branch"))
+        parts.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
     return parts
 
 

@@ -15,6 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.cli.conftest import model_of
 
 ARGS = (
     "--no-sandbox",
@@ -80,14 +83,30 @@ def serving(data: Path, *args: str, config: Path | None = None) -> Iterator[Serv
         print(f"the app ended with {process.wait()}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that says words, fast, and never ends an answer by itself."""
+    folder = model_of(tmp_path_factory.mktemp("talker"), 100_000)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = " the sea light house storm ship wind keeper rock wave night far bell and lamp"
+    head = model.lm_head.weight.data
+    said = tokenizer.encode(words, add_special_tokens=False)
+    kept = head[said].clone()
+    head.zero_()
+    head[said] = kept
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for all tests that leave it as it is."""
     with serving(tmp_path_factory.mktemp("app"), "--max-tokens", "24") as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     """A browser; where there must be one, its absence is an error."""
     names = ("chromium", "chromium-browser", "google-chrome")

@@ -52,6 +52,8 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     live = figures(page)
     assert live["seen"] > 20
     assert live["kv"] > 0
+    account.locator(".title").click()
+    expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
 
     page.reload()
     assert answered(page, 1) == [answer]
@@ -63,8 +65,10 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     assert answered(page, 2)[0] == answer
 
 
-def test_an_answer_can_be_stopped_and_its_part_stays(tmp_path: Path, visitor: Visitor) -> None:
-    with serving(tmp_path, "--max-tokens", "2000") as server:
+def test_an_answer_can_be_stopped_and_its_part_stays(
+    tmp_path: Path, talker: Path, visitor: Visitor
+) -> None:
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "50000") as server:
         page = visitor.open(server.address)
         send(page, "Tell me a very long story about a lighthouse, with many chapters.")
         expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+ \w+"), timeout=SLOW)
@@ -94,11 +98,13 @@ def test_an_answer_can_be_stopped_and_its_part_stays(tmp_path: Path, visitor: Vi
         page.close()
         server.end(signal.SIGKILL)
     visitor.errors.clear()  # of losing the server
-    with serving(tmp_path, "--max-tokens", "8") as server:
+    with serving(tmp_path, "--model", str(talker)) as server:
         page = visitor.open(server.address)
         assert answered(page, 1) == [before]
         assert page.locator("#box textarea").input_value() == "And one more."
         page.locator("#box textarea").press("Enter")
+        expect(page.locator(ANSWER)).to_have_count(2, timeout=SLOW)
+        page.locator("#box .stop-button").click()
         assert answered(page, 2)[0] == before
         page.close()
 
@@ -140,8 +146,10 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     assert answered(page, 2)[0] == first
 
 
-def test_others_are_shown_while_an_answer_comes(tmp_path: Path, visitor: Visitor) -> None:
-    with serving(tmp_path, "--max-tokens", "2000") as server:
+def test_others_are_shown_while_an_answer_comes(
+    tmp_path: Path, talker: Path, visitor: Visitor
+) -> None:
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "50000") as server:
         page = visitor.open(server.address)
         send(page, "Name a colour.")
         expect(page.locator("#box .stop-button")).to_be_visible(timeout=SLOW)
@@ -257,9 +265,12 @@ def test_settings_are_priced_at_once_and_refused_in_a_sentence(
 
 def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
-    page.locator("#new").click()
     page.get_by_role("tab", name="Settings").click()
-    page.locator("#set-max-new-tokens input").fill("3")
+    most = page.locator("#set-max-new-tokens input")
+    most.fill("5")
+    page.locator("#new").click()
+    expect(most).to_have_value("24", timeout=SLOW)  # which begins as usual
+    most.fill("3")
     page.locator("#apply").click()
     expect(page.locator("#applied")).to_contain_text("max tokens", timeout=SLOW)
     send(page, "Count to a hundred.")
@@ -285,12 +296,15 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         expect(page.locator("#listing label")).to_have_count(1)
         page.locator("#listing label").click()
         expect(page.locator(ANSWER)).to_have_text(answer, timeout=SLOW)
+        send(page, "And owls?")
+        answered(page, 2)
+        assert titles(page) == ["Where do herons live?"]  # what is searched for still
         page.locator("#search textarea, #search input").fill("")
 
         page.get_by_role("button", name="This conversation").click()
         page.locator("#name textarea, #name input").fill("Herons & <b>others</b>")
         page.get_by_role("button", name="Rename").click()
-        expect(page.locator("#listing label").nth(1)).to_have_text("Herons & <b>others</b>")
+        expect(page.locator("#listing label").first).to_have_text("Herons & <b>others</b>")
 
         with page.expect_download() as saved:
             page.locator("#export-json").click()

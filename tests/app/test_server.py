@@ -15,12 +15,12 @@ from gradio_client.exceptions import AppError
 
 from kvlite.cli.main import main
 from kvlite.errors import SettingError
-from kvlite_app.guard import LARGEST
+from kvlite.settings import Settings
+from kvlite_app.guard import LARGEST, Door
 from kvlite_app.record import Record
-from kvlite_app.serve import _free_port
+from kvlite_app.serve import _free_port, serve
 from kvlite_app.shelf import Shelf
 from tests.app.conftest import Server, serving, waited
-from tests.cli.conftest import model_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,12 +35,6 @@ def http(server: Server) -> httpx.Client:
 
 def records(server: Server, user: str = "") -> list[Record]:
     return Shelf(user, server.data).records()
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers go on for as long as a test wants."""
-    return model_of(tmp_path_factory.mktemp("tiny"), 100_000)
 
 
 # What programs may ask.
@@ -195,10 +189,10 @@ USERS = ("--auth", "ann:secret", "--auth", "ben:other")
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Server]:
+def locked(tmp_path_factory: pytest.TempPathFactory, talker: Path) -> Iterator[Server]:
     """One that asks for passwords, and answers at length."""
     data = tmp_path_factory.mktemp("locked")
-    with serving(data, "--model", str(tiny), "--max-tokens", "50000", *USERS) as server:
+    with serving(data, "--model", str(talker), "--max-tokens", "50000", *USERS) as server:
         yield server
 
 
@@ -218,7 +212,7 @@ def test_nothing_is_told_without_a_password(locked: Server) -> None:
         assert wrong.status_code == 400
 
 
-def test_users_are_kept_apart(locked: Server, tiny: Path) -> None:
+def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
     ann, ben = (
         client(locked, auth=("ann", "secret")),
         client(locked, auth=("ben", "other")),
@@ -298,11 +292,16 @@ def test_a_port_that_is_taken_is_passed_over(server: Server) -> None:
         _free_port("127.0.0.1", 65535)
 
 
+def test_another_app_with_the_same_conversations_is_refused(server: Server) -> None:
+    with pytest.raises(SettingError, match=f"another `kvlite app` has .* in {server.data}/app"):
+        serve(Settings(), Door(), root=server.data)
+
+
 # How it ends.
 
 
-def test_whatever_ends_it_loses_the_unfinished_answer_at_most(tmp_path: Path, tiny: Path) -> None:
-    with serving(tmp_path, "--model", str(tiny), "--max-tokens", "50000") as server:
+def test_whatever_ends_it_loses_the_unfinished_answer_at_most(tmp_path: Path, talker: Path) -> None:
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "50000") as server:
         asks = client(server)
         first = asks.submit("Hello", "", api_name="/say")
         waited(lambda: first.outputs() and len(first.outputs()[-1]) > 20)
@@ -314,7 +313,7 @@ def test_whatever_ends_it_loses_the_unfinished_answer_at_most(tmp_path: Path, ti
         server.end(signal.SIGKILL)
     assert records(server)[0].said == kept.said
 
-    with serving(tmp_path, "--model", str(tiny), "--max-tokens", "50000") as server:
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "50000") as server:
         asks = client(server)
         assert records(server)[0].draft == "And the rest?"
         jobs = [asks.submit("And the rest?", kept.id, api_name="/say")]

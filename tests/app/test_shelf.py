@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvlite.errors import SettingError
 from kvlite_app.history import history
-from kvlite_app.record import Branch, Record, Said, key_of
+from kvlite_app.record import Branch, Record, Said, keys_of
 from kvlite_app.shelf import Shelf
 
 said = st.builds(
@@ -50,6 +50,7 @@ def test_conversations_are_kept_listed_renamed_and_deleted(tmp_path: Path) -> No
     assert shelf.records("africa caches") == []
     assert shelf.rename(one.id, "  Caches \n and more ").name == "Caches and more"
     assert shelf.record(one.id).name == "Caches and more"
+    assert [each.title for each in shelf.records("caches")] == ["Caches and more"]
     shelf.delete(two.id)
     assert not shelf.has(two.id)
     assert [each.id for each in shelf.records()] == [one.id]
@@ -126,7 +127,7 @@ def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> No
         Said("assistant", "b"),
     ]
     shelf.save(record)
-    keys = [key_of(record.said[:2]), key_of(record.said)]
+    keys = keys_of(record.said)[1::2]
     assert keys[0] != keys[1]
     shelf.keep_account(record.id, keys[0], {"brief": "damaged"})
     assert shelf.account(record.id, keys[0]) == {}

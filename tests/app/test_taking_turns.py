@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import gradio as gr
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,10 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvlite.chat.session import Session
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite.settings import Settings
+from kvlite.settings import OPTIONS, Settings
+from kvlite_app.form import shown_value
 from kvlite_app.freed import held_now
+from kvlite_app.pricing import Pricer
 from kvlite_app.record import Record
 from kvlite_app.service import Service
+from kvlite_app.tuning import Tuning
 from kvlite_app.work import Work
 from tests.app.conftest import waited
 from tests.cli.conftest import model_of
@@ -293,13 +298,46 @@ def test_another_model_says_whose_a_conversation_is_and_keeps_it(
     id = new(service)
     say(service, id, "Hello")
     service.load(service.settings.replace({"model": str(fat)})).wait()
-    with pytest.raises(SnapshotError, match="made with another model"):
+    with pytest.raises(SnapshotError, match=f"Hello was had with {model}: choose that model"):
         say(service, id, "And foxes?")
     assert service.shelf("").record(id).draft == "And foxes?"
     assert say(service, new(service), "Hello")
     service.load(service.settings.replace({"model": str(model)})).wait()
     assert service.shelf("").whole(id).is_file()  # nothing has to be read again
     assert say(service, id, "And foxes?")
+
+
+def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
+    first = make(method="full", stop=("END",))
+    id = new(first)
+    say(first, id, "Hello")
+    first.change("", id, {"seed": 7}).wait()
+    first.close(30)
+    second = make(method="snapkv")
+    tuning, anyone = Tuning(second, Pricer(int)), cast(gr.Request, SimpleNamespace(username=None))
+    shown = dict(zip(OPTIONS, tuning.shown(id, anyone), strict=True))
+    assert (shown["method"], shown["stop"], shown["seed"]) == ("full", "END", "7")
+    shown = dict(zip(OPTIONS, tuning.shown(new(second), anyone), strict=True))
+    assert (shown["method"], shown["stop"], shown["seed"]) == ("snapkv", "", "")
+
+
+def test_profiles_of_those_who_log_in_are_their_own(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
+    tuning = Tuning(make(), Pricer(int))
+    ann, ben, owner = (
+        cast(gr.Request, SimpleNamespace(username=name)) for name in ("ann", "ben", None)
+    )
+    controls = [shown_value(name, getattr(Settings(chunk=64), name)) for name in OPTIONS]
+    tuning.save("small", ann, *controls)
+    tuning.save("mine", owner, *controls)
+    names = [tuning.profiles(each).choices for each in (ann, ben, owner)]
+    assert names == [[("small", "small")], [], [("mine", "mine")]]
+    assert dict(zip(OPTIONS, tuning.take("small", ann, *controls), strict=True))["chunk"] == "64"
+    with pytest.raises(gr.Error, match="small"):
+        tuning.remove("small", ben)
+    assert tuning.remove("small", ann).choices == []
 
 
 def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make: Make) -> None:

@@ -1,14 +1,12 @@
 """Documents from a browser, and a page that outlives its server."""
 
-import signal
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from kvlite_app.guard import LARGEST
-from tests.app.conftest import SLOW, Server, Visitor, answered, send, serving
+from tests.app.conftest import SLOW, Server, Visitor, answered, send
 
 expect: Any = pytest.importorskip("playwright.sync_api").expect
 
@@ -45,23 +43,3 @@ def test_the_same_file_from_two_tabs_is_read_in_both(
         send(page, "When was it built?")
         answered(page, 1)
         expect(page.locator("#chat").get_by_text("About karsk.txt")).to_be_visible()
-
-
-def test_a_browser_comes_back_to_its_conversation_after_the_server_was_killed(
-    tmp_path: Path, visitor: Visitor
-) -> None:
-    with serving(tmp_path, "--max-tokens", "6") as server:
-        page = visitor.open(server.address)
-        send(page, "Where do herons live?")
-        (first,) = answered(page, 1)
-        port = str(urlsplit(server.address).port)
-        page.close()
-        server.end(signal.SIGKILL)
-    with serving(tmp_path, "--max-tokens", "6", "--port", port) as server:
-        assert urlsplit(server.address).port == int(port)
-        page = visitor.open(server.address)
-        assert answered(page, 1) == [first]  # the same one is open
-        send(page, "And foxes?")
-        assert answered(page, 2)[0] == first
-        page.close()
-        visitor.errors.clear()  # of losing the server
