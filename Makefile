@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup browser demo test check format clean
+.PHONY: setup browser demo test long check format clean
 
 setup: $(READY)
 
@@ -34,6 +34,10 @@ browser:
 
 test: check browser
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
+
+# What `test` leaves out: longer texts, and more cases of what it tests already.
+long: setup
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m long
 
 format: setup
 	$(BIN)/ruff format .

@@ -238,7 +238,7 @@ def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
     before, ends = state(talk), set()
     with Faults() as counted:
         list(talk.check())
-    for at in range(0, counted.count, counted.count // 12):
+    for at in range(0, counted.count, counted.count // 6):
         try:
             with Faults(range(at, at + 200)):
                 (*_, last) = talk.check()

@@ -139,7 +139,7 @@ def test_layers_that_read_less_go_back_after_saving(llama: Tiny, tmp_path: Path)
 @pytest.mark.parametrize("given", [{"recall": "off"}, {}, {"recall_bits": "4"}])
 def test_memory_that_ends_while_going_back(llama: Tiny, given: dict[str, str]) -> None:
     """Wherever it does: what is said next is answered as if nothing had happened."""
-    for at in range(0, 400, 23):
+    for at in range(0, 400, 47):
         talk, fresh = (opened(llama, budget="40", never_lossy=True, **given) for _ in range(2))
         said(talk, FIRST, SECOND, THIRD)
         list(talk.edit(3, OTHER))

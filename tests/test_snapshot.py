@@ -120,12 +120,12 @@ def test_the_next_answer_is_that_without_saving(
 @pytest.mark.parametrize(
     ("place", "recall_bits", "bits"),
     [
-        ("ram", "16", "16"),
-        ("ram", "8", "4"),
-        ("ram", "4", "k8v4"),
-        ("disk", "16", "8"),
-        ("disk", "8", "16"),
-        ("disk", "4", "4"),
+        ("ram", "8", "16"),
+        ("disk", "4", "k8v4"),
+        pytest.param("ram", "16", "4", marks=pytest.mark.long),
+        pytest.param("ram", "4", "8", marks=pytest.mark.long),
+        pytest.param("disk", "16", "16", marks=pytest.mark.long),
+        pytest.param("disk", "8", "4", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("name", [*METHODS, *COMPOSED])

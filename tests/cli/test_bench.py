@@ -133,7 +133,7 @@ def test_without_matplotlib_there_is_a_table_and_a_word(
     assert not list((tmp_path / "run").glob("*.png"))
 
 
-@pytest.mark.parametrize("stopped", [1, 4, 10])
+@pytest.mark.parametrize("stopped", [1, 4, pytest.param(10, marks=pytest.mark.long)])
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     kvlite: Run, model: Path, tmp_path: Path, stopped: int
 ) -> None:
