@@ -7,7 +7,7 @@ import gradio as gr
 from kvlite.errors import KvliteError
 
 from .service import Service
-from .talking import listed, owner_of
+from .talking import owner_of, titles
 
 
 class Browsing:
@@ -16,9 +16,9 @@ class Browsing:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def listed(self, query: str, id: str, request: gr.Request) -> Any:
+    def found(self, query: str, request: gr.Request) -> Any:
         """Those that match what is searched for."""
-        return listed(self.service.shelf(owner_of(request)).records(query), id)
+        return gr.Radio(choices=titles(self.service.shelf(owner_of(request)).records(query)))
 
     def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
         """Call one otherwise."""
@@ -29,7 +29,7 @@ class Browsing:
             shelf.rename(id, name)
         except KvliteError as error:
             raise gr.Error(str(error)) from None
-        return self.listed(query, id, request)
+        return self.found(query, request)
 
     def delete(self, id: str, sure: bool, request: gr.Request) -> str:
         """Remove one, if that is meant; what is shown then."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
 
 SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
-# Bytes a document may have.
-LARGEST = 200 << 20
+# Bytes a document may have, and whatever else is sent.
+LARGEST, LONGEST = 200 << 20, 32 << 20
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 # Nothing is fetched from elsewhere, whatever an answer or a document has in it. The page itself
@@ -101,11 +101,11 @@ class Door:
         so requests to a loopback address must call it by a loopback name. Nor may such a page send
         anything, even if it could not read the answer.
         """
-        guards = [Middleware(Headers), Middleware(OwnFiles)]
+        guards = [Middleware(Headers)]
         if self.is_private:
             guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, self.host]))
             guards.append(Middleware(OwnPages))
-        return guards
+        return [*guards, Middleware(OwnFiles)]
 
 
 class OwnPages:
@@ -120,30 +120,36 @@ class OwnPages:
             sent = dict(scope["headers"])
             origin = sent.get(b"origin")
             if origin is not None and origin.partition(b"://")[2] != sent.get(b"host"):
-                refusal = PlainTextResponse("This is another page's request.", status_code=403)
-                await refusal(scope, receive, send)
+                await _refused("This is another page's request.", 403)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
 class OwnFiles:
-    """Refuses what names a file by an address, which gradio would fetch."""
+    """Refuses what names a file by an address, which gradio would fetch; and more than anyone
+    types."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the app does, or refuse."""
-        kind = dict(scope.get("headers", ())).get(b"content-type", b"")
-        if scope["type"] != "http" or scope["method"] != "POST" or kind.startswith(b"multipart/"):
+        if scope["type"] != "http" or scope["method"] != "POST" or _is_upload(scope):
             await self.app(scope, receive, send)
             return
-        body = await Request(scope, receive).body()
-        if _names_an_address(body):
-            refusal = PlainTextResponse("Files are uploaded here, not fetched.", status_code=403)
-            await refusal(scope, receive, send)
+        body = bytearray()
+        try:
+            async for part in Request(scope, receive).stream():
+                body += part
+                if len(body) > LONGEST:
+                    await _refused("This is too long.", 413)(scope, receive, send)
+                    return
+        except ClientDisconnect:
             return
-        unread = [body]
+        if _names_an_address(bytes(body)):
+            await _refused("Files are uploaded here, not fetched.", 403)(scope, receive, send)
+            return
+        unread = [bytes(body)]
 
         async def again() -> Message:
             if unread:
@@ -151,6 +157,15 @@ class OwnFiles:
             return await receive()
 
         await self.app(scope, again, send)
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Whether a request brings files, by the header that whoever reads it goes by."""
+    return Request(scope).headers.get("content-type", "").startswith("multipart/")
+
+
+def _refused(sentence: str, status: int) -> PlainTextResponse:
+    return PlainTextResponse(sentence, status_code=status)
 
 
 def _names_an_address(body: bytes) -> bool:

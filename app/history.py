@@ -34,9 +34,9 @@ def history(record: Record, shelf: Shelf) -> History:
     """All that was said, each answer with its account under it."""
     found = History([], [], [])
     number = 0
-    for said, key in zip(record.said, keys_of(record.said), strict=True):
+    for said, own in zip(record.said, keys_of(record.said), strict=True):
         number += said.role == "user"
-        key = "" if said.role == "user" else key
+        key = "" if said.role == "user" else own
         for message in _of(said, shelf.account(record.id, key) if key else {}):
             _add(found, message, number, key)
     if record.draft and not _is_said(record):

@@ -8,8 +8,9 @@ from itertools import pairwise
 from kvlite.memory.where import Place
 from kvlite.sizes import readable
 
+from .figures import Figures
 from .kinds import kind_of
-from .live import Sample, Talking
+from .live import Sample
 
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.
@@ -27,7 +28,7 @@ def live_html(samples: Sequence[Sample], owner: str) -> str:
     now = samples[-1]
     parts = [
         *(_place(place) for place in now.places),
-        _figures(now.talking),
+        _figures(now.figures),
         _plot(samples),
     ]
     return f'<div class="live">{"".join(parts)}</div>'
@@ -35,13 +36,13 @@ def live_html(samples: Sequence[Sample], owner: str) -> str:
 
 def _seen_by(owner: str, sample: Sample) -> Sample:
     """Without what is another's: how much was read and kept, where, and what was given up."""
-    if sample.talking is None or sample.talking.owner == owner:
+    if sample.figures is None or sample.figures.owner == owner:
         return sample
     places = [
         replace(place, parts=tuple(replace(part, about="") for part in place.parts))
         for place in sample.places
     ]
-    return replace(sample, places=places, talking=None)
+    return replace(sample, places=places, figures=None)
 
 
 def _place(place: Place) -> str:
@@ -69,29 +70,29 @@ def _place(place: Place) -> str:
     )
 
 
-def _figures(talking: Talking | None) -> str:
-    if talking is None:
+def _figures(now: Figures | None) -> str:
+    if now is None:
         return '<p class="quiet">No conversation of yours is in memory.</p>'
     rows = "".join(
         f'<div data-figure="{name}" data-value="{value}"><dt>{label}</dt><dd>{text}</dd></div>'
-        for name, label, value, text in _told(talking)
+        for name, label, value, text in _told(now)
     )
     return f'<dl class="figures">{rows}</dl>'
 
 
-def _told(talking: Talking) -> Iterator[tuple[str, str, float, str]]:
-    yield "seen", "Context", talking.seen, f"{talking.seen:,} of {talking.most:,} tokens"
-    kv, full = talking.kv_bytes, talking.full_kv_bytes
+def _told(now: Figures) -> Iterator[tuple[str, str, float, str]]:
+    yield "seen", "Context", now.seen, f"{now.seen:,} of {now.most:,} tokens"
+    kv, full = now.kv_bytes, now.full_kv_bytes
     against = f" of {readable(full)}" if kv < full else ""
     yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
-    if talking.tier_bytes:
-        yield "tier", "Kept for recall", talking.tier_bytes, readable(talking.tier_bytes)
-    if talking.tokens_per_s:
-        speed = f"{talking.tokens_per_s:.1f} tokens/s"
-        yield "speed", "Speed", round(talking.tokens_per_s, 2), speed
-    if talking.first_token_s is not None:
-        first = f"{talking.first_token_s:.1f} s"
-        yield "first", "First token after", round(talking.first_token_s, 2), first
+    if now.tier_bytes:
+        yield "tier", "Kept for recall", now.tier_bytes, readable(now.tier_bytes)
+    if now.tokens_per_s:
+        speed = f"{now.tokens_per_s:.1f} tokens/s"
+        yield "speed", "Speed", round(now.tokens_per_s, 2), speed
+    if now.first_token_s is not None:
+        first = f"{now.first_token_s:.1f} s"
+        yield "first", "First token after", round(now.first_token_s, 2), first
 
 
 def _plot(samples: Sequence[Sample]) -> str:
@@ -128,7 +129,7 @@ def _line(samples: Sequence[Sample], now: float, high: float, values: Sequence[i
 def _rungs(samples: Sequence[Sample], now: float) -> Iterator[str]:
     """Where memory was short, and what was given up then."""
     for before, after in pairwise(samples):
-        one, other = before.talking, after.talking
+        one, other = before.figures, after.figures
         if one is None or other is None or one.id != other.id:
             continue
         new = other.rungs[len(one.rungs) :]

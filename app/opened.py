@@ -14,9 +14,13 @@ from kvlite.runner import Runner
 from kvlite.settings import LOADING
 
 from .accounts import Looker, PageFinder, account_of
+from .figures import Figures, figures_of
 from .record import Branch, Record, Said, keys_of, said_in
 from .shelf import Shelf
 from .work import Work
+
+# Seconds for which figures are new enough.
+NEW = 0.5
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Open:
         record: what people see of it.
         session: the conversation itself.
         finder: where the pages of its documents are.
+        figures: what it holds, taken twice a second while something is done with it.
     """
 
     owner: str
@@ -36,6 +41,8 @@ class Open:
     record: Record
     session: Session
     finder: PageFinder
+    figures: Figures | None = None
+    _looked: float = 0.0
 
     @property
     def talk(self) -> Conversation:
@@ -45,6 +52,16 @@ class Open:
     def is_of(self, owner: str, id: str) -> bool:
         """Whether it is this one."""
         return (self.owner, self.record.id) == (owner, id)
+
+    def look(self) -> None:
+        """Take its figures."""
+        self.figures = figures_of(self.owner, self.record.id, self.session)
+        self._looked = time.monotonic()
+
+    def glance(self) -> None:
+        """Take its figures, if they are old."""
+        if time.monotonic() - self._looked >= NEW:
+            self.look()
 
     def answer(self, work: Work, begin: Begin) -> None:
         """Let an answer come, and remember what it was made from."""
@@ -118,7 +135,7 @@ class Open:
             return error
         return SnapshotError(
             f"{self.record.title} was had with {model}: choose that model in the settings to go on "
-            "with it, or begin a new conversation"
+            f"with it, or begin a new conversation ({error})"
         )
 
     def set_aside(self, work: Work) -> None:

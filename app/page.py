@@ -26,8 +26,10 @@ _WORK: dict[str, Any] = {
     "show_progress": "hidden",
     "api_visibility": "private",
 }
-# On a phone what is beside the conversation would hide it; and its buttons have no names.
+# On a phone what is beside the conversation would hide it; and its buttons have no names, nor does
+# a reader of the screen know what tells how things stand.
 _NARROW = """() => {
+  document.getElementById('status')?.setAttribute('aria-live', 'polite');
   for (const [id, name] of [['conversations', 'Conversations'], ['side', 'Memory and settings']]) {
     const side = document.getElementById(id), button = side?.querySelector('.toggle-button');
     button?.setAttribute('aria-label', name);
@@ -63,11 +65,11 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
     with page:
         for_programs(service, live)  # first, so that no event of the page takes their names
         parts = lay_out(service.settings)
-        talking, browsing = Talking(service), Browsing(service)
+        talking, browsing = Talking(service, parts), Browsing(service)
         tuning = Tuning(service, pricer)
         _about_talking(page, parts, talking, browsing)
-        _about_list(parts, browsing, talking, tuning)
-        _about_settings(page, parts, tuning)
+        _about_list(page, parts, browsing, talking, tuning)
+        _about_settings(page, parts, browsing, tuning)
         _about_memory(page, parts, live)
         for script in (_NARROW, _UNFOLDED):
             page.load(None, None, None, js=script)
@@ -94,33 +96,33 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, browsing: Br
 
 def _listed(parts: Parts, browsing: Browsing, event: Any) -> None:
     """Once an event has ended, list the conversations, as it may have changed them."""
-    event.then(browsing.listed, [parts.search, parts.here], [parts.listing], **_AT_ONCE)
+    event.then(browsing.found, [parts.search], [parts.listing], **_AT_ONCE)
 
 
-def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning) -> None:
+def _about_list(
+    page: gr.Blocks, parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning
+) -> None:
     here, view = parts.here, parts.view
+    found: dict[str, Any] = {"fn": browsing.found, "inputs": [parts.search], **_AT_ONCE}
     shown: dict[str, Any] = {"fn": tuning.shown, "outputs": parts.ordered, **_AT_ONCE}
+    page.load(outputs=[parts.listing], **found)
+    page.load(inputs=[parts.kept_here], **shown)
     begun = parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK)
     begun.then(inputs=[here], **shown)
-    _listed(parts, browsing, begun)
     # Another is shown while one is followed, for which the second event goes on and on.
     parts.listing.input(inputs=[parts.listing], **shown)
-    parts.listing.input(
+    chosen = parts.listing.input(
         talking.show, [parts.listing], view, js=_CLOSE, trigger_mode="multiple", **_WORK
     )
+    _listed(parts, browsing, chosen)
     # What is pasted is no input to gradio's text boxes, only a change; what is typed while one
     # search goes on is searched for after it.
-    parts.search.change(
-        browsing.listed,
-        [parts.search, here],
-        [parts.listing],
-        trigger_mode="always_last",
-        **_AT_ONCE,
-    )
+    parts.search.change(outputs=[parts.listing], trigger_mode="always_last", **found)
     parts.name.submit(
         browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
     )
     gone = parts.delete.click(browsing.delete, [here, parts.sure], [here], js=_SURE, **_WORK)
+    gone.then(inputs=[here], **shown)
     _listed(parts, browsing, gone.then(talking.show, [here], view, **_WORK))
     exported = [parts.export, parts.export_name]
     for button, text in ((parts.markdown, browsing.as_markdown), (parts.json, browsing.as_json)):
@@ -129,7 +131,7 @@ def _about_list(parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuni
         )
 
 
-def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning) -> None:
+def _about_settings(page: gr.Blocks, parts: Parts, browsing: Browsing, tuning: Tuning) -> None:
     controls = [parts.tokens, *parts.ordered]
     pricing: dict[str, Any] = {
         "fn": tuning.price,
@@ -142,7 +144,10 @@ def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning) -> None:
     }
     gr.on([each.change for each in controls], trigger_mode="always_last", **pricing)
     page.load(**pricing)
-    parts.apply.click(tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK)
+    applied = parts.apply.click(
+        tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK
+    )
+    _listed(parts, browsing, applied)
     page.load(tuning.profiles, None, [parts.profiles], **_AT_ONCE)
     parts.profiles.input(
         tuning.take, [parts.profiles, *parts.ordered], parts.ordered, **_AT_ONCE

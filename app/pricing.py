@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
+
+import torch
 
 from kvlite.errors import KvliteError
 from kvlite.memory.plan import Plan, Planner
@@ -57,17 +60,18 @@ class Pricer:
         Raises:
             KvliteError: a setting is none, or the model cannot be found or planned for.
         """
+        folder, device = find_config(settings.model), choose_device(settings.device)
         with making_modules():
-            planner = self._planner(settings)
+            planner = self._planner(settings, folder, device)
             most = planner.shape.max_context - settings.max_new_tokens
             plan, nearest = planner.best(max(1, min(tokens, most))), None
             if not plan.fits:
-                other = self._planner(settings.replace(_OPEN)).best(plan.tokens)
+                others = self._planner(settings.replace(_OPEN), folder, device)
+                other = others.best(plan.tokens)
                 nearest = other if other.fits else None
             return Price(plan, tokens, planner.reach(plan.choice), nearest)
 
-    def _planner(self, settings: Settings) -> Planner:
-        folder, device = find_config(settings.model), choose_device(settings.device)
+    def _planner(self, settings: Settings, folder: Path, device: torch.device) -> Planner:
         planner = planner_here(settings, folder, device, reads_text=False)
         planner.room = replace(planner.room, total=self._offered(planner, settings))
         return planner

@@ -53,14 +53,18 @@ def _alone(root: Path) -> Iterator[None]:
     """Raises SettingError if another app has the conversations of this data folder open."""
     folder = root / "app"
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".open", timeout=0)
     try:
-        with FileLock(folder / ".open", timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         raise SettingError(
             f"another `kvlite app` has the conversations in {folder} open: use that one, end it, "
             "or set KVLITE_DATA to another folder"
         ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _quietly(

@@ -14,6 +14,7 @@ from typing import Any
 from kvlite.chat.session import Session
 from kvlite.documents import Document
 from kvlite.errors import SettingError
+from kvlite.memory.where import Holding, holding
 from kvlite.model.calibration import Calibration
 from kvlite.runner import Runner, open_runner
 from kvlite.settings import Settings
@@ -35,6 +36,7 @@ class Service:
         settings: what the model is loaded with, and conversations begin with.
         engine: the thread that does the work.
         runner: the model, None while there is none.
+        holding: what it holds while no conversation is in memory.
         open: the conversation in memory.
     """
 
@@ -47,6 +49,7 @@ class Service:
         self.settings = settings
         self.engine = Engine()
         self.runner: Runner | None = None
+        self.holding = Holding(())
         self.open: Open | None = None
         self._root = root
         self._shelves: dict[str, Shelf] = {}
@@ -60,11 +63,13 @@ class Service:
     @property
     def calibration(self) -> Calibration | None:
         """What was measured of the model, if there is one and it was."""
-        return None if self.runner is None else self.runner.model.calibration
+        runner = self.runner
+        return None if runner is None else runner.model.calibration
 
     def held_bytes(self) -> int:
         """What the model there is holds of its device."""
-        return 0 if self.runner is None else held_now(self.runner.model.device)
+        runner = self.runner
+        return 0 if runner is None else held_now(runner.model.device)
 
     def work_of(self, owner: str, id: str) -> Work | None:
         """What is being done, or waits to be, for a conversation."""
@@ -216,6 +221,7 @@ class Service:
         def whole(work: Work) -> Record:
             now = self._opened(owner, id, work)
             now.record.draft = draft or now.record.draft
+            work.heed = now.glance
             work.begin(title)
             try:
                 task(now, work)
@@ -223,7 +229,11 @@ class Service:
                 if now.shelf.has(id):  # what was refused makes no conversation
                     now.keep()
                 raise
-            now.keep()
+            else:
+                now.keep()
+            finally:
+                work.heed = None
+                now.look()
             return now.record
 
         with self._lock:
@@ -286,6 +296,8 @@ class Service:
             freed = f"{name} is gone, {readable(max(0, before - held_now(device)))} are free again"
             work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
-        self.runner = open_runner(settings, notify=lambda said: work.begin(said))
+        runner = open_runner(settings, notify=lambda said: work.begin(said))
+        self.holding = holding(runner.model)
+        self.runner = runner
         self.settings = settings
         return freed

@@ -8,11 +8,11 @@ from .work import Shown
 
 def status_html(shown: Shown) -> str:
     """What work shows of itself: a bar, how long it may take, what the user should know."""
-    parts = [f'<p class="note" role="status">{escape(note)}</p>' for note in shown.notes]
+    parts = [f'<p class="note">{escape(note)}</p>' for note in shown.notes]
     if shown.error:
         parts.append(f'<p class="refused" role="alert">{escape(shown.error)}</p>')
     elif not shown.ended:  # which changes too often to be read out
-        parts.append(_doing(shown))
+        parts.append(f'<div aria-live="off">{_doing(shown)}</div>')
     return f'<div class="status">{"".join(parts)}</div>'
 
 
@@ -44,5 +44,5 @@ def sentence_html(text: str, *, wrong: bool = False) -> str:
     """A sentence of its own."""
     if not text:
         return ""
-    kind = 'class="refused" role="alert"' if wrong else 'class="note" role="status"'
+    kind = 'class="refused" role="alert"' if wrong else 'class="note"'
     return f'<div class="status"><p {kind}>{escape(text)}</p></div>'

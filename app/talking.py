@@ -13,7 +13,7 @@ from kvlite.errors import KvliteError
 from .answer_view import answer_html, difference_html
 from .history import History, history
 from .inert import inert
-from .layout import ANSWER_TAB
+from .layout import ANSWER_TAB, Parts
 from .record import Record
 from .service import Service
 from .status import sentence_html, status_html
@@ -21,14 +21,16 @@ from .tabs import Tabs
 from .uploads import read_upload
 from .work import Shown, Work
 
-View = tuple[Any, ...]
+# New values, by the component that shows them.
+View = dict[Any, Any]
 
 
 class Talking:
     """The page's events about the conversation that is shown."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, parts: Parts) -> None:
         self.service = service
+        self.parts = parts
         self.tabs = Tabs()
 
     def show(self, id: str, request: gr.Request) -> Iterator[View]:
@@ -60,7 +62,7 @@ class Talking:
         for number, file in enumerate(files):
             name = Path(file).name
             doing = Shown(title=f"Opening {name}", done=number, total=len(files))
-            yield self._meanwhile(id, None, doing)
+            yield {self.parts.status: status_html(doing), **self._begun(id)}
             try:
                 documents.append(read_upload(str(file)))
             except KvliteError as error:
@@ -167,23 +169,21 @@ class Talking:
         keys = shown.answer_keys()
         if draft is None and record.draft:
             draft = {"text": record.draft, "files": []}
-        value: dict[str, Any] = {"value": draft} if draft else {}
+        drafted: dict[str, Any] = {"value": draft} if draft else {}
         branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
         at = next((n for n, each in enumerate(record.branches, 1) if each.current), None)
         account = shelf.account(id, keys[-1]) if keys else {}
-        return (
-            id,
-            id,
-            shown.messages,
-            status,
-            gr.MultimodalTextbox(submit_btn=True, stop_btn=False, **value),
-            gr.Dropdown(choices=branches, value=at, visible=len(branches) > 1),
-            gr.skip(),
-            record.title if record.said or record.name else "",
-            record.questions,
-            answer_html(account, self.service.calibration),
-            "",
-        )
+        parts = self.parts
+        return self._here(id) | {
+            parts.chat: shown.messages,
+            parts.status: status,
+            parts.box: gr.MultimodalTextbox(submit_btn=True, stop_btn=False, **drafted),
+            parts.branches: gr.Dropdown(choices=branches, value=at, visible=len(branches) > 1),
+            parts.name: record.title if record.said or record.name else "",
+            parts.chosen: record.questions,
+            parts.answer: answer_html(account, self.service.calibration),
+            parts.difference: "",
+        }
 
     def _do(
         self,
@@ -210,9 +210,9 @@ class Talking:
         self, owner: str, id: str, work: Work, tab: str, base: Any = None
     ) -> Iterator[View]:
         shelf, title, above = self.service.shelf(owner), None, History([], [], [])
-        box: Any = None
-        new = not shelf.record_or_new(id).said
-        listing = listed(shelf.records(), id) if new else gr.skip()
+        begun = self._begun(id)
+        if not shelf.record_or_new(id).said:
+            begun[self.parts.listing] = gr.Radio(choices=titles(shelf.records()), value=id)
         with self.tabs.following(tab) as left:
             for shown in work.follow():
                 if left.is_set():
@@ -223,30 +223,20 @@ class Talking:
                     title = shown.title
                     record = shelf.record_or_new(id)
                     above = history(base(record) if base else record, shelf)
-                yield self._meanwhile(id, [*above.messages, *_coming(shown)], shown, box, listing)
-                box = listing = gr.skip()
+                messages = [*above.messages, *_coming(shown)]
+                yield {self.parts.chat: messages, self.parts.status: status_html(shown), **begun}
+                begun = {}
             yield self.view(owner, id, status=status_html(work.shown))
 
-    def _meanwhile(
-        self,
-        id: str,
-        messages: Sequence[Any] | None,
-        shown: Shown,
-        box: Any = None,
-        listing: Any = None,
-    ) -> View:
-        """What changes while work is being done.
+    def _here(self, id: str) -> View:
+        """That a conversation is the one that is shown."""
+        parts = self.parts
+        return {parts.here: id, parts.kept_here: id, parts.listing: gr.Radio(value=id)}
 
-        Args:
-            box: None to empty it and offer to stop.
-            listing: None to leave it.
-        """
-        if box is None:
-            box = gr.MultimodalTextbox(value=None, submit_btn=False, stop_btn=True)
-        chat = gr.skip() if messages is None else list(messages)
-        listing = gr.skip() if listing is None else listing
-        rest = [gr.skip()] * 4
-        return (id, id, chat, status_html(shown), box, gr.skip(), listing, *rest)
+    def _begun(self, id: str) -> View:
+        """That something is being done for a conversation: the box is empty and offers to stop."""
+        box = gr.MultimodalTextbox(value=None, submit_btn=False, stop_btn=True)
+        return self._here(id) | {self.parts.box: box}
 
     def _history(self, owner: str, id: str) -> History:
         shelf = self.service.shelf(owner)
@@ -267,10 +257,9 @@ class Talking:
         return users[number - 1] if 1 <= number <= len(users) else len(said)
 
 
-def listed(records: Sequence[Record], id: str) -> Any:
-    """The list of conversations, with the one that is shown marked."""
-    titles = [(each.title, each.id) for each in records]
-    return gr.Radio(choices=titles, value=id if any(each.id == id for each in records) else None)
+def titles(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Conversations as a list has them, each with its id."""
+    return [(each.title, each.id) for each in records]
 
 
 def owner_of(request: gr.Request) -> str:

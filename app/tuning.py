@@ -72,7 +72,10 @@ class Tuning:
 
     def profiles(self, request: gr.Request) -> Any:
         """The user's profiles, to choose from."""
-        return gr.Dropdown(choices=self._profiles(request).names(), value=None)
+        try:
+            return gr.Dropdown(choices=self._profiles(request).names(), value=None)
+        except KvliteError as error:
+            raise gr.Error(str(error)) from None
 
     def take(self, name: str | None, request: gr.Request, *shown: Any) -> list[Any]:
         """Put a profile's values into the controls."""

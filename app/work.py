@@ -61,6 +61,7 @@ class Work:
         cancel: set to end it where nothing is lost.
         result: what it made, once it has ended well.
         failure: what went wrong, without the frames it came through.
+        heed: called by whoever does it, each time it shows something.
     """
 
     def __init__(self, task: "Callable[[Work], Any]", title: str) -> None:
@@ -75,6 +76,7 @@ class Work:
         self.result: Any = None
         self.failure: Exception | None = None
         self.shown = Shown(title=title, since=time.monotonic())
+        self.heed: Callable[[], None] | None = None
         self._changed = Condition()
 
     def show(self, **values: Any) -> None:
@@ -82,6 +84,8 @@ class Work:
         with self._changed:
             self.shown = replace(self.shown, **values)
             self._changed.notify_all()
+        if self.heed is not None:
+            self.heed()
 
     def begin(self, title: str) -> None:
         """Another part of it begins."""

@@ -13,6 +13,7 @@ from kvlite.model.load import load_module
 from kvlite.model.making import hollow_module
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import Weights
+from tests.app.conftest import waited
 from tests.conftest import SIZES
 
 FP32, BF16 = Weights("fp32", torch.float32), Weights("bf16", torch.bfloat16)
@@ -30,12 +31,27 @@ def test_a_hollow_module_leaves_torchs_default_dtype_to_other_threads(
     assert module.config.dtype == torch.bfloat16
 
 
+class Watched:
+    """A lock that tells of the threads that come to it."""
+
+    def __init__(self) -> None:
+        self.lock, self.came = threading.RLock(), list[str]()
+
+    def __enter__(self) -> None:
+        self.came.append(threading.current_thread().name)
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 def test_weights_are_tied_however_many_threads_make_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = LlamaConfig(**SIZES, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    loads, made, waits = threading.Event(), threading.Event(), []
+    watched, loads, made = Watched(), threading.Event(), threading.Event()
+    monkeypatch.setattr("kvlite.model.making._LOCK", watched)
     load: Any = AutoModelForCausalLM.from_pretrained
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
@@ -43,7 +59,8 @@ def test_weights_are_tied_however_many_threads_make_modules(
         with monkeypatch.context() as patch:
             patch.setattr(PreTrainedModel, "tie_weights", lambda *_, **__: None)
             loads.set()
-            waits.append(made.wait(0.5))
+            waited(lambda: "other" in watched.came)
+            assert not made.wait(0.2)
         return load(*args, **kwargs)
 
     def make() -> None:
@@ -55,10 +72,9 @@ def test_weights_are_tied_however_many_threads_make_modules(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", slowly)
     failures: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
-    other = threading.Thread(target=make, daemon=True)
+    other = threading.Thread(target=make, daemon=True, name="other")
     other.start()
     load_module(tmp_path, device=torch.device("cpu"), weights=FP32)
     other.join(60)
-    assert waits == [False]
     assert made.is_set()
     assert not failures

@@ -6,7 +6,7 @@ from kvlite.chat.plan_view import PlanView
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Terminal
 from kvlite.errors import SettingError
-from kvlite.memory.where import Place, places
+from kvlite.memory.where import Place, holding, places
 from kvlite.sizes import readable
 
 
@@ -20,8 +20,8 @@ def memory(session: Session, terminal: Terminal, argument: str) -> None:
 def now(session: Session) -> list[Place]:
     """Where it is now, the device first."""
     talk = session.talk
-    vram = session.runner.settings.vram
-    return places(talk.model, talk.cache, talk.tier, talk.checkpoint_bytes, vram)
+    held = holding(talk.model, talk.cache, talk.tier, talk.checkpoint_bytes)
+    return places(talk.model.device, held, session.runner.settings.vram)
 
 
 def plan(session: Session, terminal: Terminal, argument: str) -> None:

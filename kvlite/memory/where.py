@@ -1,7 +1,7 @@
 """Where every byte is now: what a conversation holds, on its device, in host memory and on disk."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -12,7 +12,6 @@ from kvlite.cache.front import bytes_held
 from kvlite.memory.room import capped_bytes
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
-from kvlite.offload.disk import Disk
 
 FREE = "free"
 
@@ -55,33 +54,55 @@ class Place:
         return max(0, self.total - self.free)
 
 
-def places(
-    model: LoadedModel, cache: KVCache | None, tier: Tier | None, checkpoints: int, vram: str
-) -> list[Place]:
-    """The device first, then what is beside it.
+@dataclass(frozen=True)
+class Holding:
+    """What a conversation holds at one moment.
+
+    Attributes:
+        device: on the model's device, the weights first.
+        host: beside it, in host memory.
+        disk: in a file, None where there is none.
+        folder: which that file is in.
+    """
+
+    device: tuple[Part, ...]
+    host: tuple[Part, ...] = ()
+    disk: Part | None = None
+    folder: str = ""
+
+
+def holding(
+    model: LoadedModel,
+    cache: KVCache | None = None,
+    tier: Tier | None = None,
+    checkpoints: int = 0,
+) -> Holding:
+    """Weights, keys and values by kind of layer, the index of what is to be recalled, and what is
+    kept elsewhere.
 
     Args:
         cache: None where there is no conversation.
         checkpoints: bytes of host memory that points of return take.
-        vram: as `Settings.vram`: of a CPU, what live tensors are held to.
     """
-    on_device = held(model, cache, tier)
-    beside = tuple(_beside(tier, checkpoints))
-    disks = [] if tier is None else [layer.disk for layer in tier.layers if layer.disk is not None]
-    elsewhere = [_disk(tier, disk) for disk in disks[:1] if tier is not None]
-    if model.device.type == "cuda":
-        return [_card(model.device, on_device), host(beside), *elsewhere]
-    capped = [] if capped_bytes(vram) is None else [_cap(vram, on_device)]
-    return [*capped, host((*on_device, *beside)), *elsewhere]
+    beside, disk, folder = list[Part](), None, ""
+    if tier is not None and tier.begun:
+        disks = [layer.disk for layer in tier.layers if layer.disk is not None]
+        bits = "as the model has it" if tier.bits is None else f"in {tier.bits} bits"
+        kept = Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read, {bits}")
+        if disks:
+            disk, folder = kept, str(disks[0].folder)
+        else:
+            beside.append(kept)
+    if checkpoints:
+        beside.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
+    return Holding(tuple(_on_device(model, cache, tier)), tuple(beside), disk, folder)
 
 
-def held(model: LoadedModel, cache: KVCache | None, tier: Tier | None) -> tuple[Part, ...]:
-    """What a conversation holds on its device: weights, keys and values by kind of layer, the
-    index of what is to be recalled."""
-    shape = model.shape
-    parts = [Part("weights", bytes_held(model.tensors()), model.weights.name)]
+def _on_device(model: LoadedModel, cache: KVCache | None, tier: Tier | None) -> Iterator[Part]:
+    yield Part("weights", bytes_held(model.tensors()), model.weights.name)
     if cache is None:
-        return tuple(parts)
+        return
+    shape = model.shape
     sliding = [index for index, window in enumerate(shape.windows) if window is not None]
     windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
     for name, indices, nbytes in (
@@ -91,20 +112,23 @@ def held(model: LoadedModel, cache: KVCache | None, tier: Tier | None) -> tuple[
         if indices:
             entries = sum(cache.layers[index].entries_mean for index in indices) / len(indices)
             about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
-            parts.append(Part(name, nbytes, about))
+            yield Part(name, nbytes, about)
     if tier is not None and tier.index_bytes:
-        parts.append(Part("recall index", tier.index_bytes, "finds what is to be recalled"))
-    return tuple(parts)
+        yield Part("recall index", tier.index_bytes, "finds what is to be recalled")
 
 
-def _beside(tier: Tier | None, checkpoints: int) -> list[Part]:
-    parts = []
-    if tier is not None and tier.begun and not tier.on_disk:
-        bits = "as the model has it" if tier.bits is None else f"in {tier.bits} bits"
-        parts.append(Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read, {bits}"))
-    if checkpoints:
-        parts.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
-    return parts
+def places(device: torch.device, held: Holding, vram: str) -> list[Place]:
+    """The device first, then what is beside it.
+
+    Args:
+        held: on that device and beside it.
+        vram: as `Settings.vram`: of a CPU, what live tensors are held to.
+    """
+    elsewhere = [] if held.disk is None else [_disk(held.disk, held.folder)]
+    if device.type == "cuda":
+        return [_card(device, held.device), host(held.host), *elsewhere]
+    capped = [] if capped_bytes(vram) is None else [_cap(vram, held.device)]
+    return [*capped, host((*held.device, *held.host)), *elsewhere]
 
 
 def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
@@ -145,14 +169,14 @@ def host(parts: tuple[Part, ...]) -> Place:
     return Place("host memory", "RAM", memory.total, (*parts, *rest))
 
 
-def _disk(tier: Tier, disk: Disk) -> Place:
-    usage = shutil.disk_usage(disk.folder)
+def _disk(mine: Part, folder: str) -> Place:
+    usage = shutil.disk_usage(folder)
     parts = (
-        Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read"),
-        Part("others", max(0, usage.total - usage.free - tier.nbytes), "other files", False),
+        mine,
+        Part("others", max(0, usage.total - usage.free - mine.nbytes), "other files", False),
         Part(FREE, usage.free, mine=False),
     )
-    return Place(f"the disk of {disk.folder}", "disk", usage.total, parts)
+    return Place(f"the disk of {folder}", "disk", usage.total, parts)
 
 
 def _sum(parts: Sequence[Part]) -> int:

@@ -41,11 +41,12 @@ def hollow_module(
     """
     from transformers import AutoModelForCausalLM
 
-    config, default = deepcopy(config), torch.get_default_dtype()
+    config = deepcopy(config)
     if layers is not None:
         config.num_hidden_layers = layers
     chosen = {} if attention is None else {"attn_implementation": attention}
     with making_modules(), torch.device("meta"):
+        default = torch.get_default_dtype()
         module: Any = AutoModelForCausalLM.from_config(config, dtype=default, **chosen)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype or default)

@@ -162,7 +162,8 @@ def open_without_layers(
     fitting = {name: made[name] for name in made.keys() - missing - misfits}
     _require_plain(fitting)
     _read_the_rest(module, fitting, device)
-    module.tie_weights(missing_keys=missing, recompute_mapping=False)
+    with making_modules():
+        module.tie_weights(missing_keys=missing, recompute_mapping=False)
     module.eval().requires_grad_(False)
     return module, {
         "missing_keys": missing,

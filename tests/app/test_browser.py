@@ -52,7 +52,9 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     live = figures(page)
     assert live["seen"] > 20
     assert live["kv"] > 0
+    expect(page.locator("#answer")).not_to_be_visible()
     account.locator(".title").click()
+    expect(page.locator("#answer")).to_be_visible()
     expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
 
     page.reload()
@@ -126,6 +128,7 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     page.locator("#chat textarea").fill("Name a town.")
     page.locator("#chat").get_by_role("button", name="Submit").click()
     expect(page.get_by_test_id("user").last).to_have_text("Name a town.", timeout=SLOW)
+    expect(page.locator("#branches input")).to_have_value("Name a town.", timeout=SLOW)
     assert answered(page, 2)[0] == first
 
     page.get_by_role("button", name="Undo").last.click()
@@ -298,6 +301,7 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         expect(page.locator(ANSWER)).to_have_text(answer, timeout=SLOW)
         send(page, "And owls?")
         answered(page, 2)
+        page.wait_for_timeout(1000)
         assert titles(page) == ["Where do herons live?"]  # what is searched for still
         page.locator("#search textarea, #search input").fill("")
 

@@ -34,7 +34,7 @@ def test_a_public_address_needs_one_too() -> None:
 
 def test_only_a_loopback_address_is_held_to_its_names() -> None:
     names = [each.cls.__name__ for each in Door().middleware()]
-    assert names == ["Headers", "OwnFiles", "TrustedHostMiddleware", "OwnPages"]
+    assert names == ["Headers", "TrustedHostMiddleware", "OwnPages", "OwnFiles"]
     assert [each.cls.__name__ for each in Door("0.0.0.0").middleware()] == ["Headers", "OwnFiles"]
 
 
@@ -54,6 +54,16 @@ def test_nothing_is_fetched_for_a_program_that_names_an_address(body: str) -> No
     answer = TestClient(OwnFiles(echo)).post("/", content=body)
     assert answer.status_code == 403
     assert answer.text == "Files are uploaded here, not fetched."
+
+
+def test_who_sends_two_kinds_is_taken_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = '{"path": "https://example.org"}'
+    kinds = [("content-type", "application/json"), ("content-type", "multipart/x")]
+    visitor = TestClient(OwnFiles(echo))
+    assert visitor.post("/", content=body, headers=kinds).status_code == 403
+    assert visitor.post("/", content=body, headers=kinds[::-1]).text == body  # read as an upload
+    monkeypatch.setattr("kvlite_app.guard.LONGEST", len(body) - 1)
+    assert visitor.post("/", content=body).status_code == 413
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from gradio_client.exceptions import AppError
 
 from kvlite.cli.main import main
 from kvlite.errors import SettingError
-from kvlite.settings import Settings
-from kvlite_app.guard import LARGEST, Door
+from kvlite_app.guard import LARGEST
 from kvlite_app.record import Record
-from kvlite_app.serve import _free_port, serve
+from kvlite_app.serve import _alone, _free_port
 from kvlite_app.shelf import Shelf
 from tests.app.conftest import Server, serving, waited
 
@@ -293,8 +292,9 @@ def test_a_port_that_is_taken_is_passed_over(server: Server) -> None:
 
 
 def test_another_app_with_the_same_conversations_is_refused(server: Server) -> None:
-    with pytest.raises(SettingError, match=f"another `kvlite app` has .* in {server.data}/app"):
-        serve(Settings(), Door(), root=server.data)
+    told = f"another `kvlite app` has .* in {server.data}/app"
+    with pytest.raises(SettingError, match=told), _alone(server.data):
+        pass
 
 
 # How it ends.

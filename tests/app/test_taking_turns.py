@@ -270,6 +270,22 @@ def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
     assert record.said[2].documents == ("heron.txt",)
 
 
+def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: Make) -> None:
+    service = make(max_new_tokens=50_000)
+    work = service.say("", new(service), "Hello", [])
+    answering(work)
+    assert service.open is not None
+    waited(lambda: service.open.figures is not None)
+    first = service.open.figures
+    waited(lambda: service.open.figures.seen > first.seen)
+    work.cancel.set()
+    work.wait()
+    last, cache = service.open.figures, service.open.talk.cache
+    assert (last.seen, last.kv_bytes) == (cache.seen, cache.nbytes)
+    assert last.tokens_per_s is not None
+    assert [part.nbytes for part in last.holding.device if "KV" in part.name] == [cache.nbytes]
+
+
 def test_a_new_name_stays(make: Make) -> None:
     service = make()
     id = new(service)

@@ -1,4 +1,4 @@
-"""Documents from a browser, and a page that outlives its server."""
+"""Documents from a browser."""
 
 from pathlib import Path
 from typing import Any

@@ -5,6 +5,7 @@ from io import StringIO
 
 import psutil
 import pytest
+import torch
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -14,9 +15,10 @@ from kvlite.chat.bars import bar
 from kvlite.chat.memory_view import MemoryView
 from kvlite.chat.status import Gauge, Status, status_line
 from kvlite.ledger import Ledger
-from kvlite.memory.where import Part, Place, places
+from kvlite.memory.where import Part, Place, holding, places
 from tests.chat.conftest import Chat
 
+CPU = torch.device("cpu")
 STATUS = Status(6_074, 8_192, 31_142_707, "VRAM", 6 << 30, 24 << 30, 23.45)
 
 
@@ -67,7 +69,7 @@ def test_a_gauge_looks_at_memory_once_a_second(chat: Chat, monkeypatch: pytest.M
 def test_every_byte_is_somewhere(runner: kvlite.Runner) -> None:
     talk = runner.conversation(budget=64, method="snapkv:window=8", recall="ram")
     talk.generate(list(range(300, 600)))
-    (host,) = places(runner.model, talk.cache, talk.tier, 1000, "auto")
+    (host,) = places(CPU, holding(runner.model, talk.cache, talk.tier, 1000), "auto")
     sizes = {part.name: part.nbytes for part in host.parts}
     weights = {id(each): each for each in runner.model.module.parameters()}
     assert sizes["weights"] >= sum(each.nbytes for each in weights.values())
@@ -85,7 +87,7 @@ def test_every_byte_is_somewhere(runner: kvlite.Runner) -> None:
 def test_what_vram_allows_comes_first(runner: kvlite.Runner) -> None:
     talk = runner.conversation()
     talk.generate([300, 301, 302])
-    allowed, host = places(runner.model, talk.cache, talk.tier, 0, "64MiB")
+    allowed, host = places(CPU, holding(runner.model, talk.cache, talk.tier), "64MiB")
     assert (allowed.short, allowed.total, host.short) == ("VRAM", 64 << 20, "RAM")
     assert sum(part.nbytes for part in allowed.parts) == 64 << 20
     assert {part.name for part in allowed.parts} == {"weights", "KV, full attention", "free"}
@@ -95,7 +97,7 @@ def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
     talk = runner.conversation(budget=64, method="snapkv:window=8", recall="disk")
     talk.generate(list(range(300, 600)))
     assert talk.tier is not None
-    host, disk = places(runner.model, talk.cache, talk.tier, 0, "auto")
+    host, disk = places(CPU, holding(runner.model, talk.cache, talk.tier), "auto")
     assert "recall tier" not in {part.name for part in host.parts}
     assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.tier.nbytes)
 
@@ -106,7 +108,8 @@ def test_windows_are_apart() -> None:
     model = make_tiny("gemma3").model
     talk = kvlite.Runner(model, kvlite.Settings()).conversation()
     talk.generate(list(range(3, 103)), max_new_tokens=2)
-    sizes = {part.name: part.nbytes for part in places(model, talk.cache, None, 0, "auto")[0].parts}
+    (host,) = places(CPU, holding(model, talk.cache), "auto")
+    sizes = {part.name: part.nbytes for part in host.parts}
     held = sizes["KV, full attention"], sizes["KV, sliding windows"]
     assert sum(held) == talk.cache.nbytes
     entry = 2 * 2 * 16 * 4 + 2 * 4  # keys and values of two heads in float32, and positions

@@ -1,0 +1,52 @@
+"""What the conversation in memory holds and does, at one moment."""
+
+from dataclasses import dataclass
+
+from kvlite.chat.session import Session
+from kvlite.memory.where import Holding, holding
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of the conversation in memory, taken by the engine's thread and looked at from others.
+
+    Attributes:
+        owner, id: whose, and which.
+        holding: what it holds, and where.
+        seen, most: tokens it has, and those the model was trained for.
+        kv_bytes, full_kv_bytes: of its cache, and if nothing were dropped.
+        tier_bytes: of host memory, or disk, that everything is kept in to be recalled.
+        first_token_s, tokens_per_s: of the answer that comes, or came last.
+        rungs: what was given up so far because memory was short.
+    """
+
+    owner: str
+    id: str
+    holding: Holding
+    seen: int
+    most: int
+    kv_bytes: int
+    full_kv_bytes: int
+    tier_bytes: int
+    first_token_s: float | None
+    tokens_per_s: float | None
+    rungs: tuple[str, ...]
+
+
+def figures_of(owner: str, id: str, session: Session) -> Figures:
+    """As they are now; nobody may change the conversation meanwhile."""
+    talk, last, shape = session.talk, session.last, session.runner.shape
+    cache, tier = talk.cache, talk.tier
+    return Figures(
+        owner=owner,
+        id=id,
+        holding=holding(talk.model, cache, tier, talk.checkpoint_bytes),
+        seen=cache.seen,
+        most=shape.max_context,
+        kv_bytes=cache.nbytes,
+        full_kv_bytes=shape.full_kv_bytes(cache.seen, talk.model.dtype.itemsize),
+        tier_bytes=0 if tier is None or not tier.begun else tier.nbytes,
+        first_token_s=None if last is None else last.time_to_first_token_s,
+        tokens_per_s=None if last is None else last.decode_tokens_per_s,
+        rungs=tuple(talk.ladder.taken),
+    )
