@@ -31,7 +31,7 @@ def for_programs(service: Service, live: Live) -> None:
             work = service.say(owner, id, text, [])
         except KvliteError as error:
             raise _sentence(str(error)) from None
-        for shown in _until_left(work):
+        for shown in _until_left(work, service.pause):
             yield shown.text
 
     def read(file: dict[str, Any], conversation: str, request: gr.Request) -> Iterator[str]:
@@ -43,7 +43,7 @@ def for_programs(service: Service, live: Live) -> None:
             work = service.say(owner, id, "", [read_upload(uploaded(file))])
         except KvliteError as error:
             raise _sentence(str(error)) from None
-        for _ in _until_left(work):
+        for _ in _until_left(work, service.pause):
             yield id
 
     def conversations(request: gr.Request) -> list[dict[str, Any]]:
@@ -72,10 +72,10 @@ def _id(shelf: Shelf, conversation: Any) -> str:
     return shelf.record(str(conversation)).id if conversation else shelf.new().id
 
 
-def _until_left(work: Work) -> Iterator[Shown]:
+def _until_left(work: Work, pause: float) -> Iterator[Shown]:
     """What work shows; it is ended once whoever asked for it has gone."""
     try:
-        yield from work.follow()
+        yield from work.follow(pause)
     finally:
         work.cancel.set()
     if work.failure is not None:

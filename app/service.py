@@ -26,7 +26,9 @@ from .freed import held_now, let_go
 from .opened import Open
 from .record import Record
 from .shelf import Shelf
-from .work import Work
+from .work import PAUSE, Work
+
+_SLOWLY = 0.3
 
 
 class Service:
@@ -65,6 +67,13 @@ class Service:
         """What was measured of the model, if there is one and it was."""
         runner = self.runner
         return None if runner is None else runner.model.calibration
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks at an answer: where the model computes with the cores that draw
+        it, every look costs it some of its speed."""
+        runner = self.runner
+        return _SLOWLY if runner is None or runner.model.device.type == "cpu" else PAUSE
 
     def held_bytes(self) -> int:
         """What the model there is holds of its device."""

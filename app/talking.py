@@ -121,7 +121,7 @@ class Talking:
             return
         shown = work.shown
         with self.tabs.following(_checks_in(tab_of(request))) as left:
-            for shown in work.follow():
+            for shown in work.follow(self.service.pause):
                 if left.is_set():
                     return
                 yield status_html(shown)
@@ -214,7 +214,7 @@ class Talking:
         if not shelf.record_or_new(id).said:
             begun[self.parts.listing] = gr.Radio(choices=titles(shelf.records()), value=id)
         with self.tabs.following(tab) as left:
-            for shown in work.follow():
+            for shown in work.follow(self.service.pause):
                 if left.is_set():
                     return
                 if shown.ended:

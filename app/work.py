@@ -12,7 +12,7 @@ from kvlite.errors import KvliteError, Stopped
 from kvlite.ledger import Ledger, Piece
 
 _LOG = logging.getLogger(__name__)
-# Seconds between two looks: more would not be seen, and each costs a page its drawing.
+# Seconds between two looks: more of them would not be seen.
 PAUSE = 0.08
 # Seconds after which a look is due even where nothing changed: a clock goes on.
 BEAT = 1.0
@@ -122,14 +122,17 @@ class Work:
         task = None
         self.show(ended=True)
 
-    def follow(self) -> Iterator[Shown]:
-        """What there is to see, a dozen times a second at most, until it has ended. Whoever stops
-        looking does not stop the work."""
+    def follow(self, pause: float = PAUSE) -> Iterator[Shown]:
+        """What there is to see until it has ended. Whoever stops looking does not stop the work.
+
+        Args:
+            pause: seconds between two looks at least.
+        """
         seen = None
         while seen is None or not seen.ended:
             seen = self._other(seen)
             yield seen
-            time.sleep(0 if seen.ended else PAUSE)
+            time.sleep(0 if seen.ended else pause)
 
     def _other(self, seen: Shown | None) -> Shown:
         """What it shows once that is not what was seen, or a beat has passed."""
