@@ -117,9 +117,9 @@ class OwnPages:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the app does, or refuse."""
         if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-            sent = dict(scope["headers"])
-            origin = sent.get(b"origin")
-            if origin is not None and origin.partition(b"://")[2] != sent.get(b"host"):
+            sent = Request(scope).headers
+            origin = sent.get("origin")
+            if origin is not None and origin.partition("://")[2] != sent.get("host"):
                 await _refused("This is another page's request.", 403)(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -67,16 +67,23 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
         parts = lay_out(service.settings)
         talking, browsing = Talking(service, parts), Browsing(service)
         tuning = Tuning(service, pricer)
-        _about_talking(page, parts, talking, browsing)
-        _about_list(page, parts, browsing, talking, tuning)
-        _about_settings(page, parts, browsing, tuning)
+        # What lists the conversations, after all that may have changed them.
+        found: dict[str, Any] = {
+            "fn": browsing.found,
+            "inputs": [parts.search],
+            "outputs": [parts.listing],
+            **_AT_ONCE,
+        }
+        _about_talking(page, parts, talking, found)
+        _about_list(page, parts, browsing, talking, tuning, found)
+        _about_settings(page, parts, tuning, found)
         _about_memory(page, parts, live)
         for script in (_NARROW, _UNFOLDED):
             page.load(None, None, None, js=script)
     return page
 
 
-def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, browsing: Browsing) -> None:
+def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, found: dict[str, Any]) -> None:
     here = parts.here
     for event, act, inputs in (
         (page.load, talking.show, [parts.kept_here]),
@@ -87,43 +94,41 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, browsing: Br
         (parts.fork.click, talking.branch, [here, parts.chosen]),
         (parts.branches.input, talking.switch, [here, parts.branches]),
     ):
-        _listed(parts, browsing, event(act, inputs, parts.view, **_WORK))
+        event(act, inputs, parts.view, **_WORK).then(**found)
     parts.box.stop(talking.stop, [here], None, **_AT_ONCE)
     parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
     parts.check.click(talking.check, [here], [parts.difference], **_WORK)
     parts.end_check.click(talking.stop, [here], None, **_AT_ONCE)
 
 
-def _listed(parts: Parts, browsing: Browsing, event: Any) -> None:
-    """Once an event has ended, list the conversations, as it may have changed them."""
-    event.then(browsing.found, [parts.search], [parts.listing], **_AT_ONCE)
-
-
 def _about_list(
-    page: gr.Blocks, parts: Parts, browsing: Browsing, talking: Talking, tuning: Tuning
+    page: gr.Blocks,
+    parts: Parts,
+    browsing: Browsing,
+    talking: Talking,
+    tuning: Tuning,
+    found: dict[str, Any],
 ) -> None:
     here, view = parts.here, parts.view
-    found: dict[str, Any] = {"fn": browsing.found, "inputs": [parts.search], **_AT_ONCE}
     shown: dict[str, Any] = {"fn": tuning.shown, "outputs": parts.ordered, **_AT_ONCE}
-    page.load(outputs=[parts.listing], **found)
+    page.load(**found)
     page.load(inputs=[parts.kept_here], **shown)
     begun = parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK)
     begun.then(inputs=[here], **shown)
     # Another is shown while one is followed, for which the second event goes on and on.
     parts.listing.input(inputs=[parts.listing], **shown)
-    chosen = parts.listing.input(
+    parts.listing.input(
         talking.show, [parts.listing], view, js=_CLOSE, trigger_mode="multiple", **_WORK
-    )
-    _listed(parts, browsing, chosen)
+    ).then(**found)
     # What is pasted is no input to gradio's text boxes, only a change; what is typed while one
     # search goes on is searched for after it.
-    parts.search.change(outputs=[parts.listing], trigger_mode="always_last", **found)
+    parts.search.change(trigger_mode="always_last", **found)
     parts.name.submit(
         browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
     )
     gone = parts.delete.click(browsing.delete, [here, parts.sure], [here], js=_SURE, **_WORK)
     gone.then(inputs=[here], **shown)
-    _listed(parts, browsing, gone.then(talking.show, [here], view, **_WORK))
+    gone.then(talking.show, [here], view, **_WORK).then(**found)
     exported = [parts.export, parts.export_name]
     for button, text in ((parts.markdown, browsing.as_markdown), (parts.json, browsing.as_json)):
         button.click(text, [here], exported, **_AT_ONCE).then(
@@ -131,7 +136,7 @@ def _about_list(
         )
 
 
-def _about_settings(page: gr.Blocks, parts: Parts, browsing: Browsing, tuning: Tuning) -> None:
+def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning, found: dict[str, Any]) -> None:
     controls = [parts.tokens, *parts.ordered]
     pricing: dict[str, Any] = {
         "fn": tuning.price,
@@ -144,10 +149,9 @@ def _about_settings(page: gr.Blocks, parts: Parts, browsing: Browsing, tuning: T
     }
     gr.on([each.change for each in controls], trigger_mode="always_last", **pricing)
     page.load(**pricing)
-    applied = parts.apply.click(
-        tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK
+    parts.apply.click(tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK).then(
+        **found
     )
-    _listed(parts, browsing, applied)
     page.load(tuning.profiles, None, [parts.profiles], **_AT_ONCE)
     parts.profiles.input(
         tuning.take, [parts.profiles, *parts.ordered], parts.ordered, **_AT_ONCE

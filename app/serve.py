@@ -44,8 +44,16 @@ def serve(
             the same conversations open.
     """
     door.require_password()
-    with _alone(root or data_folder()):
-        _quietly(settings, door, root, tell)
+    os.environ.update(_QUIET)
+    for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
+        others = os.environ.get(name, "")
+        os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", door.host]))
+    with (
+        _alone(root or data_folder()),
+        tempfile.TemporaryDirectory(prefix="kvlite-app-") as uploads,
+    ):
+        os.environ["GRADIO_TEMP_DIR"] = uploads
+        _serve(settings, door, root, tell)
 
 
 @contextmanager
@@ -65,18 +73,6 @@ def _alone(root: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _quietly(
-    settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]
-) -> None:
-    os.environ.update(_QUIET)
-    for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
-        others = os.environ.get(name, "")
-        os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", door.host]))
-    with tempfile.TemporaryDirectory(prefix="kvlite-app-") as uploads:
-        os.environ["GRADIO_TEMP_DIR"] = uploads
-        _serve(settings, door, root, tell)
 
 
 def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]) -> None:

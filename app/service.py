@@ -28,6 +28,7 @@ from .record import Record
 from .shelf import Shelf
 from .work import PAUSE, Work
 
+# Seconds between two looks at an answer where looking takes from computing.
 _SLOWLY = 0.3
 
 

@@ -87,7 +87,8 @@ class Talking:
     def edit(self, id: str, event: gr.EditData, request: gr.Request) -> Iterator[View]:
         """Say a message in other words."""
         owner = owner_of(request)
-        number, text = self._number(owner, id, event.index), str(event.value).strip()
+        number = _number_at(self._history(owner, id), event.index)
+        text = str(event.value).strip()
         before = self._before(owner, id, number)
         yield from self._do(
             request,
@@ -139,10 +140,8 @@ class Talking:
         """Show what the answer that was clicked on was made from; its number."""
         owner = owner_of(request)
         shown = self._history(owner, id)
-        index = event.index[0] if isinstance(event.index, list | tuple) else event.index
-        if not 0 <= index < len(shown.keys):
+        if not (number := _number_at(shown, event.index)):
             return 0, answer_html({}, None), gr.skip()
-        number = shown.numbers[index]
         keys = [
             key for key, own in zip(shown.keys, shown.numbers, strict=True) if own == number and key
         ]
@@ -243,18 +242,18 @@ class Talking:
         record = shelf.record_or_new(id)
         return history(replace(record, draft=""), shelf)
 
-    def _number(self, owner: str, id: str, index: Any) -> int:
-        """Of a message that is shown, the user's number."""
-        place = index[0] if isinstance(index, list | tuple) else index
-        numbers = self._history(owner, id).numbers
-        return numbers[place] if 0 <= place < len(numbers) else 0
-
     def _before(self, owner: str, id: str, number: int) -> int:
         """How many messages go before the user's of this number."""
         shelf = self.service.shelf(owner)
         said = shelf.record_or_new(id).said
         users = [index for index, each in enumerate(said) if each.role == "user"]
         return users[number - 1] if 1 <= number <= len(users) else len(said)
+
+
+def _number_at(shown: History, index: Any) -> int:
+    """Of the message that is shown at a place, the user's number; 0 if there is none."""
+    place = index[0] if isinstance(index, list | tuple) else index
+    return shown.numbers[place] if 0 <= place < len(shown.numbers) else 0
 
 
 def titles(records: Sequence[Record]) -> list[tuple[str, str]]:
