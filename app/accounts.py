@@ -15,6 +15,8 @@ from kvlite.memory.free import ran_out
 from kvlite.pages import Pages, page_shares, pages_of
 from kvlite.prompts import said_tokens
 
+from .record import first_words
+
 T = TypeVar("T")
 
 # Where someone at the page has longer answers.
@@ -70,12 +72,20 @@ class PageFinder:
         return self._found[key]
 
 
-def account_of(ledger: Ledger, looker: Looker, finder: PageFinder) -> dict[str, Any]:
-    """The answer's account, of plain values."""
+def account_of(
+    ledger: Ledger, looker: Looker, finder: PageFinder, reading_s: float = 0.0
+) -> dict[str, Any]:
+    """The answer's account, of plain values.
+
+    Args:
+        reading_s: seconds that reading its documents took before.
+    """
+    read = [f"Its documents were read in {reading_s:.1f} s before that."] if reading_s else []
     account: dict[str, Any] = {
         "brief": brief(ledger, _LONGER),
-        "told": [*told(ledger, _LONGER)],
+        "told": [*told(ledger, _LONGER), *read],
         "ledger": ledger.to_json(),
+        "question": first_words(looker.session.messages[-1].text),
     }
     before, after = looker.before, looker.look()
     if after is None:

@@ -22,9 +22,11 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
     """
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
+    asked = account.get("question")  # which accounts of earlier versions lack
+    head = f"<h4>Answer to “{escape(asked)}”</h4>" if asked else ""
     told = "".join(f"<li>{escape(each)}</li>" for each in account["told"])
     pictures = "".join(_pictures(account, calibration))
-    return f'<div class="account">{pictures}<ul>{told}</ul></div>'
+    return f'<div class="account">{head}{pictures}<ul>{told}</ul></div>'
 
 
 def _pictures(account: Mapping[str, Any], calibration: Calibration | None) -> Iterator[str]:

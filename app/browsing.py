@@ -4,8 +4,9 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.errors import KvliteError
+from kvlite.errors import SettingError
 
+from .inert import inert
 from .service import Service
 from .talking import owner_of, titles
 
@@ -17,25 +18,25 @@ class Browsing:
         self.service = service
 
     def found(self, query: str, request: gr.Request) -> Any:
-        """Those that match what is searched for."""
-        return gr.Radio(choices=titles(self.service.shelf(owner_of(request)).records(query)))
+        """Those that match what is searched for; that there are none, if so."""
+        records = self.service.shelf(owner_of(request)).records(query)
+        asked = " ".join(query.split())
+        none = f"No conversation has “{inert(asked)}”." if asked and not records else ""
+        return gr.Radio(choices=titles(records), info=none)
 
     def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
         """Call one otherwise."""
         shelf = self.service.shelf(owner_of(request))
         if not shelf.has(id):
-            raise gr.Error("say something first: a new conversation has no name to change")
-        try:
-            shelf.rename(id, name)
-        except KvliteError as error:
-            raise gr.Error(str(error)) from None
+            raise SettingError("say something first: a new conversation has no name to change")
+        shelf.rename(id, name)
         return self.found(query, request)
 
     def delete(self, id: str, sure: bool, request: gr.Request) -> str:
         """Remove one, if that is meant; what is shown then."""
         if not sure:
             return id
-        self.service.forget(owner_of(request), id).wait()
+        self.service.forget(owner_of(request), id)
         return ""
 
     def as_markdown(self, id: str, request: gr.Request) -> tuple[str, str]:
@@ -47,10 +48,10 @@ class Browsing:
         return self._exported(id, request, "json")
 
     def _exported(self, id: str, request: gr.Request, suffix: str) -> tuple[str, str]:
-        shelf = self.service.shelf(owner_of(request))
-        if not shelf.has(id):
-            raise gr.Error("there is nothing to export yet: say something first")
-        record = shelf.record(id)
+        owner = owner_of(request)
+        if not self.service.shelf(owner).has(id):
+            raise SettingError("there is nothing to export yet: say something first")
+        record = self.service.record(owner, id)
         text = record.markdown() if suffix == "md" else record.to_json()
         name = "".join(each if each.isalnum() or each in " -_" else "_" for each in record.title)
         return text, f"{name.strip() or 'conversation'}.{suffix}"

@@ -5,10 +5,8 @@ Devices, streams and inference mode belong to threads, and a web framework answe
 
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any
 
-from .work import Work
+from .work import Task, Work
 
 
 class Engine:
@@ -22,25 +20,47 @@ class Engine:
         self.current: Work | None = None
         self._lock = threading.Lock()
         self._waiting: list[Work] = []
+        self._preparing: set[Work] = set()
         self._closed = False
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvlite engine", daemon=True)
         self._thread.start()
 
-    def submit(self, task: Callable[[Work], Any], title: str) -> Work:
-        """Have something done, after all that was asked for before; nothing once this is closed."""
+    def submit(self, task: Task, title: str, first: Task | None = None) -> Work:
+        """Have something done, after all that was asked for before; nothing once this is closed.
+
+        Args:
+            first: what needs no device, done in a thread of its own before it waits its turn.
+        """
         work = Work(task, title)
+        if first is None:
+            self._enqueue(work)
+        else:
+            with self._lock:
+                self._preparing.add(work)
+                if self._closed:
+                    work.cancel.set()
+            threading.Thread(
+                target=self._prepare, args=(work, first), name="kvlite first", daemon=True
+            ).start()
+        return work
+
+    def _prepare(self, work: Work, first: Task) -> None:
+        whole = work.prepare(first)
+        with self._lock:
+            self._preparing.remove(work)
+        if whole:
+            self._enqueue(work)
+
+    def _enqueue(self, work: Work) -> None:
         with self._lock:
             if not self._closed:
                 self._wait(work)
-                return work
+                return
         work.cancel.set()
         work.do()
-        return work
 
-    def close(
-        self, last: Callable[[Work], Any] | None = None, seconds: float | None = None
-    ) -> None:
+    def close(self, last: Task | None = None, seconds: float | None = None) -> None:
         """End what is being done, do nothing more that waits, and end the thread.
 
         Args:
@@ -48,7 +68,8 @@ class Engine:
             seconds: to wait for it at most.
         """
         with self._lock:
-            for work in [*self._waiting, *([self.current] if self.current else [])]:
+            now = [self.current] if self.current else []
+            for work in [*self._preparing, *self._waiting, *now]:
                 work.cancel.set()
             if last is not None and not self._closed:
                 self._wait(Work(last, ""))

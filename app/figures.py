@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvlite.chat.session import Session
-from kvlite.memory.where import Holding, holding
+from kvlite.memory.where import Holding, Part, holding
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,18 @@ class Figures:
     rungs: tuple[str, ...]
 
 
-def figures_of(owner: str, id: str, session: Session) -> Figures:
-    """As they are now; nobody may change the conversation meanwhile."""
+def figures_of(owner: str, id: str, session: Session, weights: Part) -> Figures:
+    """As they are now; nobody may change the conversation meanwhile.
+
+    Args:
+        weights: the model's.
+    """
     talk, last, shape = session.talk, session.last, session.runner.shape
     cache, tier = talk.cache, talk.tier
     return Figures(
         owner=owner,
         id=id,
-        holding=holding(talk.model, cache, tier, talk.checkpoint_bytes),
+        holding=holding(talk.model, cache, tier, talk.checkpoint_bytes, weights=weights),
         seen=cache.seen,
         most=shape.max_context,
         kv_bytes=cache.nbytes,

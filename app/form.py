@@ -1,6 +1,7 @@
 """Settings as controls, made from `Settings`: each is described once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -15,12 +16,25 @@ FIRST = ("model", "method", "budget", "kv_bits", "recall")
 ANSWER = ("system", "max_new_tokens", "temperature")
 
 
+@dataclass(frozen=True)
+class Models:
+    """Models that may be chosen.
+
+    Attributes:
+        listed: their names.
+        others: whether anything else may be typed, as any folder of this machine.
+    """
+
+    listed: Sequence[str] = ()
+    others: bool = True
+
+
 def label_of(name: str) -> str:
     """What a control is called."""
     return flag_of(name).removeprefix("--").replace("-", " ")
 
 
-def control(name: str, value: Any) -> gr.components.Component:
+def control(name: str, value: Any, models: Models) -> gr.components.Component:
     """The control of a setting."""
     option = OPTIONS[name]
     about = option.metadata
@@ -32,6 +46,9 @@ def control(name: str, value: Any) -> gr.components.Component:
     if name == "method":
         names = list(dict.fromkeys([Settings.method, *METHODS]))
         return gr.Dropdown(_named(names), value=value, allow_custom_value=True, **common)
+    if name == "model":
+        names = list(dict.fromkeys([value, *models.listed]))
+        return gr.Dropdown(names, value=value, allow_custom_value=models.others, **common)
     if about["choices"]:
         return gr.Dropdown(list(about["choices"]), value=value, **common)
     if option.type is bool:
@@ -46,8 +63,6 @@ def control(name: str, value: Any) -> gr.components.Component:
     whole = option.type is not float
     return gr.Number(
         value,
-        minimum=about["low"],
-        maximum=about["high"] if about["high"] is not None and about["high"] < 2**53 else None,
         precision=0 if whole else None,
         **common,
     )
@@ -82,9 +97,7 @@ def _value(name: str, shown: Any) -> Any:
         return read_text(name, shown, label_of(name)) if (shown or "").strip() else None
     if shown is None:
         raise SettingError(f"{label_of(name)} is empty: {option.default} is usual")
-    if option.type is float:
-        return checked(name, float(shown), label_of(name))
-    whole = isinstance(shown, float) and shown.is_integer()
+    whole = option.type is not float and isinstance(shown, float) and shown.is_integer()
     return checked(name, int(shown) if whole else shown, label_of(name))
 
 

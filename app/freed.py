@@ -16,8 +16,15 @@ def held_now(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def let_go(device: torch.device) -> None:
-    """Let nobody keep memory that nothing is in."""
+def let_go(device: torch.device, before: int) -> int:
+    """Let nobody keep memory that nothing is in any more.
+
+    Args:
+        before: bytes that were held when something was still in it.
+
+    Returns:
+        Bytes that are free again.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -27,3 +34,4 @@ def let_go(device: torch.device) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+    return max(0, before - held_now(device))

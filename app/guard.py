@@ -34,8 +34,15 @@ _HEADERS = (
 )
 
 
+def plain_host(host: str) -> str:
+    """A host as a socket takes it."""
+    host = host.strip().lower()
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
+    """Whether only this machine reaches a host, as people write one: `LOCALHOST`, `[::1]`."""
+    host = plain_host(host)
     if host == "localhost":
         return True
     try:
@@ -44,21 +51,29 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def parse_auth(pairs: Sequence[str]) -> list[tuple[str, str]]:
-    """Users and their passwords, as written: `name:password`.
+def parse_auth(pairs: Sequence[str], variable: str = "") -> list[tuple[str, str]]:
+    """Users and their passwords, as written: `name:password`. Spaces around a name are none of it.
+
+    Args:
+        variable: what KVLITE_AUTH holds, one more of them.
 
     Raises:
-        SettingError: one has no name or no password, or a name comes twice.
+        SettingError: one has no name or no password, or a name comes twice, or a password
+            has a space around it.
     """
-    found = []
-    for number, pair in enumerate(pairs, 1):
-        user, colon, password = pair.partition(":")
-        if not (user and colon and password):
-            raise SettingError(f"--auth number {number} is not NAME:PASSWORD: give both")
-        found.append((user, password))
-    if len({user for user, _ in found}) < len(found):
-        raise SettingError("--auth names a user twice: give each one once")
-    return found
+    called = [(f"--auth number {number}", pair) for number, pair in enumerate(pairs, 1)]
+    found: dict[str, str] = {}
+    for name, pair in [*called, *([("KVLITE_AUTH", variable)] if variable else [])]:
+        user, _, password = pair.partition(":")
+        user = user.strip()
+        if not (user and password.strip()):
+            raise SettingError(f"{name} is not NAME:PASSWORD: give both")
+        if password != password.strip():
+            raise SettingError(f"{name} has a space before or after its password: leave it out")
+        if user in found:
+            raise SettingError(f"{name} names a user for the second time: give each one once")
+        found[user] = password
+    return list(found.items())
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .dollars import formulas
 from .inert import inert
 from .record import Record, Said, keys_of
 from .shelf import Shelf
 
 Message = dict[str, Any]
+# Messages of a long conversation that are shown until all are asked for: a browser draws all that
+# are there anew whenever an answer has grown. So many more make no difference.
+LATEST, MORE = 40, 4
 
 
 @dataclass(frozen=True)
@@ -19,27 +23,34 @@ class History:
         messages: as gradio takes them.
         numbers: for each, the user's message it belongs to, counted from 1; 0 before the first.
         keys: for each, the key of the answer's account; "" where there is none.
+        before: how many of the user's there are before these.
     """
 
     messages: list[Message]
     numbers: list[int]
     keys: list[str]
+    before: int = 0
 
     def answer_keys(self) -> list[str]:
         """Of all answers that have an account, in order."""
         return list(dict.fromkeys(filter(None, self.keys)))
 
 
-def history(record: Record, shelf: Shelf) -> History:
-    """All that was said, each answer with its account under it."""
-    found = History([], [], [])
-    number = 0
-    for said, own in zip(record.said, keys_of(record.said), strict=True):
+def history(record: Record, shelf: Shelf, start: int = 0) -> History:
+    """What was said, each answer with its account under it.
+
+    Args:
+        start: messages that are left out, the first ones.
+    """
+    number = before = sum(each.role == "user" for each in record.said[:start])
+    found = History([], [], [], before)
+    keys = keys_of(record.said)
+    for said, own in zip(record.said[start:], keys[start:], strict=True):
         number += said.role == "user"
         key = "" if said.role == "user" else own
         for message in _of(said, shelf.account(record.id, key) if key else {}):
             _add(found, message, number, key)
-    if record.draft and not _is_said(record):
+    if record.draft:
         for message in _of(Said("user", record.draft, tuple(record.waiting)), {}):
             _add(found, message, number + 1, "")
     elif record.waiting:
@@ -47,19 +58,35 @@ def history(record: Record, shelf: Shelf) -> History:
     return found
 
 
-def _is_said(record: Record) -> bool:
-    last = [each.text for each in record.said if each.role == "user"][-1:]
-    return last == [record.draft]
+def start_of(said: Sequence[Said], former: int | None = None) -> int:
+    """How many messages to leave out: of a long conversation only the latest are shown, from one of
+    the user's on.
+
+    Args:
+        former: how many were left out before; if many more were shown than that, someone asked for
+            them.
+    """
+    start = max(0, len(said) - LATEST)
+    while start and said[start].role != "user":
+        start -= 1
+    if former is None or former >= start or len(said) - former <= LATEST + MORE:
+        return start
+    return former
 
 
 def _of(said: Said, account: Mapping[str, Any]) -> Sequence[Message]:
     if said.role == "user":
         about = [_notice(f"About {', '.join(said.documents)}", "")] if said.documents else []
         return [*about, {"role": "user", "content": inert(said.text)}]
-    answer = {"role": "assistant", "content": inert(said.text)}
+    answer = answered(said.text)
     if not account:
         return [answer]
     return [answer, _notice(account["brief"], "\n\n".join(account["told"]))]
+
+
+def answered(text: str) -> Message:
+    """An answer, or what there is of it."""
+    return {"role": "assistant", "content": inert(formulas(text))}
 
 
 def _notice(title: str, content: str) -> Message:

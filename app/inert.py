@@ -16,14 +16,18 @@ _LOADS = (
 _LOADING = re.compile(rf"<(?=/?(?:{'|'.join(_LOADS.split())})\b)|!(?=\[)", re.IGNORECASE)
 # Seen by nobody, and enough that neither is what it was.
 _BREAK = "\u2060"
-_BLOCKS = MarkdownIt("commonmark").disable(["inline", "html_block"])
+_BLOCKS = MarkdownIt("commonmark").disable("inline")
+# Characters in which blocks of code are found in half a second at worst.
+_SHORT = 100_000
 
 
 def inert(text: str) -> str:
     """A text in Markdown that shows as it did, but for what would be loaded, which shows as its
-    own source. Blocks of code stay to the letter."""
+    own source. Blocks of code stay to the letter, but in a text that is very long."""
     if not _LOADING.search(text):
         return text
+    if len(text) > _SHORT:
+        return _broken(text)
     code = {
         number
         for token in _BLOCKS.parse(text)
@@ -33,6 +37,9 @@ def inert(text: str) -> str:
     # Lines as Markdown has them, and what ends each.
     parts = re.split(r"(\r\n|\r|\n)", text)
     return "".join(
-        part if number // 2 in code else _LOADING.sub(rf"\g<0>{_BREAK}", part)
-        for number, part in enumerate(parts)
+        part if number // 2 in code else _broken(part) for number, part in enumerate(parts)
     )
+
+
+def _broken(text: str) -> str:
+    return _LOADING.sub(rf"\g<0>{_BREAK}", text)

@@ -7,7 +7,7 @@ import gradio as gr
 
 from kvlite.settings import OPTIONS, Settings
 
-from .form import ANSWER, FIRST, control
+from .form import ANSWER, FIRST, Models, control
 from .guard import SUFFIXES
 
 # Characters that may be pasted before gradio makes a file of them.
@@ -17,18 +17,7 @@ _LATEX: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": "\\[", "right": "\\]", "display": True},
     {"left": "\\(", "right": "\\)", "display": False},
-    {"left": "$", "right": "$", "display": False},
 ]
-# Sent to the page with a name, it saves a text as a file without leaving the machine.
-SAVE_AS_FILE = """(text, name) => {
-  if (!text) return [text, name];
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], {type: 'text/plain;charset=utf-8'}));
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(link.href);
-  return ['', ''];
-}"""
 
 
 @dataclass
@@ -38,6 +27,8 @@ class Parts:
     here: gr.State
     kept_here: gr.BrowserState
     chosen: gr.State
+    start: gr.State
+    stage: gr.State
     # The list of conversations.
     new: gr.Button = field(init=False)
     search: gr.Textbox = field(init=False)
@@ -51,6 +42,7 @@ class Parts:
     export_name: gr.Textbox = field(init=False)
     # The conversation.
     branches: gr.Dropdown = field(init=False)
+    earlier: gr.Button = field(init=False)
     chat: gr.Chatbot = field(init=False)
     status: gr.HTML = field(init=False)
     box: gr.MultimodalTextbox = field(init=False)
@@ -64,6 +56,7 @@ class Parts:
     fork: gr.Button = field(init=False)
     difference: gr.HTML = field(init=False)
     tokens: gr.Number = field(init=False)
+    phases: gr.HTML = field(init=False)
     price: gr.HTML = field(init=False)
     apply: gr.Button = field(init=False)
     applied: gr.HTML = field(init=False)
@@ -84,6 +77,9 @@ class Parts:
         return [
             self.here,
             self.kept_here,
+            self.start,
+            self.stage,
+            self.earlier,
             self.chat,
             self.status,
             self.box,
@@ -96,11 +92,11 @@ class Parts:
         ]
 
 
-def lay_out(settings: Settings) -> Parts:
+def lay_out(settings: Settings, models: Models) -> Parts:
     """Make the page, inside a `gr.Blocks`."""
     # With a secret of its own every start would forget which one a browser had open.
     kept_here = gr.BrowserState("", storage_key="kvlite-conversation", secret="kvlite")
-    parts = Parts(gr.State(""), kept_here, gr.State(0))
+    parts = Parts(gr.State(""), kept_here, gr.State(0), gr.State(0), gr.State(""))
     with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
         _conversations(parts)
     with gr.Column(elem_id="middle"):
@@ -113,40 +109,42 @@ def lay_out(settings: Settings) -> Parts:
             with gr.Tab("Answer", id=ANSWER_TAB, elem_id="tab-answer"):
                 _answer(parts)
             with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
-                _settings(parts, settings)
+                _settings(parts, settings, models)
     parts.clock = gr.Timer(1.0)
     return parts
 
 
 def _conversations(parts: Parts) -> None:
     parts.new = gr.Button("New conversation", variant="primary", elem_id="new", size="md")
+    with gr.Accordion("This conversation", open=False, elem_id="manage"):
+        parts.name = gr.Textbox(label="Name", elem_id="name", submit_btn="Rename", max_length=200)
+        with gr.Row():
+            parts.markdown = gr.Button(
+                "Export Markdown", size="sm", min_width=60, elem_id="export-markdown"
+            )
+            parts.json = gr.Button("Export JSON", size="sm", min_width=60, elem_id="export-json")
+        parts.delete = gr.Button("Delete", variant="stop", size="sm", elem_id="delete")
+        # A state would stay on the server, where the answer to the question is not.
+        parts.sure = gr.Checkbox(visible="hidden")
+        parts.export = gr.Textbox(visible="hidden", elem_id="export-text")
+        parts.export_name = gr.Textbox(visible="hidden", elem_id="export-name")
     parts.search = gr.Textbox(
         label="Search", placeholder="Search", show_label=False, elem_id="search", container=False
     )
     parts.listing = gr.Radio(
         [], label="Conversations", show_label=False, elem_id="listing", container=False
     )
-    with gr.Accordion("This conversation", open=False, elem_id="manage"):
-        parts.name = gr.Textbox(label="Name", elem_id="name", submit_btn="Rename", max_length=200)
-        with gr.Row():
-            parts.markdown = gr.Button("Export Markdown", size="sm", elem_id="export-markdown")
-            parts.json = gr.Button("Export JSON", size="sm", elem_id="export-json")
-        parts.delete = gr.Button("Delete", variant="stop", size="sm", elem_id="delete")
-        # A state would stay on the server, where the answer to the question is not.
-        parts.sure = gr.Checkbox(visible="hidden")
-        parts.export = gr.Textbox(visible="hidden", elem_id="export-text")
-        parts.export_name = gr.Textbox(visible="hidden", elem_id="export-name")
 
 
 def _conversation(parts: Parts) -> None:
     parts.branches = gr.Dropdown(
         [], label="Branch", visible=False, elem_id="branches", interactive=True
     )
+    parts.earlier = gr.Button("Show earlier messages", visible=False, size="sm", elem_id="earlier")
     parts.chat = gr.Chatbot(
         label="Conversation",
         show_label=False,
         elem_id="chat",
-        height="calc(100dvh - 160px)",
         editable="user",
         allow_tags=False,
         sanitize_html=True,
@@ -156,8 +154,8 @@ def _conversation(parts: Parts) -> None:
         layout="bubble",
         placeholder=(
             "### Ask anything, or drop in a document\n"
-            "Whatever does not fit the card is kept in host memory and recalled for the next "
-            "question."
+            "Whatever is set aside is kept in host memory, and recalled for the question it is "
+            "needed for."
         ),
     )
     parts.status = gr.HTML(elem_id="status", padding=False)
@@ -179,13 +177,13 @@ def _conversation(parts: Parts) -> None:
 def _answer(parts: Parts) -> None:
     with gr.Row():
         parts.check = gr.Button("Check the last answer", size="sm", elem_id="check")
-        parts.end_check = gr.Button("Stop", size="sm", elem_id="end-check", min_width=60)
+        parts.end_check = gr.Button("Stop checking", size="sm", elem_id="end-check", min_width=60)
         parts.fork = gr.Button("Branch from this one", size="sm", elem_id="fork")
     parts.difference = gr.HTML(elem_id="difference", padding=False)
     parts.answer = gr.HTML(elem_id="answer", padding=False)
 
 
-def _settings(parts: Parts, settings: Settings) -> None:
+def _settings(parts: Parts, settings: Settings, models: Models) -> None:
     parts.tokens = gr.Number(
         4096,
         label="tokens to plan for",
@@ -194,16 +192,14 @@ def _settings(parts: Parts, settings: Settings) -> None:
         precision=0,
         elem_id="plan-tokens",
     )
-    parts.price = gr.HTML(elem_id="price", padding=False)
+    parts.phases = gr.HTML(elem_id="phases", padding=False)
     for name in (*FIRST, *ANSWER):
-        parts.controls[name] = control(name, getattr(settings, name))
+        parts.controls[name] = control(name, getattr(settings, name), models)
     for panel in ("Model and memory", "Answer"):
         with gr.Accordion(f"More: {panel.lower()}", open=False):
             for name, option in OPTIONS.items():
                 if option.metadata["panel"] == panel and name not in parts.controls:
-                    parts.controls[name] = control(name, getattr(settings, name))
-    parts.apply = gr.Button("Apply", variant="primary", elem_id="apply")
-    parts.applied = gr.HTML(elem_id="applied", padding=False)
+                    parts.controls[name] = control(name, getattr(settings, name), models)
     with gr.Accordion("Profiles", open=False):
         parts.profiles = gr.Dropdown([], value=None, label="Take settings from", elem_id="profiles")
         parts.profile_name = gr.Textbox(
@@ -214,3 +210,7 @@ def _settings(parts: Parts, settings: Settings) -> None:
             parts.delete_profile = gr.Button(
                 "Delete the one chosen", size="sm", variant="stop", elem_id="delete-profile"
             )
+    with gr.Column(elem_id="apply-bar"):  # in sight however far one has gone down
+        parts.price = gr.HTML(elem_id="price", padding=False)
+        parts.apply = gr.Button("Apply", variant="primary", elem_id="apply")
+        parts.applied = gr.HTML(elem_id="applied", padding=False)

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvlite.memory.where import Place, host, places
 
@@ -24,12 +25,18 @@ class Sample:
         places: memory, the device's first.
         mine: bytes of the device that kvlite holds.
         figures: None while no conversation is in memory.
+        opening: whose conversation is being brought back to memory, None if none is.
+        title: of the one that is in memory.
+        model: its name; "" while there is none.
     """
 
     at: float
     places: Sequence[Place]
     mine: int
     figures: Figures | None
+    opening: str | None = None
+    title: str = ""
+    model: str = ""
 
 
 class Live:
@@ -61,4 +68,7 @@ class Live:
         held = self.service.holding if figures is None else figures.holding
         found = places(runner.model.device, held, runner.settings.vram)
         mine = sum(part.nbytes for part in found[0].parts if part.mine)
-        return Sample(now, found, mine, figures)
+        opening = open_now.owner if open_now is not None and figures is None else None
+        title = "" if open_now is None else open_now.record.title
+        model = Path(runner.settings.model).name
+        return Sample(now, found, mine, figures, opening, title, model)

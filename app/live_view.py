@@ -17,18 +17,22 @@ _WIDTH, _HEIGHT = 320, 96
 _SPAN = 300
 
 
-def live_html(samples: Sequence[Sample], owner: str) -> str:
-    """Bars, figures and a plot.
+def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
+    """The model, bars, whose conversation it is with, figures and a plot.
 
     Args:
         samples: at least one, the last one now.
         owner: who looks: of others' conversations nothing is told but their bytes.
+        here: which conversation is shown beside it.
     """
+    whose = _whose(samples[-1], owner, here)
     samples = [_seen_by(owner, each) for each in samples]
     now = samples[-1]
     parts = [
+        f'<p class="model">Model: <b>{escape(now.model) or "none yet"}</b></p>',
         *(_place(place) for place in now.places),
-        _figures(now.figures),
+        f'<p class="whose">In memory: {whose}</p>',
+        _figures(now.figures) if now.figures is not None else "",
         _plot(samples),
     ]
     return f'<div class="live">{"".join(parts)}</div>'
@@ -42,7 +46,7 @@ def _seen_by(owner: str, sample: Sample) -> Sample:
         replace(place, parts=tuple(replace(part, about="") for part in place.parts))
         for place in sample.places
     ]
-    return replace(sample, places=places, figures=None)
+    return replace(sample, places=places, figures=None, title="")
 
 
 def _place(place: Place) -> str:
@@ -70,9 +74,19 @@ def _place(place: Place) -> str:
     )
 
 
-def _figures(now: Figures | None) -> str:
-    if now is None:
-        return '<p class="quiet">No conversation of yours is in memory.</p>'
+def _whose(now: Sample, owner: str, here: str) -> str:
+    """Which conversation is in memory, as the one who looks may know it."""
+    figures = now.figures
+    if figures is None and now.opening is None:
+        return "no conversation"
+    if owner != (figures.owner if figures is not None else now.opening):
+        return "another user's conversation"
+    if figures is None:
+        return f"<b>{escape(now.title)}</b>, which is being opened"
+    return f"<b>{'this conversation' if figures.id == here else escape(now.title)}</b>"
+
+
+def _figures(now: Figures) -> str:
     rows = "".join(
         f'<div data-figure="{name}" data-value="{value}"><dt>{label}</dt><dd>{text}</dd></div>'
         for name, label, value, text in _told(now)

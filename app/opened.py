@@ -1,7 +1,7 @@
 """The conversation in memory: what is done with it, and what is kept of it on disk."""
 
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvlite.audience import Audience
@@ -10,13 +10,16 @@ from kvlite.chat.terminal import Begin
 from kvlite.conversation import Conversation
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.ledger import Ledger
+from kvlite.memory.where import Part, weights_of
+from kvlite.model.layers import Layers
 from kvlite.runner import Runner
 from kvlite.settings import LOADING
 
 from .accounts import Looker, PageFinder, account_of
 from .figures import Figures, figures_of
-from .record import Branch, Record, Said, keys_of, said_in
+from .record import Record, Said, keys_of, said_in
 from .shelf import Shelf
+from .ways import ways_of
 from .work import Work
 
 # Seconds for which figures are new enough.
@@ -34,6 +37,7 @@ class Open:
         session: the conversation itself.
         finder: where the pages of its documents are.
         figures: what it holds, taken twice a second while something is done with it.
+        kept: whether all of it is on disk.
     """
 
     owner: str
@@ -42,7 +46,9 @@ class Open:
     session: Session
     finder: PageFinder
     figures: Figures | None = None
+    kept: bool = True
     _looked: float = 0.0
+    _weights: tuple[Layers, Part] | None = None
 
     @property
     def talk(self) -> Conversation:
@@ -55,54 +61,85 @@ class Open:
 
     def look(self) -> None:
         """Take its figures."""
-        self.figures = figures_of(self.owner, self.record.id, self.session)
-        self._looked = time.monotonic()
+        self._weights = None
+        self._look()
 
     def glance(self) -> None:
-        """Take its figures, if they are old."""
+        """Take its figures, if they are old; weights are counted anew if layers were replaced."""
         if time.monotonic() - self._looked >= NEW:
-            self.look()
+            self._look()
 
-    def answer(self, work: Work, begin: Begin) -> None:
-        """Let an answer come, and remember what it was made from."""
+    def _look(self) -> None:
+        layers = self.talk.model.layers
+        if self._weights is None or self._weights[0] is not layers:
+            self._weights = layers, weights_of(self.talk.model)
+        self.figures = figures_of(self.owner, self.record.id, self.session, self._weights[1])
+        self._looked = time.monotonic()
+
+    def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
+        """Let an answer come, and remember what it was made from.
+
+        Args:
+            reading_s: seconds that reading its documents took before.
+        """
         looker, last = Looker(self.session), None
-        for piece in begin(work.progress, work.note, work.cancel):
+        for piece in begin(*work.audience):
             work.hear(piece)
             looker.saw(piece)
             last = piece.ledger
-        self.record.draft = ""
         if last is not None:
             self.record.said = self._said()
-            self._remember(last, looker)
+            self._remember(last, looker, reading_s)
 
-    def _remember(self, ledger: Ledger, looker: Looker) -> None:
+    def _remember(self, ledger: Ledger, looker: Looker, reading_s: float) -> None:
         key = keys_of(self.record.said)[-1]
-        self.shelf.keep_account(self.record.id, key, account_of(ledger, looker, self.finder))
+        with suppress(OSError):  # what is said of a full disk is said of the conversation
+            account = account_of(ledger, looker, self.finder, reading_s)
+            self.shelf.keep_account(self.record.id, key, account)
 
     def _said(self) -> list[Said]:
         return said_in(self.talk.messages, self.session.messages)
 
-    def keep(self) -> None:
+    def keep(self, called: str = "this conversation") -> None:
         """Bring a conversation to disk, as little of it as it takes to read it again. What people
-        see of it comes last: however the program ends, the engine has all of that."""
-        record, session, shelf = self.record, self.session, self.shelf
-        shelf.place(record.id).mkdir(parents=True, exist_ok=True)
-        shelf.whole(record.id).unlink(missing_ok=True)
-        self.talk.save(shelf.light(record.id), light=True)
-        with shelf.changing(record.id) as kept:
-            kept.name = kept.name or record.name  # it may have been renamed
-            kept.draft, kept.changed = record.draft, record.changed
-            kept.began = kept.began or {
-                name: value for name, value in vars(session.given).items() if name not in LOADING
-            }
-            kept.said, kept.used = self._said(), time.time()
-            kept.model = session.given.model
-            kept.waiting = [document.name for document in session.waiting]
-            kept.branches = [
-                Branch(_last_words(session, each.messages), each.current)
-                for each in session.talk.branches
-            ]
-        self.record = kept
+        see of it comes last: however the program ends, the engine has all of that.
+
+        Args:
+            called: what to call it, where others may read that.
+
+        Raises:
+            SnapshotError: there is no room for it; it is all in memory.
+        """
+        record, shelf = self.record, self.shelf
+        if shelf.is_gone(record.id):
+            return
+        self.kept = False
+        self._renew(record)
+        try:
+            shelf.place(record.id).mkdir(parents=True, exist_ok=True)
+            shelf.whole(record.id).unlink(missing_ok=True)
+            self.talk.save(shelf.light(record.id), light=True)
+            with shelf.changing(record.id) as kept:
+                kept.name = kept.name or record.name  # it may have been renamed
+                self._renew(kept)
+        except (KvliteError, OSError) as error:
+            raise SnapshotError(
+                f"{called} is in memory only, as it cannot be written: {error}; make room on the "
+                "disk, and it is kept with its next message"
+            ) from None
+        self.record, self.kept = kept, True
+
+    def _renew(self, record: Record) -> None:
+        """Have a record say how things are now."""
+        session = self.session
+        record.draft, record.changed = self.record.draft, dict(self.record.changed)
+        record.began = record.began or {
+            name: value for name, value in vars(session.given).items() if name not in LOADING
+        }
+        record.said, record.used = self._said(), time.time()
+        record.model = session.given.model
+        record.waiting = [document.name for document in session.waiting]
+        record.branches = ways_of(session)
 
     def resume(self, runner: Runner, work: Work) -> None:
         """Go on with what was said before, from the cache that was kept or by reading again."""
@@ -117,7 +154,7 @@ class Open:
                 pass  # it can be read again, unless it is another model's
         if light.is_file():
             work.begin(f"Reading {self.record.title} again")
-            reading = Audience(work.progress, work.note, work.cancel)
+            reading = Audience(*work.audience)
             try:
                 self.session.resume(runner.open(light, reading=reading, **changed))
             except SnapshotError as error:
@@ -139,19 +176,21 @@ class Open:
         )
 
     def set_aside(self, work: Work) -> None:
-        """Bring it to disk with its cache, if there is room: it is opened in a second then."""
+        """Bring it to disk with its cache, if there is room: it is opened in a second then.
+
+        Raises:
+            SnapshotError: there is not even room for what it takes to read it again.
+        """
+        if not self.kept:
+            self.keep("a conversation")
+        if self.shelf.is_gone(self.record.id):
+            return
         if not self.record.said and not self.record.waiting:
             return
-        work.begin(f"Setting {self.record.title} aside")
+        work.begin("Setting another conversation aside")  # which may be another user's
         try:
             most = self.shelf.room_for_whole()
             self.talk.save(self.shelf.whole(self.record.id), progress=work.progress, most=most)
             self.shelf.make_room()
         except (KvliteError, OSError):
             pass  # it can be read again
-
-
-def _last_words(session: Session, messages: Sequence[dict[str, str]]) -> str:
-    """The last message of the user's on a branch, by which it is known."""
-    typed = session.typed(messages)
-    return typed[-1].text if typed else "the beginning"

@@ -4,12 +4,15 @@ from typing import Any
 
 import gradio as gr
 
+from .asked import Page
 from .browsing import Browsing
-from .layout import SAVE_AS_FILE, Parts, lay_out
+from .form import Models
+from .layout import Parts, lay_out
 from .live import Live
 from .live_view import live_html
 from .pricing import Pricer
 from .programs import for_programs
+from .scripts import CLOSE, COPIED, NAMED, NARROW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
 from .service import Service
 from .talking import Talking, owner_of
 from .tuning import Tuning
@@ -20,42 +23,18 @@ _AT_ONCE: dict[str, Any] = {
     "show_progress": "hidden",
     "api_visibility": "private",
 }
-# What may take as long as an answer does; who goes first is the engine's to say.
+# What may take as long as an answer does, where who goes first is the engine's to say; and what may
+# be refused, of which gradio tells nobody but the console if it is not queued.
 _WORK: dict[str, Any] = {
     "concurrency_limit": None,
     "show_progress": "hidden",
     "api_visibility": "private",
 }
-# On a phone what is beside the conversation would hide it; and its buttons have no names, nor does
-# a reader of the screen know what tells how things stand.
-_NARROW = """() => {
-  document.getElementById('status')?.setAttribute('aria-live', 'polite');
-  for (const [id, name] of [['conversations', 'Conversations'], ['side', 'Memory and settings']]) {
-    const side = document.getElementById(id), button = side?.querySelector('.toggle-button');
-    button?.setAttribute('aria-label', name);
-    if (innerWidth <= 768 && side?.classList.contains('open')) button?.click();
-  }
-}"""
-# And is in the way once a conversation was chosen there.
-_CLOSE = """(...values) => {
-  const side = document.getElementById('conversations');
-  if (innerWidth <= 768 && side?.classList.contains('open'))
-    side.querySelector('.toggle-button')?.click();
-  return values;
-}"""
-# An account that is unfolded is chosen as well, like an answer that is clicked on.
-_UNFOLDED = """() => {
-  const chosen = (event) => event.target.closest?.('#chat .thought-group > .title')
-    ?.closest('[data-testid=bot]')?.click();
-  document.addEventListener('click', chosen, true);
-  document.addEventListener('keydown', (event) => event.key === 'Enter' && chosen(event), true);
-}"""
-_SURE = """(id) => [id, confirm('Delete this conversation for good?')]"""
 
 
-def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
+def make_page(service: Service, live: Live, pricer: Pricer, models: Models) -> gr.Blocks:
     """The app."""
-    page = gr.Blocks(
+    page = Page(
         title="kvlite",
         analytics_enabled=False,
         delete_cache=(3600, 3600),
@@ -64,9 +43,9 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
     )
     with page:
         for_programs(service, live)  # first, so that no event of the page takes their names
-        parts = lay_out(service.settings)
+        parts = lay_out(service.settings, models)
         talking, browsing = Talking(service, parts), Browsing(service)
-        tuning = Tuning(service, pricer)
+        tuning = Tuning(service, pricer, models)
         # What lists the conversations, after all that may have changed them.
         found: dict[str, Any] = {
             "fn": browsing.found,
@@ -78,27 +57,51 @@ def make_page(service: Service, live: Live, pricer: Pricer) -> gr.Blocks:
         _about_list(page, parts, browsing, talking, tuning, found)
         _about_settings(page, parts, tuning, found)
         _about_memory(page, parts, live)
-        for script in (_NARROW, _UNFOLDED):
+        for script in (NARROW, UNFOLDED, COPIED, ONE_STOP):
             page.load(None, None, None, js=script)
+        parts.box.change(None, [parts.box], None, js=NAMED)
     return page
 
 
 def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, found: dict[str, Any]) -> None:
-    here = parts.here
+    here, search, shown = parts.here, parts.search, [parts.here, parts.start]
     for event, act, inputs in (
-        (page.load, talking.show, [parts.kept_here]),
-        (parts.box.submit, talking.say, [here, parts.box]),
-        (parts.chat.retry, talking.regenerate, [here]),
-        (parts.chat.undo, talking.undo, [here]),
-        (parts.chat.edit, talking.edit, [here]),
-        (parts.fork.click, talking.branch, [here, parts.chosen]),
-        (parts.branches.input, talking.switch, [here, parts.branches]),
+        (page.load, talking.show, [parts.kept_here, search, here, parts.box]),
+        (parts.box.submit, talking.say, [*shown, search, parts.box]),
+        (parts.chat.retry, talking.regenerate, shown),
+        (parts.chat.undo, talking.undo, shown),
+        (parts.chat.edit, talking.edit, shown),
+        (parts.fork.click, talking.branch, [*shown, parts.chosen]),
+        (parts.branches.input, talking.switch, [*shown, parts.branches]),
     ):
-        event(act, inputs, parts.view, **_WORK).then(**found)
+        _followed(event(act, inputs, parts.view, **_WORK), parts, talking, found)
     parts.box.stop(talking.stop, [here], None, **_AT_ONCE)
-    parts.chat.select(talking.choose, [here], [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
+    parts.earlier.click(
+        talking.show_all, [here], [parts.start, parts.earlier, parts.chat], **_AT_ONCE
+    )
+    parts.chat.select(talking.choose, shown, [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
     parts.check.click(talking.check, [here], [parts.difference], **_WORK)
     parts.end_check.click(talking.stop, [here], None, **_AT_ONCE)
+
+
+def _followed(begun: Any, parts: Parts, talking: Talking, found: dict[str, Any]) -> None:
+    """After an event that may have begun something, follow it, and show what has become of it."""
+    shown, stage = [parts.here, parts.start], parts.stage
+    coming = begun.then(
+        talking.follow,
+        [*shown, stage],
+        [parts.chat, parts.status, stage],
+        trigger_mode="multiple",  # one may still be told that it is to leave off
+        **_WORK,
+    )
+    ended = coming.then(
+        talking.ended,
+        [*shown, parts.search, stage],
+        parts.view,
+        trigger_mode="multiple",
+        **_AT_ONCE,
+    )
+    ended.then(**found)
 
 
 def _about_list(
@@ -109,29 +112,38 @@ def _about_list(
     tuning: Tuning,
     found: dict[str, Any],
 ) -> None:
-    here, view = parts.here, parts.view
-    shown: dict[str, Any] = {"fn": tuning.shown, "outputs": parts.ordered, **_AT_ONCE}
+    here, search, view = parts.here, parts.search, parts.view
+    shown: dict[str, Any] = {
+        "fn": tuning.shown,
+        "outputs": [*parts.ordered, parts.applied],
+        **_AT_ONCE,
+    }
     page.load(**found)
     page.load(inputs=[parts.kept_here], **shown)
-    begun = parts.new.click(talking.begin, None, view, js=_CLOSE, **_WORK)
+    before = [search, here, parts.box]
+    begun = parts.new.click(talking.begin, before, view, js=CLOSE, **_AT_ONCE)
     begun.then(inputs=[here], **shown)
-    # Another is shown while one is followed, for which the second event goes on and on.
-    parts.listing.input(inputs=[parts.listing], **shown)
-    parts.listing.input(
-        talking.show, [parts.listing], view, js=_CLOSE, trigger_mode="multiple", **_WORK
-    ).then(**found)
+    parts.listing.input(inputs=[parts.listing], trigger_mode="always_last", **shown)
+    chosen = parts.listing.input(
+        talking.show,
+        [parts.listing, *before],
+        view,
+        js=CLOSE,
+        trigger_mode="multiple",
+        **_AT_ONCE,
+    )
+    _followed(chosen, parts, talking, found)
     # What is pasted is no input to gradio's text boxes, only a change; what is typed while one
     # search goes on is searched for after it.
     parts.search.change(trigger_mode="always_last", **found)
-    parts.name.submit(
-        browsing.rename, [here, parts.name, parts.search], [parts.listing], **_AT_ONCE
-    )
-    gone = parts.delete.click(browsing.delete, [here, parts.sure], [here], js=_SURE, **_WORK)
+    parts.name.submit(browsing.rename, [here, parts.name, search], [parts.listing], **_WORK)
+    gone = parts.delete.click(browsing.delete, [here, parts.sure], [here], js=SURE, **_WORK)
     gone.then(inputs=[here], **shown)
-    gone.then(talking.show, [here], view, **_WORK).then(**found)
+    after = gone.then(talking.show, [here, *before], view, **_AT_ONCE)
+    _followed(after, parts, talking, found)
     exported = [parts.export, parts.export_name]
     for button, text in ((parts.markdown, browsing.as_markdown), (parts.json, browsing.as_json)):
-        button.click(text, [here], exported, **_AT_ONCE).then(
+        button.click(text, [here], exported, **_WORK).then(
             None, exported, exported, js=SAVE_AS_FILE
         )
 
@@ -141,7 +153,7 @@ def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning, found: dict[s
     pricing: dict[str, Any] = {
         "fn": tuning.price,
         "inputs": controls,
-        "outputs": [parts.price],
+        "outputs": [parts.price, parts.phases],
         "show_progress": "hidden",
         "concurrency_id": "price",
         "concurrency_limit": 2,
@@ -154,17 +166,23 @@ def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning, found: dict[s
     )
     page.load(tuning.profiles, None, [parts.profiles], **_AT_ONCE)
     parts.profiles.input(
-        tuning.take, [parts.profiles, *parts.ordered], parts.ordered, **_AT_ONCE
+        tuning.take,
+        [parts.profiles, *parts.ordered],
+        [*parts.ordered, parts.applied],
+        **_WORK,
     ).then(**pricing)
     parts.save_profile.click(
-        tuning.save, [parts.profile_name, *parts.ordered], [parts.profiles], **_AT_ONCE
+        tuning.save,
+        [parts.profile_name, *parts.ordered],
+        [parts.profiles, parts.applied],
+        **_WORK,
     )
-    parts.delete_profile.click(tuning.remove, [parts.profiles], [parts.profiles], **_AT_ONCE)
+    parts.delete_profile.click(tuning.remove, [parts.profiles], [parts.profiles], **_WORK)
 
 
 def _about_memory(page: gr.Blocks, parts: Parts, live: Live) -> None:
-    def look(request: gr.Request) -> str:
-        return live_html(live.look(), owner_of(request))
+    def look(here: str, request: gr.Request) -> str:
+        return live_html(live.look(), owner_of(request), here)
 
-    parts.clock.tick(look, None, [parts.live], **_AT_ONCE)
-    page.load(look, None, [parts.live], **_AT_ONCE)
+    parts.clock.tick(look, [parts.here], [parts.live], **_AT_ONCE)
+    page.load(look, [parts.here], [parts.live], **_AT_ONCE)

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import torch
 
-from kvlite.errors import KvliteError
 from kvlite.memory.plan import Plan, Planner
 from kvlite.memory.planning import planner_here
 from kvlite.model.load import choose_device
-from kvlite.model.making import making_modules
+from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
 from kvlite.settings import OPTIONS, Settings
 from kvlite.sizes import readable
 
 from .kinds import kind_of
-from .status import sentence_html
 
 # What a plan may choose, as it is left open.
 _OPEN = {
@@ -44,7 +42,7 @@ class Price:
 
 
 class Pricer:
-    """Prices settings, in any thread; not while a model is loaded in another."""
+    """Prices settings, in any thread, while the engine loads a model or answers too."""
 
     def __init__(self, own_bytes: Callable[[], int]) -> None:
         """For a process that may hold a model already.
@@ -60,6 +58,7 @@ class Pricer:
         Raises:
             KvliteError: a setting is none, or the model cannot be found or planned for.
         """
+        load_transformers()
         folder, device = find_config(settings.model), choose_device(settings.device)
         with making_modules():
             planner = self._planner(settings, folder, device)
@@ -84,16 +83,12 @@ class Pricer:
         return room.total + self.own_bytes()
 
 
-def price_html(pricer: Pricer, settings: Settings, tokens: int) -> str:
-    """What settings would take, drawn; or why they cannot be had."""
-    try:
-        price = pricer.price(settings, tokens)
-    except KvliteError as error:
-        return sentence_html(str(error), wrong=True)
-    return f'<div class="price">{"".join(_drawn(price))}</div>'
+def verdict_html(price: Price) -> str:
+    """Whether the machine has what settings would take, and what to do if not."""
+    return f'<div class="price">{"".join(_verdict(price))}</div>'
 
 
-def _drawn(price: Price) -> Iterator[str]:
+def _verdict(price: Price) -> Iterator[str]:
     plan = price.plan
     room, peak = plan.room, plan.peak_bytes
     verdict = "fits" if plan.fits else "does not fit"
@@ -107,17 +102,26 @@ def _drawn(price: Price) -> Iterator[str]:
         yield (
             f"<p>The model was trained for no more than that: {price.asked:,} were asked for.</p>"
         )
-    yield from _phases(plan)
     if price.nearest is not None:
         yield f"<p>The nearest that fits: <b>{escape(_told(price.nearest))}</b></p>"
+    elif not price.longest:
+        yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
+
+
+def phases_html(price: Price) -> str:
+    """What is taken for what, how far that reaches, and how fast it may be."""
+    return f'<div class="price">{"".join(_taken(price))}</div>'
+
+
+def _taken(price: Price) -> Iterator[str]:
+    plan = price.plan
+    yield from _phases(plan)
     if price.longest:
         yield f"<p>Longest text that fits so: <b>{price.longest:,} tokens</b></p>"
-    elif price.nearest is None:
-        yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
     if plan.tokens_per_s is not None:
         yield f"<p>At most {plan.tokens_per_s:,.0f} tokens/s, by its memory's bandwidth</p>"
     if plan.forecast.host_bytes:
-        host = f"{readable(plan.forecast.host_bytes)} of {readable(room.host)}"
+        host = f"{readable(plan.forecast.host_bytes)} of {readable(plan.room.host)}"
         yield f"<p>Host memory for recall: {host} free</p>"
     if plan.changes:
         yield f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>"

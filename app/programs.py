@@ -6,14 +6,15 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
-from kvlite.errors import KvliteError, SettingError
+from kvlite.errors import SettingError
 from kvlite.memory.where import Place
 
+from .asked import refused
 from .live import Live
 from .service import Service
 from .shelf import Shelf
 from .talking import owner_of
-from .uploads import read_upload, uploaded
+from .uploads import uploaded
 from .work import Shown, Work
 
 
@@ -23,14 +24,10 @@ def for_programs(service: Service, live: Live) -> None:
     def say(message: str, conversation: str, request: gr.Request) -> Iterator[str]:
         """Answer a message in a conversation, a new one if its id is "". Cancelling ends the
         answer; what has come of it stays."""
-        owner, text = owner_of(request), str(message or "").strip()
-        try:
-            if not text:
-                raise SettingError("the message is empty: say something")
-            id = _id(service.shelf(owner), conversation)
-            work = service.say(owner, id, text, [])
-        except KvliteError as error:
-            raise _sentence(str(error)) from None
+        owner, text = owner_of(request), message.strip()
+        if not text:
+            raise SettingError("the message is empty: say something")
+        work = service.say(owner, _id(service.shelf(owner), conversation), text)
         for shown in _until_left(work, service.pause):
             yield shown.text
 
@@ -38,11 +35,8 @@ def for_programs(service: Service, live: Live) -> None:
         """Read a document that was uploaded, into a new conversation if its id is ""; the
         conversation's id."""
         owner = owner_of(request)
-        try:
-            id = _id(service.shelf(owner), conversation)
-            work = service.say(owner, id, "", [read_upload(uploaded(file))])
-        except KvliteError as error:
-            raise _sentence(str(error)) from None
+        id = _id(service.shelf(owner), conversation)
+        work = service.say(owner, id, "", [uploaded(file)])
         for _ in _until_left(work, service.pause):
             yield id
 
@@ -63,13 +57,13 @@ def for_programs(service: Service, live: Live) -> None:
     api(memory, api_name="memory", queue=False)
 
 
-def _id(shelf: Shelf, conversation: Any) -> str:
+def _id(shelf: Shelf, conversation: str) -> str:
     """Of a conversation that is there, or of a new one.
 
     Raises:
         SettingError: there is none of this id.
     """
-    return shelf.record(str(conversation)).id if conversation else shelf.new().id
+    return shelf.record(conversation).id if conversation else shelf.new().id
 
 
 def _until_left(work: Work, pause: float) -> Iterator[Shown]:
@@ -79,11 +73,7 @@ def _until_left(work: Work, pause: float) -> Iterator[Shown]:
     finally:
         work.cancel.set()
     if work.failure is not None:
-        raise _sentence(work.shown.error)
-
-
-def _sentence(text: str) -> gr.Error:
-    return gr.Error(text, print_exception=False)
+        raise refused(work.shown.error)
 
 
 def _plain(place: Place) -> dict[str, Any]:

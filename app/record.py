@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
-# Characters of a first message that name a conversation.
+# Characters of a message by which it, or a conversation that begins with it, is known.
 _NAME = 48
 
 
@@ -73,11 +73,15 @@ class Record:
         """How many messages of the user's there are."""
         return sum(each.role == "user" for each in self.said)
 
+    def before(self, number: int) -> int:
+        """How many messages go before the user's of this number, counted from 1."""
+        users = [index for index, each in enumerate(self.said) if each.role == "user"]
+        return users[number - 1] if 1 <= number <= len(users) else len(self.said)
+
     def name_after(self, text: str) -> None:
         """Call it after a message or a document, unless it has a name."""
-        first = " ".join(text.split())
-        if not self.name and first:
-            self.name = first if len(first) <= _NAME else f"{first[: _NAME - 1].rstrip()}…"
+        if not self.name:
+            self.name = first_words(text)
 
     def matches(self, query: str) -> bool:
         """Whether all words of a query are in its name, its documents or what was said."""
@@ -102,7 +106,12 @@ class Record:
             Said(each["role"], each["text"], tuple(each["documents"])) for each in plain["said"]
         ]
         plain["branches"] = [Branch(**each) for each in plain["branches"]]
-        return cls(**plain)
+        record = cls(**plain)
+        texts = [record.name, record.draft, *record.waiting, *(each.text for each in record.said)]
+        if not all(isinstance(each, str) for each in texts):
+            raise TypeError("its texts are not texts")
+        record.created, record.used = float(record.created), float(record.used)
+        return record
 
     def markdown(self) -> str:
         """The conversation for people, in Markdown."""
@@ -112,6 +121,12 @@ class Record:
             lines += [f"*About {', '.join(each.documents)}*", ""] if each.documents else []
             lines += [each.text.strip(), ""]
         return "\n".join(lines)
+
+
+def first_words(text: str) -> str:
+    """By what a text is known, in a line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _NAME else f"{line[: _NAME - 1].rstrip()}…"
 
 
 def keys_of(said: Sequence[Said]) -> list[str]:

@@ -17,9 +17,11 @@ from kvlite.settings import Settings
 
 from .guard import LARGEST, Door
 
-# Read when gradio is imported, or when it starts: nothing is told to anyone.
+# Read when gradio is imported, or when it starts: nothing is told to anyone, nor made into
+# statistics for nobody after every event.
 _QUIET = {
     "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -37,7 +39,8 @@ def serve(
     Args:
         door: how it is reached.
         root: kvlite's data folder, if not the usual one.
-        tell: told the address, and in a sentence why the model cannot be loaded if it cannot.
+        tell: told the address, why the model cannot be loaded if it cannot, and in the end what
+            became of the conversations.
 
     Raises:
         SettingError: others could come in without a password, no port is free, or another app has
@@ -77,20 +80,27 @@ def _alone(root: Path) -> Iterator[None]:
 
 def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]) -> None:
     import gradio as gr
+    from starlette.middleware import Middleware
 
+    from kvlite.model.source import models_here
+
+    from .calm import FewFrames, listen_calmly
+    from .form import Models
     from .live import Live
     from .page import make_page
     from .pricing import Pricer
     from .service import Service
 
     service = Service(settings, root)
-    page = make_page(service, Live(service), Pricer(service.held_bytes))
+    models = Models(models_here(), others=not door.auth)
+    page = make_page(service, Live(service), Pricer(service.held_bytes), models)
     page.queue(max_size=64, default_concurrency_limit=8)
+    listen_calmly(page)
     over = threading.Event()
     with _interrupts(over):
         try:
             _, local, shared = page.launch(
-                server_name=door.host,
+                server_name=f"[{door.host}]" if ":" in door.host else door.host,
                 server_port=_free_port(door.host, door.port),
                 auth=list(door.auth) or None,
                 share=door.share,
@@ -106,12 +116,16 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                 pwa=False,
                 mcp_server=False,
                 footer_links=[],
-                app_kwargs={"middleware": door.middleware()},
+                app_kwargs={"middleware": [*door.middleware(), Middleware(FewFrames)]},
                 theme=gr.themes.Base(
                     primary_hue="teal",
                     neutral_hue="slate",
                     font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
                     font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
+                ).set(  # gradio's own are too faint to read for many
+                    body_text_color_subdued="*neutral_500",
+                    input_placeholder_color="*neutral_600",
+                    input_placeholder_color_dark="*neutral_300",
                 ),
                 # Given as css, gradio would rewrite its selectors, and break some.
                 head=f"<style>{Path(__file__).with_name('style.css').read_text()}</style>",
@@ -125,8 +139,9 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
         if model.shown.error:
             tell(f"{model.shown.error}: choose another model in the settings")
         over.wait()
+        # First, or what waits would begin once whoever follows an answer has gone.
+        tell(service.close() or "Ended; the conversations are kept.")
         page.close(verbose=False)
-        service.close()
 
 
 def _free_port(host: str, first: int) -> int:

@@ -12,17 +12,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, SnapshotError
 from kvlite.folders import data_folder
 from kvlite.replacing import replaced
 
 from .record import Record
 
+_DELETED = "this conversation was deleted: begin a new one"
 _ID = re.compile(r"[0-9a-f]{32}")
 # Of the disk's free space, what caches of conversations that are set aside may take.
 _SHARE = 0.1
 # What tells a file from what was there before.
 _Written = tuple[int, int, int]
+
+# What a record raises that is none.
+_UNREADABLE = (SettingError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class Shelf:
@@ -43,17 +47,20 @@ class Shelf:
         self.folder = (root or data_folder()) / "app" / name
         self._lock = threading.Lock()
         self._listed: dict[Path, tuple[_Written, Record]] = {}
+        self._gone: set[str] = set()
 
     def records(self, query: str = "") -> list[Record]:
         """Those that match a query, the one used last first; to look at, not to change."""
         listed = {}
         for path in self.folder.glob("*/record.json"):
+            if self.is_gone(path.parent.name):
+                continue
             try:
                 written, known = _written(path), self._listed.get(path)
                 if known is None or known[0] != written:
                     known = written, self._read(path)
                 listed[path] = known
-            except (OSError, ValueError, TypeError, KeyError):
+            except (OSError, *_UNREADABLE):
                 continue  # cut short by hand, or of a later version: it stays where it is
         self._listed = listed
         found = [record for _, record in listed.values() if record.matches(query)]
@@ -73,8 +80,8 @@ class Shelf:
         try:
             return self._read(path)
         except FileNotFoundError:
-            raise SettingError("this conversation was deleted: begin a new one") from None
-        except (OSError, ValueError, TypeError, KeyError):
+            raise SettingError(_DELETED) from None
+        except (OSError, *_UNREADABLE):
             raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
 
     def record_or_new(self, id: str) -> Record:
@@ -102,12 +109,28 @@ class Shelf:
         nobody else changes one meanwhile.
 
         Raises:
-            SettingError: this is no id, or what is there cannot be read.
+            SettingError: this is no id, what is there cannot be read, or it was deleted.
         """
         with self._lock:
+            self.require_there(id)
             record = self.record_or_new(id)
             yield record
             self.save(record)
+
+    def keep_draft(self, id: str, text: str) -> None:
+        """Keep a message until it is answered.
+
+        Raises:
+            SnapshotError: there is no room for it.
+        """
+        try:
+            with self.changing(id) as record:
+                record.draft = text
+                record.name_after(text)
+        except OSError as error:
+            raise SnapshotError(
+                f"the message cannot be written to disk, and is not sent: {error}; make room there"
+            ) from None
 
     def rename(self, id: str, name: str) -> Record:
         """Call one otherwise.
@@ -124,16 +147,31 @@ class Shelf:
         return record
 
     def delete(self, id: str) -> None:
-        """Remove one and all that belongs to it.
+        """Remove one and all that belongs to it; nothing is written to it any more.
 
         Raises:
             SettingError: some of it is still there.
         """
         place = self.place(id)
         with self._lock:
+            self._gone.add(id)
             shutil.rmtree(place, ignore_errors=True)
         if place.exists():
             raise SettingError(f"{place} cannot be removed whole: remove it by hand")
+
+    def sweep(self) -> None:
+        """Remove what was written of those that were deleted, while that went on."""
+        for id in [*self._gone]:
+            shutil.rmtree(self.place(id), ignore_errors=True)
+
+    def require_there(self, id: str) -> None:
+        """Raises SettingError if it was deleted."""
+        if self.is_gone(id):
+            raise SettingError(_DELETED)
+
+    def is_gone(self, id: str) -> bool:
+        """Whether it was deleted, whatever is still there of it."""
+        return id in self._gone
 
     def place(self, id: str) -> Path:
         """The folder of one.
@@ -154,7 +192,9 @@ class Shelf:
         return self.place(id) / "whole.kv"
 
     def keep_account(self, id: str, key: str, account: dict[str, Any]) -> None:
-        """Remember what an answer was made from."""
+        """Remember what an answer was made from, unless nobody can see it any more."""
+        if self.is_gone(id):
+            return
         folder = self.place(id) / "answers"
         folder.mkdir(parents=True, exist_ok=True)
         with replaced(folder / f"{key}.json", private=True) as file:
@@ -184,7 +224,10 @@ class Shelf:
                 path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> Record:
-        return Record.from_json(path.read_text(encoding="utf-8"))
+        record = Record.from_json(path.read_text(encoding="utf-8"))
+        record.id = path.parent.name  # a copy of a folder is another conversation
+        self.place(record.id)
+        return record
 
 
 def _written(path: Path) -> _Written:

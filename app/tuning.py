@@ -1,6 +1,6 @@
 """What happens in the settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gradio as gr
@@ -11,8 +11,8 @@ from kvlite.meanings import require_meaning
 from kvlite.profiles import Profiles
 from kvlite.settings import LOADING, OPTIONS, Settings
 
-from .form import changed, label_of, shown_value, values_of
-from .pricing import Pricer, price_html
+from .form import Models, changed, label_of, shown_value, values_of
+from .pricing import Pricer, phases_html, verdict_html
 from .service import Service
 from .status import sentence_html, status_html
 from .talking import owner_of
@@ -22,94 +22,94 @@ from .work import Work
 class Tuning:
     """The page's events about settings."""
 
-    def __init__(self, service: Service, pricer: Pricer) -> None:
+    def __init__(self, service: Service, pricer: Pricer, models: Models | None = None) -> None:
+        """Over the models that may be chosen, any without a list."""
         self.service = service
         self.pricer = pricer
+        self.models = models or Models()
+        self._first = service.settings.model
 
-    def price(self, tokens: float | None, *shown: Any) -> str:
-        """What the settings that are shown would take."""
+    def price(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
+        """What the settings that are shown would take: whether it is there, and what for."""
         try:
-            settings = self._settings(shown)
+            price = self.pricer.price(self._settings(shown), int(tokens or 1))
         except KvliteError as error:
-            return sentence_html(str(error), wrong=True)
-        return price_html(self.pricer, settings, int(tokens or 1))
+            return sentence_html(str(error), wrong=True), ""
+        return verdict_html(price), phases_html(price)
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
-        """The settings of a conversation, as the controls have them."""
-        settings = self._current(owner_of(request), id)
-        return [shown_value(name, getattr(settings, name)) for name in OPTIONS]
+        """The settings of a conversation, as the controls have them; nothing is said of them."""
+        settings = self.service.settings_of(owner_of(request), id)
+        return [*(shown_value(name, getattr(settings, name)) for name in OPTIONS), ""]
 
     def apply(self, id: str, request: gr.Request, *shown: Any) -> Iterator[str]:
         """Have the settings that are shown from the next message on; the model anew if it must."""
         owner = owner_of(request)
         try:
             wanted = self._settings(shown)
-            new = changed(vars(wanted), self._current(owner, id))
-            for name, value in new.items():
-                require_meaning(name, value, label_of(name))
+            new = changed(vars(wanted), self.service.settings_of(owner, id))
             loading = {name: value for name, value in new.items() if name in LOADING}
             own = {name: value for name, value in new.items() if name not in LOADING}
-            works = list[Work]()
             self.service.require_idle(owner, id)
+            self.service.require_change(owner, id, own)
+            works = list[Work]()
             if loading:
                 works.append(self.service.load(self.service.settings.replace(loading)))
-            if own:
+                yield from _followed(works[-1])
+            if own and all(work.failure is None for work in works):
                 works.append(self.service.change(owner, id, own))
+                yield from _followed(works[-1])
         except KvliteError as error:
             yield sentence_html(str(error), wrong=True)
             return
-        for work in works:
-            for doing in work.follow():
-                yield status_html(doing)
-            if work.failure is not None:
-                return
+        if any(work.failure is not None for work in works):
+            return
         told = "Nothing to change: these are the settings in use."
         if new:
             names = ", ".join(label_of(name) for name in new)
-            told = f"In use from the next message on: {names}."
+            told = f"In use in this conversation from its next message on: {names}."
         notes = [note for work in works for note in work.shown.notes]
         yield sentence_html(" ".join([*(f"{note}." for note in notes), told]))
 
     def profiles(self, request: gr.Request) -> Any:
         """The user's profiles, to choose from."""
-        try:
-            return gr.Dropdown(choices=self._profiles(request).names(), value=None)
-        except KvliteError as error:
-            raise gr.Error(str(error)) from None
+        return gr.Dropdown(choices=self._profiles(request).names(), value=None)
 
     def take(self, name: str | None, request: gr.Request, *shown: Any) -> list[Any]:
-        """Put a profile's values into the controls."""
+        """Put a profile's values into the controls, and say that they are not in use yet."""
         if not name:
-            return list(shown)
-        try:
-            profile = self._profiles(request).read(name)
-        except KvliteError as error:
-            raise gr.Error(str(error)) from None
+            return [*shown, gr.skip()]
+        profile = self._profiles(request).read(name)
+        self._require_listed(name, profile.values)
         values = dict(zip(OPTIONS, shown, strict=True))
         values |= {each: shown_value(each, value) for each, value in profile.values.items()}
-        return list(values.values())
+        return [*values.values(), sentence_html(f"Press Apply to use what {name} has.")]
 
-    def save(self, name: str, request: gr.Request, *shown: Any) -> Any:
-        """Save what is not as usual as a profile."""
-        try:
-            values = changed(vars(self._settings(shown)), Settings())
-            for each, value in values.items():
-                require_meaning(each, value, label_of(each))
-            profiles = self._profiles(request)
-            profiles.save(name.strip(), values, force=True)
-        except KvliteError as error:
-            raise gr.Error(str(error)) from None
-        return gr.Dropdown(choices=profiles.names(), value=name.strip())
+    def save(self, name: str, request: gr.Request, *shown: Any) -> tuple[Any, str]:
+        """Save what is not as usual as a profile, and say if there was one of this name."""
+        values = changed(vars(self._settings(shown)), Settings())
+        profiles, name = self._profiles(request), name.strip()
+        former = name in profiles.names()
+        profiles.save(name, values, force=True)
+        told = f"The profile {name} is {'replaced' if former else 'saved'}."
+        return gr.Dropdown(choices=profiles.names(), value=name), sentence_html(told)
 
     def remove(self, name: str | None, request: gr.Request) -> Any:
         """Delete a profile."""
         if not name:
-            raise gr.Error("choose the profile to delete first")
-        try:
-            self._profiles(request).delete(name)
-        except KvliteError as error:
-            raise gr.Error(str(error)) from None
+            raise SettingError("choose the profile to delete first")
+        self._profiles(request).delete(name)
         return self.profiles(request)
+
+    def _require_listed(self, profile: str, values: Mapping[str, Any]) -> None:
+        """Raises SettingError if a profile has a model that may not be chosen here."""
+        model = values.get("model", self._first)
+        if not self.models.others and model not in (self._first, *self.models.listed):
+            raise SettingError(
+                f"the profile {profile} has the model {model}, which is not in the list here: take "
+                "another profile, or have it downloaded on the app's machine, or the app begun "
+                f"with --model {model}"
+            )
 
     def _profiles(self, request: gr.Request) -> Profiles:
         """The program's own; someone who logs in has others."""
@@ -117,13 +117,18 @@ class Tuning:
         return Profiles(self.service.shelf(owner).folder if owner else config_folder())
 
     def _settings(self, shown: Any) -> Settings:
-        return Settings().replace(values_of(list(OPTIONS), shown))
+        """The settings that are shown.
 
-    def _current(self, owner: str, id: str) -> Settings:
-        """What a conversation has now."""
-        shelf = self.service.shelf(owner)
-        record = shelf.record_or_new(id)
-        try:
-            return self.service.settings.replace({**record.began, **record.changed})
-        except SettingError:  # it was had with another version
-            return self.service.settings
+        Raises:
+            SettingError: one is out of range, or means nothing.
+        """
+        settings = Settings().replace(values_of(list(OPTIONS), shown))
+        for name, value in vars(settings).items():
+            require_meaning(name, value, label_of(name))
+        return settings
+
+
+def _followed(work: Work) -> Iterator[str]:
+    """What it shows until it has ended."""
+    for doing in work.follow():
+        yield status_html(doing)

@@ -10,19 +10,25 @@ from kvlite.documents import Document, read_document
 from kvlite.errors import DocumentError
 
 from .guard import SUFFIXES
+from .work import Work
 
 
-def read_upload(path: str) -> Document:
+def read_upload(path: str, work: Work) -> Document:
     """The document of an uploaded file.
+
+    Args:
+        work: shows how far it is, and may be cancelled.
 
     Raises:
         DocumentError: it cannot be read; the file is called what its owner calls it.
+        Stopped: someone wanted no more of it.
     """
     name = Path(path).name
     if Path(path).suffix.lower() not in SUFFIXES:
         raise DocumentError(f"{name} is none of {', '.join(SUFFIXES)}: save it as one of them")
+    work.begin(f"Opening {name}")
     try:
-        return read_document(path)
+        return read_document(path, progress=work.progress, cancel=work.cancel)
     except DocumentError as error:
         raise DocumentError(str(error).replace(path, name)) from None
 
@@ -34,7 +40,7 @@ def uploaded(file: Any) -> str:
         DocumentError: it names none that was uploaded.
     """
     path = file.get("path") if isinstance(file, Mapping) else None
-    if isinstance(path, str):
+    if isinstance(path, str) and "\0" not in path:
         place, folder = Path(path).resolve(), Path(get_upload_folder()).resolve()
         if place.is_relative_to(folder) and place.is_file():
             return str(place)

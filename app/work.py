@@ -64,20 +64,26 @@ class Work:
         heed: called by whoever does it, each time it shows something.
     """
 
-    def __init__(self, task: "Callable[[Work], Any]", title: str) -> None:
+    def __init__(self, task: "Task", title: str) -> None:
         """Work to be done.
 
         Args:
             task: is given this, to say how far it is.
             title: what to call it until it says more.
         """
-        self._task: Callable[[Work], Any] | None = task
+        self._task: Task | None = task
         self.cancel = Event()
         self.result: Any = None
         self.failure: Exception | None = None
         self.shown = Shown(title=title, since=time.monotonic())
         self.heed: Callable[[], None] | None = None
         self._changed = Condition()
+
+    @property
+    def audience(self) -> tuple[Callable[[int, int], None], Callable[[str], None], Event]:
+        """Who follows what is read for it: `progress`, `notify` and `cancel`, as those who read
+        take them."""
+        return self.progress, self.note, self.cancel
 
     def show(self, **values: Any) -> None:
         """Show something else of it."""
@@ -104,10 +110,25 @@ class Work:
         """A piece of the answer came."""
         self.show(title="", text=self.shown.text + piece.text, ledger=piece.ledger)
 
+    def prepare(self, first: "Task") -> bool:
+        """Do something before it; whether that went well. If not, that was all."""
+        title = self.shown.title
+        if self._went_well(first):
+            self.begin(title)
+            return True
+        self._task = None
+        self.show(ended=True)
+        return False
+
     def do(self) -> None:
-        """Do it, once; what goes wrong is kept for those who follow. It keeps nothing else alive
-        that it was done with."""
+        """Do it, once. It keeps nothing alive that it was done with."""
         task, self._task = self._task, None
+        self._went_well(task)
+        del task  # and with it what it holds, before anyone hears that it has ended
+        self.show(ended=True)
+
+    def _went_well(self, task: "Task | None") -> bool:
+        """Whether a task did; what went wrong is kept for those who follow."""
         try:
             if self.cancel.is_set() or task is None:
                 raise Stopped
@@ -119,8 +140,8 @@ class Work:
                 _LOG.error("kvlite went wrong\n%s", traceback.format_exc())
             self.failure = _without_frames(error)
             self.show(error=str(error) if known else f"{type(error).__name__}: {error}")
-        task = None
-        self.show(ended=True)
+            return False
+        return True
 
     def follow(self, pause: float = PAUSE) -> Iterator[Shown]:
         """What there is to see until it has ended. Whoever stops looking does not stop the work.
@@ -151,6 +172,10 @@ class Work:
         if self.failure is not None:
             raise self.failure
         return self.result
+
+
+Task = Callable[[Work], Any]
+"""What is given a piece of work, to say how far it is."""
 
 
 def _without_frames(error: Exception) -> Exception:

@@ -17,18 +17,19 @@ import warnings
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO, cast
 
-from kvlite.errors import DocumentError
+from kvlite.errors import DocumentError, Stopped
 
 if TYPE_CHECKING:
     from bs4.element import PageElement
-    from docx.document import Document as WordDocument
-    from docx.table import _Cell
+    from docx.table import Table, _Cell
+    from docx.text.paragraph import Paragraph
     from pypdf.generic import DictionaryObject
+
+_Told = Callable[[int, int], None]
 
 _REMEDIES = {
     ".doc .rtf .odt .ods .odp .xls .xlsx .ppt .pptx .pages": "save it as .docx, .pdf or text",
@@ -79,7 +80,6 @@ _TIDY = (
     (r"\n{3,}", "\n\n"),
     (r"\x05", " "),
 )
-_pypdf_log_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,31 @@ class Document:
         return bisect_right(self.page_starts, offset) or None
 
 
-def read_document(path: str) -> Document:
+def read_document(
+    path: str,
+    *,
+    progress: _Told | None = None,
+    cancel: threading.Event | None = None,
+) -> Document:
     """Read a text, Markdown, HTML, PDF or Word (.docx) file; "-" reads standard input.
 
     The file's first bytes count for more than its suffix, and are all there is for standard input.
-    Raises DocumentError, in one sentence with the remedy, for whatever cannot be read as text.
+
+    Args:
+        progress: told how many pages, or paragraphs and tables, are done, and of how many.
+        cancel: set to end it after the next of these.
+
+    Raises:
+        DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
+        Stopped: `cancel` was set.
     """
+
+    def told(done: int, total: int) -> None:
+        if cancel is not None and cancel.is_set():
+            raise Stopped
+        if progress is not None:
+            progress(done, total)
+
     label, name = ("standard input", "stdin") if path == "-" else (path, os.path.basename(path))
     suffix = "" if path == "-" else os.path.splitext(name)[1].lower()
     data = _standard_input() if path == "-" else _read_bytes(path)
@@ -118,10 +137,10 @@ def read_document(path: str) -> Document:
     if not data.strip():
         text = ""
     elif data.startswith(b"%PDF-") or (suffix == ".pdf" and not _is_word(data)):
-        pages = _pdf_pages(data, label)
+        pages = _pdf_pages(data, label, told)
         text = "\n".join(pages)
     elif _is_word(data) or suffix == ".docx":
-        text = _word_text(data, label)
+        text = _word_text(data, label, told)
     elif suffix in _REFUSED or data.startswith(b"{\\rtf"):
         remedy = _REFUSED.get(suffix, _REFUSED[".rtf"])
         raise DocumentError(f"{label} is not in a format kvlite reads: {remedy}.")
@@ -274,7 +293,7 @@ def _is_word(data: bytes) -> bool:
         return False
 
 
-def _word_text(data: bytes, label: str) -> str:
+def _word_text(data: bytes, label: str, told: _Told) -> str:
     import docx
     from docx.exceptions import PythonDocxError
     from docx.opc.exceptions import OpcError
@@ -296,7 +315,12 @@ def _word_text(data: bytes, label: str) -> str:
             for child in list(wrapper if content is None else content):
                 wrapper.addprevious(child)
             wrapper.getparent().remove(wrapper)
-        return "\n".join(_word_lines(document))
+        lines, total = list[str](), len(document.element.body)
+        for done, block in enumerate(document.iter_inner_content(), 1):
+            for line in _block_lines(block):
+                told(done, total)
+                lines.append(line)
+        return "\n".join(lines)
     except (PythonDocxError, OpcError, LxmlError, *_PARSER_ERRORS) as error:
         raise DocumentError(
             f"{label} is damaged or no Word document: get it anew, or open it in Word or "
@@ -304,44 +328,66 @@ def _word_text(data: bytes, label: str) -> str:
         ) from error
 
 
-def _word_lines(container: "WordDocument | _Cell") -> Iterator[str]:
+def _block_lines(block: "Paragraph | Table") -> Iterator[str]:
     from docx.table import Table
 
-    for block in container.iter_inner_content():
-        if not isinstance(block, Table):
-            yield block.text
-            continue
-        for row in block.rows:
-            # A merged cell comes once for every column it spans: the key makes it one.
-            cells = {cell._tc: " ".join(" ".join(_word_lines(cell)).split()) for cell in row.cells}
-            yield " | ".join(cells.values())
+    if not isinstance(block, Table):
+        yield block.text
+        return
+    for row in block.rows:
+        # A merged cell comes once for every column it spans: the key makes it one.
+        cells = {cell._tc: " ".join(" ".join(_cell_lines(cell)).split()) for cell in row.cells}
+        yield " | ".join(cells.values())
 
 
-@contextmanager
-def _silent_pypdf() -> Iterator[None]:
-    logger = logging.getLogger("pypdf")
-    with _pypdf_log_lock:
-        level = logger.level
-        logger.setLevel(logging.CRITICAL + 1)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
+def _cell_lines(cell: "_Cell") -> Iterator[str]:
+    for block in cell.iter_inner_content():
+        yield from _block_lines(block)
 
 
-def _pdf_pages(data: bytes, label: str) -> list[str]:
+class _SilentPypdf:
+    """Around reading PDFs, of which several threads may do so at once: what pypdf mends is nobody
+    else's matter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reading = self._level = 0
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("pypdf")
+        with self._lock:
+            if not self._reading:
+                self._level = logger.level
+                logger.setLevel(logging.CRITICAL + 1)
+            self._reading += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._reading -= 1
+            if not self._reading:
+                logging.getLogger("pypdf").setLevel(self._level)
+
+
+_silent_pypdf = _SilentPypdf()
+
+
+def _pdf_pages(data: bytes, label: str, told: _Told) -> list[str]:
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, PdfReadError, PyPdfError
 
+    pages = list[str]()
     try:
-        with _silent_pypdf():
+        with _silent_pypdf:
             reader = PdfReader(io.BytesIO(data))
             if reader.is_encrypted and not reader.decrypt(""):
                 raise DocumentError(
                     f"{label} is locked by a password: save it without one, for example "
                     "`qpdf --decrypt --password=... in.pdf out.pdf`."
                 )
-            pages = [page.extract_text() for page in reader.pages]
+            total = len(reader.pages)
+            for page in reader.pages:
+                pages.append(page.extract_text())
+                told(len(pages), total)
             declared = cast("DictionaryObject", reader.root_object["/Pages"]).get("/Count")
         # Cut short inside a later revision, or missing a page, it would be read without a word.
         unfinished = re.search(rb"\b\d+\s+\d+\s+obj\b", data[data.rfind(b"startxref") :])

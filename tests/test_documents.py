@@ -11,13 +11,15 @@ import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import docx
 import pytest
 from pypdf import PdfReader, PdfWriter
 
 from kvlite.documents import Document, read_document
-from kvlite.errors import DocumentError
+from kvlite.errors import DocumentError, Stopped
 
 Save = Callable[[str, str | bytes], str]
 
@@ -649,3 +651,37 @@ def test_parsers_are_imported_only_when_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# --- long ones -----------------------------------------------------------------------------------
+
+
+def paragraphs(document: Any) -> None:
+    for number in range(4):
+        document.add_paragraph(f"Paragraph {number}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "total"),
+    [
+        ("a.pdf", pdf(["one", "two", "three"]), 3),
+        ("a.docx", word(paragraphs), 5),
+    ],  # and a section's end
+    ids=["pdf", "word"],
+)
+def test_opening_tells_how_far_it_is_and_can_be_stopped(
+    save: Save, name: str, content: bytes, total: int
+) -> None:
+    path, told, cancel = save(name, content), list[tuple[int, int]](), Event()
+
+    def stop(done: int, total: int) -> None:
+        told.append((done, total))
+        cancel.set()
+
+    whole = read_document(path, progress=lambda done, total: told.append((done, total)))
+    assert told == [(done, total) for done in range(1, len(told) + 1)]
+    assert len(told) == len(whole.text.splitlines()) >= 3
+    told.clear()
+    with pytest.raises(Stopped):
+        read_document(path, progress=stop, cancel=cancel)
+    assert told == [(1, total)]

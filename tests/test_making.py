@@ -1,5 +1,7 @@
 """Models that are loaded and planned for by two threads at once."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,33 @@ def test_weights_are_tied_however_many_threads_make_modules(
     other.join(60)
     assert made.is_set()
     assert not failures
+
+
+RACE = """
+import threading, time
+from kvlite.model.making import load_transformers
+
+failed = []
+
+def load(seconds):
+    time.sleep(seconds)
+    try:
+        load_transformers()
+    except AttributeError as error:
+        failed.append(error)
+
+def imported():
+    import transformers
+
+others = [threading.Thread(target=load, args=[wait / 20]) for wait in range(20)]
+for each in [threading.Thread(target=imported), *others]:
+    each.start()
+for each in others:
+    each.join()
+print(len(failed))
+"""
+
+
+def test_transformers_is_whole_whoever_else_is_importing_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "0"

@@ -69,12 +69,16 @@ def told(pages: Sequence[PageShare]) -> str:
     held = [page.held for page in written]
     if min(held) >= 1:
         return "The answer was made from all pages, whole."
+    if not any(held):
+        return "Nothing is held of any page."
     many = len({page.place for page in pages}) > 1
     best = _best(pages)
     if best:
         said = [f"Held most: {_listed(best, [page.held for page in best], many)}."]
+    elif (low := percent(min(held))) == (high := percent(max(held))):
+        said = [f"All pages are held alike, {low} of each."]
     else:
-        said = [f"All pages are held alike, {percent(_mean(held))} of each."]
+        said = [f"No page stands out: {low} to {high} of each is held."]
     none = [page for page in written if not page.held]
     if none:
         said.append(f"Nothing is held of {_named(none, many)}.")

@@ -13,7 +13,14 @@ from kvlite.errors import SettingError
 
 def read(session: Session, terminal: Terminal, argument: str) -> None:
     """Read documents for the next message."""
-    take(session, terminal, [read_document(path) for path in _paths(argument)])
+
+    def opened(path: str) -> Document:
+        return terminal.work(
+            f"Opening {Path(path).name}",
+            lambda progress, _, cancel: read_document(path, progress=progress, cancel=cancel),
+        )
+
+    take(session, terminal, [opened(path) for path in _paths(argument)])
 
 
 def take(session: Session, terminal: Terminal, documents: list[Document]) -> None:

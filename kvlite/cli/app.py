@@ -49,10 +49,10 @@ def app(
 
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
-    from kvlite_app.guard import Door, parse_auth
+    from kvlite_app.guard import Door, parse_auth, plain_host
 
-    pairs = [*(auth or ()), *filter(None, [os.environ.get("KVLITE_AUTH")])]
-    door = Door(host, port, parse_auth(pairs), share, browser)
+    users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
+    door = Door(plain_host(host), port, users, share, browser)
     door.require_password()
     screen = console()
     with screen.status("Starting"):
@@ -62,4 +62,3 @@ def app(
         door,
         tell=lambda said: screen.print(said, markup=False),
     )
-    screen.print("Ended; the conversations are kept.")

@@ -9,7 +9,7 @@ import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import FromLibrary, from_library, named_file, open_file
+from kvlite.cli.opening import FromLibrary, documents_of, from_library, named_file, open_file
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, reading
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
@@ -83,7 +83,6 @@ def ask(
         raise SettingError(
             f"standard input is the document, so no question can come from it: {_USAGE}"
         )
-    from kvlite.documents import read_document
     from kvlite.prompts import all_of, question_about, tokens_of
     from kvlite.runner import open_runner
 
@@ -92,7 +91,7 @@ def ask(
     if saved is not None:
         (_, talk), known = open_file(saved, settings, question, screen), True
     else:
-        documents = [read_document(file) for file in files]
+        documents = documents_of(files, screen)
         said = question_about(documents, question) if question else all_of(documents)
         with screen.status("Loading the model") as status:
             runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))

@@ -12,7 +12,7 @@ import typer
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import FromLibrary, from_library, named_file, open_file
+from kvlite.cli.opening import FromLibrary, documents_of, from_library, named_file, open_file
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
@@ -71,14 +71,13 @@ def chat(
     if "-" in (files or ()):
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
     from kvlite.chat.session import Session
-    from kvlite.documents import read_document
     from kvlite.prompts import all_of, tokens_of
     from kvlite.runner import open_runner
 
     settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
     screen = _screen(typed, quiet)
     saved = named_file(files or ())
-    documents = [] if saved else [read_document(file) for file in files or ()]
+    documents = [] if saved else documents_of(files or (), screen)
     said, talk = all_of(documents), None
     if saved is not None:
         with unechoed():

@@ -29,6 +29,23 @@ FromLibrary = Annotated[
 """A command's flag."""
 
 
+def documents_of(files: Sequence[str], screen: "Console") -> "list[Document]":
+    """The documents of files, with a bar for those that have many pages.
+
+    Raises:
+        DocumentError: one of them cannot be read.
+    """
+    from rich.markup import escape
+
+    from kvlite.documents import read_document
+
+    found = []
+    for file in files:
+        with reading_bar(screen, f"Opening {escape(Path(file).name)}") as bar:
+            found.append(read_document(file, progress=bar.update))
+    return found
+
+
 def named_file(files: Sequence[str]) -> Path | None:
     """The file of a conversation, if that is what is asked about.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvlite.cli import INTERRUPTED
+from kvlite.cli.opening import documents_of
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
 from kvlite.errors import SettingError, SnapshotError, Stopped
@@ -44,7 +45,6 @@ def read(
     """
     target = _target(out, name)
     from kvlite import library
-    from kvlite.documents import read_document
     from kvlite.prompts import all_of, tokens_of
     from kvlite.runner import open_runner
 
@@ -52,7 +52,7 @@ def read(
         _require_replaceable(library.path_of(name) if target is None else target, name or out)
     library.limit()
     screen = console(quiet)
-    documents = [read_document(file) for file in files]
+    documents = documents_of(files, screen)
     said = all_of(documents)
     with screen.status("Loading the model") as status:
         runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))

@@ -9,8 +9,10 @@ import torch
 
 from kvlite.cache import KVCache
 from kvlite.cache.front import bytes_held
+from kvlite.memory.card import CardUse, card_use
 from kvlite.memory.room import capped_bytes
 from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
 from kvlite.offload import Tier
 
 FREE = "free"
@@ -76,6 +78,8 @@ def holding(
     cache: KVCache | None = None,
     tier: Tier | None = None,
     checkpoints: int = 0,
+    *,
+    weights: Part | None = None,
 ) -> Holding:
     """Weights, keys and values by kind of layer, the index of what is to be recalled, and what is
     kept elsewhere.
@@ -83,7 +87,9 @@ def holding(
     Args:
         cache: None where there is no conversation.
         checkpoints: bytes of host memory that points of return take.
+        weights: the model's, if they were looked at before: there are hundreds of them.
     """
+    weights = weights or weights_of(model)
     beside, disk, folder = list[Part](), None, ""
     if tier is not None and tier.begun:
         disks = [layer.disk for layer in tier.layers if layer.disk is not None]
@@ -95,14 +101,16 @@ def holding(
             beside.append(kept)
     if checkpoints:
         beside.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
-    return Holding(tuple(_on_device(model, cache, tier)), tuple(beside), disk, folder)
+    read = () if cache is None else _of_cache(model.shape, cache, tier)
+    return Holding((weights, *read), tuple(beside), disk, folder)
 
 
-def _on_device(model: LoadedModel, cache: KVCache | None, tier: Tier | None) -> Iterator[Part]:
-    yield Part("weights", bytes_held(model.tensors()), model.weights.name)
-    if cache is None:
-        return
-    shape = model.shape
+def weights_of(model: LoadedModel) -> Part:
+    """What a model's weights take of its device."""
+    return Part("weights", bytes_held(model.tensors()), model.weights.name)
+
+
+def _of_cache(shape: ModelShape, cache: KVCache, tier: Tier | None) -> Iterator[Part]:
     sliding = [index for index, window in enumerate(shape.windows) if window is not None]
     windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
     for name, indices, nbytes in (
@@ -140,16 +148,18 @@ def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
 
 
 def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
-    free, total = torch.cuda.mem_get_info(device)
-    live, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    live, use = torch.cuda.memory_allocated(device), card_use(device)
+    if use is None:  # its driver cannot be asked
+        free, total = torch.cuda.mem_get_info(device)
+        use = CardUse(total, total - free, torch.cuda.memory_reserved(device))
     rest = (
         Part("other tensors", max(0, live - _sum(parts)), "work in progress"),
-        Part("allocator", max(0, reserved - live), "held by torch, not in use"),
-        Part("others", max(0, total - free - reserved), "driver, display, other programs", False),
-        Part(FREE, free, mine=False),
+        Part("allocator", max(0, use.held - live), "held by torch, not in use"),
+        Part("others", use.others, "driver, display, other programs", False),
+        Part(FREE, use.free, mine=False),
     )
     name = torch.cuda.get_device_properties(device).name
-    return Place(name, "VRAM", total, (*parts, *rest))
+    return Place(name, "VRAM", use.total, (*parts, *rest))
 
 
 def host(parts: tuple[Part, ...]) -> Place:

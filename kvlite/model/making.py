@@ -1,5 +1,6 @@
 """Making modules of transformers' classes, in one thread at a time."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,19 @@ def making_modules() -> Iterator[None]:
     """
     with _LOCK:
         yield
+
+
+def load_transformers() -> None:
+    """Import what every model needs, in one thread at a time: transformers imports its names when
+    they are asked for, and some are not there for a second thread meanwhile."""
+    with _LOCK:
+        import transformers  # noqa: F401
+
+        # It puts another module in its place while it is imported; who waits for that gets the
+        # first one, which has nothing in it.
+        whole = sys.modules["transformers"]
+        for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
+            getattr(whole, name)
 
 
 def hollow_module(

@@ -1,5 +1,6 @@
 """Where a model lies: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,35 @@ def lasting_name(model: str) -> str:
     path = _expanded(model)
     local = model not in ("", EMBEDDED_MODEL) and path.exists()
     return str(path.absolute()) if local else model
+
+
+def models_here() -> list[str]:
+    """Models of this machine, the embedded one first, then those the Hugging Face cache has all
+    weights of."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    embedded = [EMBEDDED_MODEL] if find_spec(_EMBEDDED_PACKAGE) else []
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except (CacheNotFound, ValueError, OSError):
+        return embedded
+    folders = {
+        repo.repo_id: [kept.snapshot_path for kept in repo.revisions]
+        for repo in cache.repos
+        if repo.repo_type == "model"
+    }
+    return embedded + sorted(name for name, kept in folders.items() if any(map(_is_model, kept)))
+
+
+def _is_model(folder: Path) -> bool:
+    index = folder / "model.safetensors.index.json"
+    try:
+        _checked(folder, folder.name)
+        wanted = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ()
+        return all((folder / each).is_file() for each in wanted)
+    except (ModelError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
 
 
 def _is_repo(model: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvlite_app.record import Said
+from kvlite_app.shelf import Shelf
 from tests.app.conftest import (
     ACCOUNT,
     ANSWER,
@@ -56,6 +58,7 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     account.locator(".title").click()
     expect(page.locator("#answer")).to_be_visible()
     expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
+    expect(page.locator("#answer")).to_contain_text("Answer to “What is a cache?”")
 
     page.reload()
     assert answered(page, 1) == [answer]
@@ -65,6 +68,48 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     assert answered(other, 2)[0] == answer
     page.reload()
     assert answered(page, 2)[0] == answer
+
+
+def test_an_answer_is_copied_without_its_account(server: Server, visitor: Visitor) -> None:
+    visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = visitor.open(server.address)
+    page.locator("#new").click()
+    send(page, "What is a heron?")
+    (answer,) = answered(page, 1)
+
+    def copied(message: int) -> str:
+        page.get_by_role("button", name="Copy message").nth(message).click()
+        page.wait_for_timeout(300)
+        return str(page.evaluate("navigator.clipboard.readText()"))
+
+    assert " ".join(copied(1).split()) == " ".join(answer.split())
+    assert copied(0) == "What is a heron?"
+    page.evaluate("delete Navigator.prototype.clipboard")  # as where an address is not secure
+    page.locator("#chat .message-buttons-left button").first.click()
+    page.locator("#box textarea").focus()
+    page.keyboard.press("Control+v")
+    pasted = page.locator("#box textarea").input_value()
+    assert " ".join(pasted.split()) == " ".join(answer.split())
+
+
+def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
+    server: Server, visitor: Visitor
+) -> None:
+    page = visitor.open(server.address)
+    send(page, "What is a lamp?")
+    answered(page, 1)
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.reload()
+    page.locator("#side:not(.open)").wait_for()
+    answered(page, 1)
+    page.locator(ACCOUNT).locator(".title").click()
+    expect(page.locator("#answer")).to_contain_text("Answer to “What is a lamp?”")
+    expect(page.locator("#answer figure").first).to_be_in_viewport()
+    page.get_by_role("button", name="Memory and settings").click()
+    page.locator("#side:not(.open)").wait_for()
+    page.locator(ACCOUNT).locator(".title").click()  # which folds it
+    page.wait_for_timeout(500)
+    expect(page.locator("#side")).not_to_have_class(re.compile(r"\bopen\b"))
 
 
 def test_an_answer_can_be_stopped_and_its_part_stays(
@@ -123,6 +168,9 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     page.get_by_role("button", name="Retry").last.click()
     expect(page.locator("#branches")).to_be_visible(timeout=SLOW)
     assert answered(page, 2) == [first, second]  # the likeliest words are the same
+    expect(page.locator("#branches input")).to_have_value(
+        re.compile(r"2\. Name an animal\. → \w+"), timeout=SLOW
+    )
 
     page.get_by_role("button", name="Edit").last.click()
     page.locator("#chat textarea").fill("Name a town.")
@@ -161,8 +209,21 @@ def test_others_are_shown_while_an_answer_comes(
         answered(page, 1)
         page.locator("#new").click()
         expect(page.locator(ANSWER)).to_have_count(0)
+        page.locator("#search textarea, #search input").fill("colour")
         send(page, "Tell me a very long story about a lighthouse.")
         expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+ \w+"), timeout=SLOW)
+        assert titles(page) == ["Name a colour."]  # what is searched for still
+
+        other = visitor.open(server.address)  # follows it too
+        expect(other.locator("#box .stop-button")).to_be_visible(timeout=SLOW)
+        send(other, "Mine.")
+        expect(other.get_by_text("an answer is on its way")).to_be_visible()
+        other.wait_for_timeout(1000)
+        expect(other.locator("#box textarea")).to_have_value("Mine.")
+        expect(other.locator("#box .stop-button")).to_be_visible()
+        other.close()
+        page.locator("#search textarea, #search input").fill("")
+        expect(page.locator("#listing label")).to_have_count(2)
 
         page.get_by_label("Name a colour.").check()  # the answer goes on, elsewhere
         expect(page.get_by_test_id("user")).to_have_text("Name a colour.", timeout=SLOW)
@@ -186,6 +247,32 @@ def test_others_are_shown_while_an_answer_comes(
         page.close()
 
 
+def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
+    tmp_path: Path, talker: Path, visitor: Visitor
+) -> None:
+    shelf = Shelf("", tmp_path)
+    record = shelf.new()
+    for number in range(1, 31):
+        record.said += [Said("user", f"Question {number}?"), Said("assistant", f"Answer {number}.")]
+    shelf.save(record)
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "8") as server:
+        page = visitor.open(server.address)
+        page.locator("#listing label").click()
+        users, earlier = page.get_by_test_id("user"), page.locator("#earlier")
+        expect(users).to_have_count(20)
+        expect(users.first).to_have_text("Question 11?")
+        expect(earlier).to_have_text("Show 10 earlier questions")
+        earlier.click()
+        expect(users).to_have_count(30)
+        expect(users.first).to_have_text("Question 1?")
+        expect(earlier).to_be_hidden()
+        page.locator("#new").click()
+        expect(users).to_have_count(0)
+        page.locator("#listing label").first.click()
+        expect(users).to_have_count(20)
+        page.close()
+
+
 def test_a_document_is_read_and_asked_about_twice(
     server: Server, visitor: Visitor, tmp_path: Path
 ) -> None:
@@ -194,6 +281,7 @@ def test_a_document_is_read_and_asked_about_twice(
     page = visitor.open(server.address)
     page.locator("#box input[type=file]").set_input_files(pdf)
     page.locator("#box .thumbnail-item").wait_for()
+    expect(page.get_by_role("listitem", name="karsk.pdf")).to_be_visible()
     send(page, "Who built the lighthouse?")
     (answer,) = answered(page, 1)
     assert "Brandt" in answer
@@ -281,6 +369,17 @@ def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: V
     assert "length limit" in page.locator(ACCOUNT).inner_text()
 
 
+def test_a_profile_that_is_replaced_is_said_to_be(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    page.get_by_role("tab", name="Settings").click()
+    page.get_by_role("button", name="Profiles").click()
+    page.locator("#profile-name textarea, #profile-name input").fill("small")
+    page.locator("#save-profile").click()
+    expect(page.locator("#applied")).to_have_text("The profile small is saved.")
+    page.locator("#save-profile").click()
+    expect(page.locator("#applied")).to_have_text("The profile small is replaced.")
+
+
 def test_the_list_is_searched_renamed_exported_and_shortened(
     tmp_path: Path, visitor: Visitor
 ) -> None:
@@ -295,7 +394,10 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         expect(page.locator("#listing label")).to_have_count(2)
         assert titles(page) == ["What do foxes eat?", "Where do herons live?"]
 
+        page.locator("#search textarea, #search input").fill("zebra <b>")
+        expect(page.get_by_text("No conversation has “zebra <b>”.")).to_be_visible()
         page.locator("#search textarea, #search input").fill("heron")
+        expect(page.get_by_text("No conversation has")).to_have_count(0)
         expect(page.locator("#listing label")).to_have_count(1)
         page.locator("#listing label").click()
         expect(page.locator(ANSWER)).to_have_text(answer, timeout=SLOW)
@@ -305,7 +407,21 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         assert titles(page) == ["Where do herons live?"]  # what is searched for still
         page.locator("#search textarea, #search input").fill("")
 
+        # The list is one stop of the Tab key, and arrows go through it.
+        page.locator("#search textarea, #search input").press("Tab")
+        expect(page.get_by_role("radio", name="Where do herons live?")).to_be_focused()
+        expect(page.locator("#listing label")).to_have_count(2)
+        page.keyboard.press("ArrowDown")
+        expect(page.get_by_test_id("user")).to_have_count(1, timeout=SLOW)
+        page.keyboard.press("Tab")
+        assert page.locator("#listing input:focus").count() == 0
+        page.get_by_role("radio", name="Where do herons live?").check()
+        expect(page.get_by_test_id("user")).to_have_count(2, timeout=SLOW)
+
         page.get_by_role("button", name="This conversation").click()
+        page.locator("#name textarea, #name input").fill("")
+        page.get_by_role("button", name="Rename").click()
+        expect(page.get_by_text("a conversation needs a name")).to_be_visible()
         page.locator("#name textarea, #name input").fill("Herons & <b>others</b>")
         page.get_by_role("button", name="Rename").click()
         expect(page.locator("#listing label").first).to_have_text("Herons & <b>others</b>")

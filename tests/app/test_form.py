@@ -1,5 +1,6 @@
 """Settings as controls, and back; what they would take."""
 
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from kvlite.errors import SettingError
 from kvlite.runner import load
 from kvlite.settings import OPTIONS, Settings
-from kvlite_app.form import changed, control, shown_value, values_of
-from kvlite_app.pricing import Pricer, price_html
+from kvlite_app.form import Models, changed, control, shown_value, values_of
+from kvlite_app.pricing import Pricer, verdict_html
+from kvlite_app.service import Service
+from kvlite_app.tuning import Tuning
 
 OTHERS: dict[str, Any] = {
     "chunk": 64,
@@ -26,12 +29,22 @@ OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("settings", [Settings(), Settings(**OTHERS)], ids=["usual", "others"])
 def test_every_setting_comes_back_from_its_control(settings: Settings) -> None:
     with gr.Blocks():
-        controls = {name: control(name, getattr(settings, name)) for name in OPTIONS}
+        controls = {name: control(name, getattr(settings, name), Models()) for name in OPTIONS}
     shown = []
     for name, each in controls.items():
         sent = each.postprocess(shown_value(name, getattr(settings, name)))
         shown.append(each.preprocess(sent))
     assert Settings(**values_of(list(OPTIONS), shown)) == settings
+
+
+def test_where_people_log_in_only_models_of_the_list_are_taken() -> None:
+    with gr.Blocks():
+        mine = control("model", "one", Models(["two"]))
+        theirs = control("model", "one", Models(["two"], others=False))
+    assert [each.preprocess("two") for each in (mine, theirs)] == ["two", "two"]
+    assert (mine.preprocess("/etc"), theirs.preprocess("one")) == ("/etc", "one")
+    with pytest.raises(gr.Error, match="/etc"):
+        theirs.preprocess("/etc")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +91,44 @@ def test_settings_are_priced_for_this_machine(tiny_folder: Path) -> None:
     tight = Pricer(lambda: 0).price(wide.replace({"vram": f"{int(between / 0.98)}B"}), 900)
     assert not tight.plan.fits and tight.nearest is not None and tight.nearest.fits
     assert tight.nearest.peak_bytes <= tight.plan.room.tensors < tight.plan.peak_bytes
-    assert 'data-fits="False"' in price_html(
-        Pricer(lambda: 0), settings.replace({"vram": "1MB"}), 400
-    )
+    none = Pricer(lambda: 0).price(settings.replace({"vram": "1MB"}), 400)
+    assert 'data-fits="False"' in verdict_html(none)
 
 
 def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
-    said = price_html(Pricer(lambda: 0), Settings(model=str(tmp_path / "<b>no</b>")), 400)
+    settings = Settings(model=str(tmp_path / "<b>no</b>"))
+    shown = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
+    tuning = Tuning(Service(Settings(), tmp_path), Pricer(lambda: 0))
+    said, phases = tuning.price(400, *shown)
+    assert not phases
     assert 'role="alert"' in said and "&lt;b&gt;no&lt;/b&gt;" in said and "<b>no" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("recall_limit", "recall limit '-1' is not a size: give 8GiB, 500MB or auto"),
+        ("checkpoint_limit", "checkpoint limit '-1' is not a size"),
+        ("vram", "vram '-1' is not a size"),
+    ],
+)
+def test_a_size_that_is_none_is_not_priced(name: str, said: str, tmp_path: Path) -> None:
+    tuning = Tuning(Service(Settings(), tmp_path), Pricer(int))
+    shown = [shown_value(each, getattr(Settings(**{name: "-1"}), each)) for each in OPTIONS]
+    priced = unescape(tuning.price(400, *shown)[0])
+    assert said in priced and "data-fits" not in priced
+
+
+def test_a_profile_with_a_model_that_is_not_listed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
+    service, owner = Service(Settings(), tmp_path), gr.Request(username="ann")
+    free = Tuning(service, Pricer(int))
+    shown = [shown_value(each, getattr(Settings(model="a/b"), each)) for each in OPTIONS]
+    free.save("mine", owner, *shown)
+    assert "Press Apply" in free.take("mine", owner, *shown)[-1]
+    listed = Tuning(service, Pricer(int), Models(["a/b"], others=False))
+    assert "Press Apply" in listed.take("mine", owner, *shown)[-1]
+    with pytest.raises(SettingError, match="mine has the model a/b, which is not in the list here"):
+        Tuning(service, Pricer(int), Models(others=False)).take("mine", owner, *shown)

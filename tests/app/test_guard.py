@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from kvlite.errors import SettingError
 from kvlite_app.guard import Door, OwnFiles, is_loopback, parse_auth
 
-LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8"]
+LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8", "LOCALHOST", "[::1]", " localhost "]
 REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
 
 
@@ -84,8 +84,20 @@ def test_users_are_read_as_written() -> None:
     for bad in (["ann"], ["ann:"], [":secret"], [""]):
         with pytest.raises(SettingError, match="not NAME:PASSWORD"):
             parse_auth(bad)
-    with pytest.raises(SettingError, match="twice"):
-        parse_auth(["ann:a", "ann:b"])
+    assert parse_auth([" ann :a b"]) == [("ann", "a b")]  # as a browser's form is read
+    with pytest.raises(SettingError, match="second time"):
+        parse_auth(["ann:a", "ann :b"])
+    for spaced in ("ann: a", "ann:a "):
+        with pytest.raises(SettingError, match="--auth number 1 has a space before or after"):
+            parse_auth([spaced])
+
+
+def test_what_is_wrong_with_the_variable_is_not_blamed_on_the_flag() -> None:
+    assert parse_auth(["ann:a"], "ben:b") == [("ann", "a"), ("ben", "b")]
+    for wrong in ("hunter2", " ", "ben: b", "ann:b"):
+        with pytest.raises(SettingError, match=r"^KVLITE_AUTH ") as error:
+            parse_auth(["ann:a"], wrong)
+        assert "--auth" not in str(error.value)
 
 
 def test_an_error_never_tells_a_password() -> None:

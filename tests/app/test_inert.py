@@ -35,6 +35,10 @@ def loads(text: str) -> list[str]:
         "``a` ![x](y)",
         "> ![x](y)",
         "- ```\n  ![x](y)\n\n![x](y)",
+        "- a\n  ```\n![x](y)\n```\n",
+        "- a\nb\n  ```\n```\n![x](y)",
+        "<div>\n```\n<img src=x>\n```\n</div>",
+        "<!--\n\n```\n-->\n<img src=x>",
     ],
 )
 def test_nothing_is_loaded(text: str) -> None:
@@ -61,11 +65,26 @@ pieces = st.sampled_from(
         "<svg>",
         "    ",
         "!",
+        "\n```\n",
+        "\n  ```",
+        "\n~~~x\n",
+        "\n- ",
+        "\n2) ",
+        "\n> ",
+        "\n\n",
+        "\n   ",
+        "\t",
+        "- - -",
+        "\n![x](y)\n",
+        "\n<div>",
+        "<pre>",
+        "<!--",
+        "-->",
     ]
 )
 
 
-@given(st.lists(pieces, max_size=14).map("".join))
+@given(st.lists(pieces, max_size=20).map("".join))
 def test_nothing_is_loaded_however_it_is_put_together(text: str) -> None:
     assert loads(inert(text)) == []
 
@@ -77,6 +96,9 @@ def test_nothing_is_loaded_however_it_is_put_together(text: str) -> None:
         "```html\n<img src=x>\n![x](y)\n```",
         "[link](http://example.org) and 5! [6]",
         "~~~\n<script>\n",
+        "  ```\n  <img>\n  ```",
+        "1. Type\n   ```\n   make\n   ```\n2. and\n\nthen\n```\n<img>\n```",
+        "<div>\n```\na\n```\n\n```html\n<img>\n```",
     ],
 )
 def test_what_loads_nothing_stays_as_it_is(text: str) -> None:
@@ -85,4 +107,29 @@ def test_what_loads_nothing_stays_as_it_is(text: str) -> None:
 
 @given(st.text(st.sampled_from("ab<>![]()`~ \n\r\x0b\x85\u2028img"), max_size=40))
 def test_what_is_seen_is_the_same(text: str) -> None:
+    assert inert(text).replace("\u2060", "") == text
+
+
+blocks = st.sampled_from(
+    [
+        "Prose\nof two lines.\n",
+        "- a\n- b\n  - c\n",
+        "1. a\n   ```\n   b\n   ```\n2. c\n",
+        "- a\n\n  ```py\n  b\n\n  c\n  ```\n",
+        "> quoted\n",
+        "* * *\n",
+        "<b>x</b>\n",
+    ]
+)
+
+
+@given(st.lists(blocks, max_size=6).map("\n".join))
+def test_code_between_ordinary_blocks_stays_as_it_is(text: str) -> None:
+    code = "```\n<img src=x>\n\n- ![x](y)\n```\n"
+    assert inert(f"{text}\n{code}\n![x](y)\n\n{code}").count(code) == 2
+
+
+def test_in_a_very_long_text_nothing_is_loaded_either() -> None:
+    text = "```\n<img src=x>\n```\n" * 9_000 + "![x](y)"
+    assert loads(inert(text)) == []
     assert inert(text).replace("\u2060", "") == text

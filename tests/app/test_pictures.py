@@ -194,6 +194,8 @@ def test_the_pages_in_words_are_drawn_too() -> None:
     [
         ([1.0, 1.0], "The answer was made from all pages, whole."),
         ([0.3, 0.3], "All pages are held alike, 30% of each."),
+        ([0.8, 0.9], "No page stands out: 80% to 90% of each is held."),
+        ([0.0, 0.0], "Nothing is held of any page."),
         ([0.0, 0.6, 0.0], "Held most: page 2 (60%). Nothing is held of page 1, page 3."),
         ([0.999, 0.4], "Held most: page 1 (99%)."),
         ([], "No pages were read."),

@@ -4,6 +4,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -202,13 +203,22 @@ def test_nothing_is_told_without_a_password(locked: Server) -> None:
         files = {"files": ("a.txt", b"Hello")}
         assert web.post("/gradio_api/upload", files=files).status_code == 401
         for path in ("queue/join", "run/conversations", "call/say", "run/memory"):
-            body = {"data": [], "fn_index": 0, "session_hash": "a"}
+            body = {"data": [None], "fn_index": 0, "session_hash": "a"}
             assert web.post(f"/gradio_api/{path}", json=body).status_code == 401, path
         page = web.get("/")
         assert "Hello" not in page.text
         assert "elem_id" not in page.text  # no component of the page
         wrong = web.post("/login", data={"username": "ann", "password": "other"})
         assert wrong.status_code == 400
+
+
+def test_who_logs_in_chooses_models_of_the_list(locked: Server, talker: Path) -> None:
+    with http(locked) as web:
+        assert web.post("/login", data={"username": "ann", "password": "secret"}).is_success
+        parts = [each["props"] for each in web.get("/config").json()["components"]]
+    (model,) = [each for each in parts if each.get("elem_id") == "set-model"]
+    assert not model["allow_custom_value"]
+    assert model["choices"][0] == [str(talker), str(talker)]
 
 
 def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
@@ -236,7 +246,7 @@ def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
     hers, his = panel(locked, "ann", "secret"), panel(locked, "ben", "other")
     assert 'data-figure="seen"' in hers
     assert "entries a head" in hers
-    assert "No conversation of yours is in memory." in his
+    assert "another user's conversation" in unescape(his)
     for word in ("data-figure", "entries", "tokens", "treasure", kept["id"]):
         assert word not in his
 
@@ -258,7 +268,7 @@ def panel(server: Server, name: str, password: str) -> str:
         web.post("/login", data={"username": name, "password": password}).raise_for_status()
         events = web.get("/config").json()["dependencies"]
         (beat,) = (each for each in events if any(how == "tick" for _, how in each["targets"]))
-        body = {"data": [], "fn_index": beat["id"], "session_hash": name}
+        body = {"data": [None], "fn_index": beat["id"], "session_hash": name}
         answer = web.post(f"/gradio_api/run/{beat['api_name']}", json=body).raise_for_status()
         return str(answer.json()["data"][0])
 

@@ -1,19 +1,26 @@
 """Conversations in the service: what is kept of them, whatever comes in between."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvlite.chat.session import Session
-from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
+from kvlite.model.load import LoadedModel
 from kvlite.settings import Settings
+from kvlite_app.history import history
+from kvlite_app.opened import Open
 from kvlite_app.record import Record
 from kvlite_app.service import Service
 from kvlite_app.shelf import Shelf
+from kvlite_app.work import Work
 
 A, B = "a" * 32, "b" * 32
 
@@ -60,22 +67,56 @@ def stops(*_: Any, **__: Any) -> Any:
 def test_a_message_that_was_not_answered_is_the_draft(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     assert kept(service).draft == ""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "say", stops)
         with pytest.raises(Stopped):
-            service.say("", A, "Two.", []).wait()
+            service.say("", A, "Two.").wait()
     assert kept(service).draft == "Two."
     service.undo("", A).wait()
-    service.say("", A, "Three.", []).wait()
+    service.say("", A, "Three.").wait()
     assert (texts(kept(service)), kept(service).draft) == (["Three."], "")
+
+
+def test_figures_are_taken_without_a_look_at_every_weight(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say("", A, "One.").wait()
+    now = service.open
+    assert now is not None and now.figures is not None
+    before, now.figures = now.figures, replace(now.figures, seen=0)
+    monkeypatch.setattr(LoadedModel, "tensors", lambda _: pytest.fail("weights were looked at"))
+    monkeypatch.setattr("kvlite_app.opened.NEW", 0)
+    now.glance()
+    assert now.figures == before
+    monkeypatch.setattr(now.talk.model, "layers", copy(now.talk.model.layers))
+    with pytest.raises(pytest.fail.Exception):  # others take other bytes
+        now.glance()
+    assert before.holding.device[0].nbytes > 0
+
+
+def test_nobody_is_told_what_others_talk_about(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say("ann", A, "A secret.").wait()
+    told, begin = list[str](), Work.begin
+
+    def heard(work: Work, title: str) -> None:
+        told.append(title)
+        begin(work, title)
+
+    monkeypatch.setattr(Work, "begin", heard)
+    work = service.say("ben", B, "What is said?")
+    work.wait()
+    assert "Setting another conversation aside" in told
+    assert "secret" not in " ".join([*told, *work.shown.notes])
 
 
 def test_words_that_a_message_was_changed_to_are_not_lost(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     with monkeypatch.context() as patch:
         patch.setattr(Session, "edit", stops)
         with pytest.raises(Stopped):
@@ -90,7 +131,7 @@ def test_words_that_a_message_was_changed_to_are_not_lost(
 def test_a_message_that_could_not_be_answered_again_is_the_draft(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
 
     def leaves(session: Session) -> Any:
         def begin(*_: Any) -> Iterator[Any]:
@@ -107,12 +148,12 @@ def test_a_message_that_could_not_be_answered_again_is_the_draft(
 
 
 def test_a_name_that_was_given_stays_given(service: Service) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     service.shelf("").rename(A, "Mine")
-    service.say("", A, "Two.", []).wait()
+    service.say("", A, "Two.").wait()
     assert (kept(service).name, texts(kept(service))) == ("Mine", ["One.", "Two."])
     go = blocked(service)
-    work = service.say("", A, "Three.", [])
+    work = service.say("", A, "Three.")
     service.shelf("").rename(A, "Still mine")
     go.set()
     work.wait()
@@ -136,14 +177,14 @@ def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     go, taken, refused = blocked(service), list[Any](), list[Any]()
     both = threading.Barrier(8)
 
     def say(text: str) -> None:
         both.wait()
         try:
-            taken.append(service.say("", A, text, []))
+            taken.append(service.say("", A, text))
         except SettingError as error:
             refused.append(error)
 
@@ -157,19 +198,23 @@ def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
     taken[0].wait()
 
 
-def test_work_that_has_ended_is_forgotten(service: Service) -> None:
-    for number in range(5):
-        service.say("", f"{number:032x}", "One.", []).wait()
-    assert len(service._works) == 1
+def test_work_that_has_ended_long_ago_is_forgotten(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlite_app.service._ENDED", 2)
+    ids = [f"{number:032x}" for number in range(5)]
+    for id in ids:
+        service.say("", id, "One.").wait()
+    assert [id for id in ids if service.going("", id)] == ids[2:]
 
 
 def test_what_is_in_memory_is_set_aside_when_it_ends(given: Settings, tmp_path: Path) -> None:
     service = Service(given, tmp_path)
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     service.close()
     assert service.shelf("").whole(A).is_file()
     after = Service(given, tmp_path)
-    after.say("", A, "Two.", []).wait()
+    after.say("", A, "Two.").wait()
     assert texts(kept(after)) == ["One.", "Two."]
     assert not after.shelf("").whole(A).is_file()
     after.close()
@@ -179,33 +224,145 @@ def test_what_was_answered_is_there_even_if_the_program_ended_before_it_was_show
     given: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service(given, tmp_path)
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
 
     def full(shelf: Shelf, record: Record) -> None:
         raise OSError("no room")
 
-    go, work = blocked(service), service.say("", A, "Two.", [])
+    go, work = blocked(service), service.say("", A, "Two.")
     monkeypatch.setattr(Shelf, "save", full)
     go.set()
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(SnapshotError, match=r"in memory only.*no room"):
         work.wait()
     monkeypatch.undo()
     service.engine.close(seconds=60)
     after = Service(given, tmp_path)
-    after.say("", A, "Three.", []).wait()
+    after.say("", A, "Three.").wait()
     assert texts(kept(after)) == ["One.", "Two.", "Three."]
     after.close()
+
+
+def no_room(*_: Any) -> None:
+    raise OSError("no room")
+
+
+def test_an_answer_that_cannot_be_written_is_shown_and_kept_with_the_next(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say("", A, "One.").wait()
+    go, work = blocked(service), service.say("", A, "Two.")
+    with monkeypatch.context() as patch:
+        patch.setattr(Shelf, "save", no_room)
+        go.set()
+        with pytest.raises(SnapshotError, match=r"in memory only.*no room"):
+            work.wait()
+        shown = service.record("", A)
+        assert (texts(shown), shown.draft) == (["One.", "Two."], "")
+        assert texts(service.shown("", A)) == ["One.", "Two."]
+        assert texts(kept(service)) == ["One."]
+        with pytest.raises(SnapshotError, match="not sent"):
+            service.say("", A, "Three.")
+        other = service.engine.submit(service._set_aside, "")
+        with pytest.raises(SnapshotError, match="in memory only"):  # nor is it given up for others
+            other.wait()
+    service.say("", A, "Three.").wait()
+    assert texts(kept(service)) == ["One.", "Two.", "Three."]
+
+
+def test_what_cannot_be_kept_is_told_at_the_end(
+    given: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(given, tmp_path)
+    go, work = blocked(service), service.say("", A, "One.")
+    monkeypatch.setattr(Shelf, "save", no_room)
+    go.set()
+    with pytest.raises(SnapshotError):
+        work.wait()
+    assert "in memory only" in service.close()
+
+
+def test_settings_of_a_conversation_change_without_opening_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say("", A, "One.").wait()
+    service.say("", B, "One.").wait()  # A is not in memory any more
+    with monkeypatch.context() as patch:
+        patch.setattr(Open, "resume", lambda *_: pytest.fail("it was opened"))
+        service.change("", A, {"max_new_tokens": 2}).wait()
+        with pytest.raises(SettingError):
+            service.change("", A, {"max_new_tokens": -2}).wait()
+    assert kept(service).changed == {"max_new_tokens": 2}
+    assert service.settings_of("", A).max_new_tokens == 2
+    service.say("", A, "Two.").wait()
+    assert texts(kept(service)) == ["One.", "Two."]
+
+
+def test_files_are_opened_while_others_are_answered(service: Service, tmp_path: Path) -> None:
+    good, bad = tmp_path / "a.txt", tmp_path / "b.pdf"
+    good.write_text("Herons live by the water.")
+    bad.write_bytes(b"nothing")
+    go, files = blocked(service), [str(good), str(bad)]
+    with pytest.raises(DocumentError, match=r"b\.pdf"):
+        service.say("", A, "What is in them?", files).wait()
+    going = service.going("", A)
+    assert going is not None and going.sent.files == files  # to be put into the box again
+    assert kept(service).draft == "What is in them?"
+    work = service.say("", A, "What is in it?", files[:1])
+    go.set()
+    work.wait()
+    assert kept(service).said[0].documents == ("a.txt",)
+    (account,) = service.shelf("").place(A).glob("answers/*.json")
+    assert any("documents were read in" in each for each in json.loads(account.read_text())["told"])
+    going = service.going("", A)
+    assert going is not None and going.sent.files == []
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_opening_files_can_be_ended(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    begun = threading.Event()
+
+    def forever(path: str, progress: Any, cancel: threading.Event) -> Any:
+        begun.set()
+        assert cancel.wait(60)
+        raise Stopped
+
+    monkeypatch.setattr("kvlite_app.uploads.read_document", forever)
+    work = service.say("", A, "What is in it?", [str(tmp_path / "a.txt")])
+    assert begun.wait(60)
+    work.cancel.set() if end == "stop" else service.close()
+    with pytest.raises(Stopped):
+        work.wait()
+    assert kept(service).draft == "What is in it?"
+
+
+def test_what_an_answer_takes_the_place_of_is_not_shown_while_it_comes(service: Service) -> None:
+    for text in ("One.", "Two."):
+        service.say("", A, text).wait()
+    for begin, draft, above in (
+        (lambda: service.edit("", A, 1, "Another."), "Another.", []),
+        (lambda: service.say("", A, "Next."), "Next.", ["Another.", ""]),
+        (lambda: service.regenerate("", A), "", ["Another.", "", "Next."]),
+    ):
+        go = blocked(service)
+        work, shown = begin(), service.shown("", A)
+        assert shown.draft == draft
+        assert [each.text if each.role == "user" else "" for each in shown.said] == above
+        go.set()
+        work.wait()
+        assert service.shown("", A) == kept(service)
 
 
 def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
     given: Settings, tmp_path: Path
 ) -> None:
     service = Service(given, tmp_path)
-    service.say("", A, "One.", []).wait()
-    service.say("", B, "One.", []).wait()  # A is not in memory any more
+    service.say("", A, "One.").wait()
+    service.say("", B, "One.").wait()  # A is not in memory any more
     with service.shelf("").changing(A) as record:
         record.changed = {"magic": 3}
-    work = service.say("", A, "Two.", [])
+    work = service.say("", A, "Two.")
     work.wait()
     assert any("magic" in note for note in work.shown.notes)
     assert texts(kept(service)) == ["One.", "Two."]
@@ -215,23 +372,25 @@ def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
 
 
 def test_what_was_said_is_not_replaced_where_the_engine_has_lost_it(service: Service) -> None:
-    service.say("", A, "One.", []).wait()
-    service.say("", B, "One.", []).wait()
+    service.say("", A, "One.").wait()
+    service.say("", B, "One.").wait()
     service.shelf("").whole(A).unlink()
     service.shelf("").light(A).unlink()
     with pytest.raises(SnapshotError, match="is gone"):
-        service.say("", A, "Two.", []).wait()
+        service.say("", A, "Two.").wait()
     assert texts(kept(service)) == ["One."]
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_former_one_to_be_had(
     service: Service, given: Settings, tmp_path: Path
 ) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
+    before = service.runner
     work = service.load(given.replace({"model": str(tmp_path / "nothing")}))
     with pytest.raises(Exception, match="nothing"):
         work.wait()
-    service.say("", A, "Two.", []).wait()
+    assert service.runner is before
+    service.say("", A, "Two.").wait()
     assert texts(kept(service)) == ["One.", "Two."]
 
 
@@ -240,20 +399,82 @@ def test_what_the_model_is_told_first_changes_only_before_anything_is_said(
 ) -> None:
     service.change("", A, {"system": "You are a pirate."}).wait()
     assert kept(service).changed == {"system": "You are a pirate."}
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     with pytest.raises(SettingError, match="begin a new conversation"):
         service.change("", A, {"system": "You are a poet."}).wait()
     assert kept(service).changed == {"system": "You are a pirate."}
 
 
 def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> None:
-    service.say("", A, "One.", []).wait()
+    service.say("", A, "One.").wait()
     go = blocked(service)
-    work = service.say("", A, "Two.", [])
+    work = service.say("", A, "Two.")
     gone = service.forget("", A)
+    assert not service.shelf("").place(A).exists()  # whoever else is answered first
     go.set()
     gone.wait()
     with pytest.raises(Stopped):
         work.wait()
     assert not service.shelf("").place(A).exists()
     assert service.open is None
+    for begin in (lambda: service.say("", A, "Three."), lambda: service.undo("", A)):
+        with pytest.raises(SettingError, match="deleted"):
+            begin()
+
+
+def test_an_answer_does_not_bring_back_what_was_deleted(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say("", A, "One.").wait()
+    say = Session.say
+
+    def deleted(session: Session, text: str) -> Any:
+        service.shelf("").delete(A)
+        return say(session, text)
+
+    monkeypatch.setattr(Session, "say", deleted)
+    service.say("", A, "Two.").wait()
+    assert not service.shelf("").place(A).exists()
+    service.say("", B, "One.").wait()  # nor does it keep others waiting
+
+
+def test_what_is_written_of_what_was_deleted_goes_at_the_end(
+    given: Settings, tmp_path: Path
+) -> None:
+    service = Service(given, tmp_path)
+    service.say("", A, "One.").wait()
+    go = blocked(service)
+    service.forget("", A)
+    (service.shelf("").place(A) / "answers").mkdir(parents=True)
+    go.set()
+    service.close()  # which may come before the engine deletes it
+    assert not service.shelf("").place(A).exists()
+
+
+def test_an_older_message_that_was_not_answered_is_kept_while_another_is_answered_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say("", A, "One.").wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "say", stops)
+        with pytest.raises(Stopped):
+            service.say("", A, "Two.").wait()
+    service.regenerate("", A).wait()
+    assert (texts(kept(service)), kept(service).draft) == (["One."], "Two.")
+
+
+def test_a_message_that_is_said_again_is_shown_while_it_is_answered(service: Service) -> None:
+    service.say("", A, "Go on.").wait()
+    go, work = blocked(service), service.say("", A, "Go on.")
+    shown = history(service.shown("", A), service.shelf("")).messages
+    assert [each["content"] for each in shown if each["role"] == "user"] == ["Go on."] * 2
+    go.set()
+    work.wait()
+
+
+def test_settings_wait_for_an_answer(service: Service) -> None:
+    go, work = blocked(service), service.say("", A, "One.")
+    with pytest.raises(SettingError, match="on its way"):
+        service.change("", A, {"system": "You are a poet."})
+    go.set()
+    work.wait()

@@ -1,14 +1,16 @@
 """Conversations on disk, as people see them."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlite.errors import SettingError
-from kvlite_app.history import history
+from kvlite_app.history import history, start_of
 from kvlite_app.record import Branch, Record, Said, keys_of
 from kvlite_app.shelf import Shelf
 
@@ -54,6 +56,40 @@ def test_conversations_are_kept_listed_renamed_and_deleted(tmp_path: Path) -> No
     shelf.delete(two.id)
     assert not shelf.has(two.id)
     assert [each.id for each in shelf.records()] == [one.id]
+
+
+def test_a_copy_of_a_folder_is_another_conversation(tmp_path: Path) -> None:
+    shelf = Shelf("", tmp_path)
+    one, copy = shelf.new(), "b" * 32
+    shelf.save(one)
+    for name in (copy, "no id"):
+        shutil.copytree(shelf.place(one.id), shelf.folder / name)
+    assert {each.id for each in shelf.records()} == {one.id, copy}
+    shelf.rename(copy, "The copy")
+    assert shelf.record(one.id).name == ""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"name": 7},
+        {"used": "yesterday"},
+        {"said": [{"role": "user", "text": None, "documents": []}]},
+        {"said": 5},
+        {"branches": ["one"]},
+        [],
+    ],
+)
+def test_one_odd_record_hides_no_other(tmp_path: Path, odd: Any) -> None:
+    shelf = Shelf("", tmp_path)
+    good, other = shelf.new(), shelf.new()
+    shelf.save(good)
+    shelf.save(other)
+    plain = json.loads(other.to_json()) | odd if odd else odd
+    (shelf.place(other.id) / "record.json").write_text(json.dumps(plain))
+    assert [each.id for each in shelf.records("new")] == [good.id]
+    with pytest.raises(SettingError, match="cannot be read"):
+        shelf.record(other.id)
 
 
 def test_users_do_not_see_each_others(tmp_path: Path) -> None:
@@ -140,6 +176,30 @@ def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> No
     assert told[-1]["metadata"]["title"] == "from all 9 tokens"
     assert shown.numbers == [1, 1, 1, 2, 2, 2]
     assert shown.answer_keys() == keys
+
+
+@pytest.mark.parametrize("others", [2, 3, 4, 9])
+def test_of_a_long_conversation_the_latest_is_shown(
+    tmp_path: Path, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a message of the user's on, numbered as in all of it."""
+    monkeypatch.setattr("kvlite_app.history.LATEST", 5)
+    shelf = Shelf("", tmp_path)
+    record = shelf.new()
+    pairs = [[Said("user", f"{n}?", ("x.pdf",)), Said("assistant", f"{n}.")] for n in range(others)]
+    record.said = [each for pair in pairs for each in pair]
+    start = start_of(record.said)
+    every, latest = history(record, shelf), history(record, shelf, start)
+    assert (every.before, len(every.messages)) == (0, 3 * others)
+    first = len(every.messages) - len(latest.messages)
+    assert latest.messages == every.messages[first:]
+    assert latest.numbers == every.numbers[first:]
+    assert latest.keys == every.keys[first:]
+    assert latest.before == latest.numbers[0] - 1 == max(0, others - 3)
+    assert latest.messages[0]["metadata"]["title"] == "About x.pdf"
+    assert start_of(record.said, start) == start_of(record.said, 2 * others) == start
+    # Where all were asked for they stay, and where these are not many more than usual they go.
+    assert start_of(record.said, 0) == (0 if 2 * others > 9 else start)
 
 
 def test_an_export_has_all_that_was_said() -> None:

@@ -38,3 +38,16 @@ def test_nobody_waits_for_ever_for_one_who_does_not_leave() -> None:
     with tabs.following("one") as left:
         tabs.leave("one", seconds=0.05)
         assert left.is_set()
+
+
+def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
+    tabs = Tabs()
+    tabs.go("one", "a")
+    tabs.go("one", "b")
+    with tabs.following("one", "a") as left:
+        assert left.is_set()
+    with tabs.following("one", "b") as left:
+        assert not left.is_set()
+        (goes := threading.Thread(target=tabs.go, args=["one", "a"])).start()
+        assert left.wait(10)
+    goes.join(10)

@@ -9,10 +9,9 @@ from typing import Any, cast
 import gradio as gr
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from kvlite.chat.session import Session
-from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.settings import OPTIONS, Settings
 from kvlite_app.form import shown_value
@@ -32,8 +31,12 @@ Make = Callable[..., Service]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For answers that go on for as long as a test wants."""
-    return model_of(tmp_path_factory.mktemp("tiny"), 100_000)
+    """For answers that go on for as long as a test wants: it never says that one has ended."""
+    folder = model_of(tmp_path_factory.mktemp("tiny"), 100_000)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.lm_head.weight.data[AutoTokenizer.from_pretrained(folder).all_special_ids] = 0
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
@@ -55,9 +58,9 @@ def new(service: Service) -> str:
     return service.shelf("").new().id
 
 
-def say(service: Service, id: str, text: str, *documents: Document) -> str:
+def say(service: Service, id: str, text: str) -> str:
     """The answer."""
-    record: Record = service.say("", id, text, documents).wait()
+    record: Record = service.say("", id, text).wait()
     return record.said[-1].text
 
 
@@ -96,13 +99,14 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     first.close(30)
     assert first.shelf("").whole(id).is_file()
 
-    second = make(max_new_tokens=50_000)
+    second = make()
 
     def read_again(*_: Any) -> None:
         raise AssertionError("it is read again")
 
     monkeypatch.setattr("kvlite.runner.read_again", read_again)
-    work, waiting = second.say("", id, "And foxes?", []), second.say("", new(second), "Hello", [])
+    second.change("", id, {"max_new_tokens": 50_000}).wait()
+    work, waiting = second.say("", id, "And foxes?"), second.say("", new(second), "Hello")
     answering(work)
     second.close(30)  # in the middle of an answer, with another message behind it
     assert isinstance(waiting.failure, Stopped)
@@ -112,6 +116,7 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     assert second.shelf("").record(waiting_id(second, id)).draft == "Hello"
 
     third = make()
+    third.change("", id, {"max_new_tokens": 6}).wait()
     assert say(third, id, "And owls?")
     assert texts(third, id)[:4][3] == part
 
@@ -125,11 +130,11 @@ def test_one_at_a_time_and_whoever_waits_is_told(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     service.load(service.settings).wait()
     ids = [new(service) for _ in range(3)]
-    works = [service.say("", id, "Hello", []) for id in ids]
+    works = [service.say("", id, "Hello") for id in ids]
     answering(works[0])
     assert [work.shown.before for work in works] == [0, 1, 2]
     with pytest.raises(SettingError, match="an answer is on its way"):
-        service.say("", ids[1], "Hello again", [])
+        service.say("", ids[1], "Hello again")
     for number, work in enumerate(works):
         answering(work)
         assert [each.shown.before for each in works[number:]] == [*range(3 - number)]
@@ -147,7 +152,7 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
     def send() -> None:
         both.wait()
         try:
-            service.say("", id, "Hello", [])
+            service.say("", id, "Hello")
         except SettingError as error:
             refused.append(error)
 
@@ -167,14 +172,14 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
 def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     id = new(service)
-    work = service.say("", id, "Hello", [])
+    work = service.say("", id, "Hello")
     answering(work)
     service.forget("", id).wait()
     assert work.shown.ended
     assert not service.shelf("").place(id).exists()
     assert service.open is None
     other = new(service)
-    answering(again := service.say("", other, "Hello", []))
+    answering(again := service.say("", other, "Hello"))
     again.cancel.set()
     again.wait()
     assert [each.id for each in service.shelf("").records()] == [other]
@@ -239,7 +244,7 @@ def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
     service = make(max_new_tokens=50)
     id = new(service)
     for message in ("Hello", "Are you there?"):  # not in memory yet, and then it is
-        work = service.say("", id, message, [])
+        work = service.say("", id, message)
         with pytest.raises(RuntimeError):
             work.wait()
         assert work.shown.error == "RuntimeError: the card fell out"
@@ -252,14 +257,15 @@ def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
     assert record.said[-2].text == "Are you there?"
 
 
-def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
+def test_a_message_is_on_disk_while_its_document_is_read(make: Make, tmp_path: Path) -> None:
     service = make(max_new_tokens=50_000)
     id = new(service)
-    answering(first := service.say("", id, "Hello", []))
+    answering(first := service.say("", id, "Hello"))
     first.cancel.set()
     first.wait()
-    page = Document("heron.txt", "Herons live by the water. " * 40, (0,))
-    answering(work := service.say("", id, "Where do they live?", [page]))
+    file = tmp_path / "heron.txt"
+    file.write_text("Herons live by the water. " * 40)
+    answering(work := service.say("", id, "Where do they live?", [str(file)]))
     record = service.shelf("").record(id)  # as it would be found after a power cut
     assert record.draft == "Where do they live?"
     assert record.waiting == ["heron.txt"]
@@ -272,7 +278,7 @@ def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
 
 def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: Make) -> None:
     service = make(max_new_tokens=50_000)
-    work = service.say("", new(service), "Hello", [])
+    work = service.say("", new(service), "Hello")
     answering(work)
     assert service.open is not None
     waited(lambda: service.open.figures is not None)
@@ -331,9 +337,11 @@ def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
     first.close(30)
     second = make(method="snapkv")
     tuning, anyone = Tuning(second, Pricer(int)), cast(gr.Request, SimpleNamespace(username=None))
-    shown = dict(zip(OPTIONS, tuning.shown(id, anyone), strict=True))
+    *each, said = tuning.shown(id, anyone)
+    assert said == ""
+    shown = dict(zip(OPTIONS, each, strict=True))
     assert (shown["method"], shown["stop"], shown["seed"]) == ("full", "END", "7")
-    shown = dict(zip(OPTIONS, tuning.shown(new(second), anyone), strict=True))
+    shown = dict(zip(OPTIONS, tuning.shown(new(second), anyone)[:-1], strict=True))
     assert (shown["method"], shown["stop"], shown["seed"]) == ("snapkv", "", "")
 
 
@@ -350,8 +358,10 @@ def test_profiles_of_those_who_log_in_are_their_own(
     tuning.save("mine", owner, *controls)
     names = [tuning.profiles(each).choices for each in (ann, ben, owner)]
     assert names == [[("small", "small")], [], [("mine", "mine")]]
-    assert dict(zip(OPTIONS, tuning.take("small", ann, *controls), strict=True))["chunk"] == "64"
-    with pytest.raises(gr.Error, match="small"):
+    *each, said = tuning.take("small", ann, *controls)
+    assert dict(zip(OPTIONS, each, strict=True))["chunk"] == "64"
+    assert "Press Apply" in said
+    with pytest.raises(SettingError, match="small"):
         tuning.remove("small", ben)
     assert tuning.remove("small", ann).choices == []
 
@@ -371,7 +381,7 @@ def test_switching_models_frees_the_former_one(
 ) -> None:
     service = make(model=str(fat))
     # An answer that broke off must hold nothing either.
-    broken = service.say("", new(service), "Hello", [])
+    broken = service.say("", new(service), "Hello")
     with pytest.raises(RuntimeError):
         broken.wait()
     breaks()

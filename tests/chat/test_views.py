@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +16,8 @@ from kvlite.chat.bars import bar
 from kvlite.chat.memory_view import MemoryView
 from kvlite.chat.status import Gauge, Status, status_line
 from kvlite.ledger import Ledger
-from kvlite.memory.where import Part, Place, holding, places
+from kvlite.memory.card import CardUse
+from kvlite.memory.where import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat
 
 CPU = torch.device("cpu")
@@ -100,6 +102,29 @@ def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
     host, disk = places(CPU, holding(runner.model, talk.cache, talk.tier), "auto")
     assert "recall tier" not in {part.name for part in host.parts}
     assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.tier.nbytes)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["by its driver", "by CUDA"])
+def test_a_card_is_counted_whole(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing of a GPU here: its driver says 10 bytes more are used than CUDA does."""
+    card = CardUse(total=1000, used=710, held=600) if asked else None
+    monkeypatch.setattr("kvlite.memory.where.card_use", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (300, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 550)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 600)
+    named = SimpleNamespace(name="NVIDIA RTX")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: named)
+    held = Holding((Part("weights", 400), Part("KV, full attention", 100)))
+    (place, _) = places(torch.device("cuda"), held, "auto")
+    assert (place.name, place.short, place.total) == ("NVIDIA RTX", "VRAM", 1000)
+    assert {part.name: part.nbytes for part in place.parts} == {
+        "weights": 400,
+        "KV, full attention": 100,
+        "other tensors": 50,
+        "allocator": 50,
+        "others": 110 if asked else 100,
+        "free": 290 if asked else 300,
+    }
 
 
 def test_windows_are_apart() -> None:

@@ -119,25 +119,35 @@ def test_at_a_terminal(model: Path, text: Path) -> None:
         list(map(str, command)), stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
-    _until(ours, "Ctrl-D ends")
+    shown = Shown(ours)
+    shown.until("Ctrl-D ends")
     for question in ("Who sat", "Where"):
-        _until(ours, "?")
+        shown.until("?")
         os.write(ours, f"{question}\r".encode())
-        assert question in _until(ours, "length limit")
-    _until(ours, "?")
+        assert question in shown.until("length limit")
+    shown.until("?")
     os.write(ours, b"\x04")
     assert running.wait(60) == 0
     os.close(ours)
 
 
-def _until(terminal: int, wanted: str) -> str:
-    """What a terminal shows, to the end of `wanted` at least."""
-    shown, end = "", time.monotonic() + 120
-    while wanted not in shown:
-        ready, _, _ = select.select([terminal], [], [], max(0, end - time.monotonic()))
-        assert ready, shown
-        shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(terminal, 4096).decode())
-    return shown
+class Shown:
+    """What a terminal shows, piece by piece: however much comes at once, nothing is passed over."""
+
+    def __init__(self, terminal: int) -> None:
+        self.terminal = terminal
+        self.rest = ""
+
+    def until(self, wanted: str) -> str:
+        """The next of it, to the end of `wanted`."""
+        end = time.monotonic() + 120
+        while wanted not in self.rest:
+            left = max(0, end - time.monotonic())
+            assert select.select([self.terminal], [], [], left)[0], self.rest
+            came = os.read(self.terminal, 4096).decode()
+            self.rest += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", came)
+        shown, _, self.rest = self.rest.partition(wanted)
+        return shown + wanted
 
 
 @pytest.mark.parametrize("opening", [True, False])

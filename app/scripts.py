@@ -1,0 +1,83 @@
+"""What the browser does by itself with the page, as gradio runs it there."""
+
+# On a phone what is beside the conversation would hide it; and its buttons have no names, nor does
+# a reader of the screen know what tells how things stand.
+NARROW = """() => {
+  document.getElementById('status')?.setAttribute('aria-live', 'polite');
+  for (const [id, name] of [['conversations', 'Conversations'], ['side', 'Memory and settings']]) {
+    const side = document.getElementById(id), button = side?.querySelector('.toggle-button');
+    button?.setAttribute('aria-label', name);
+    if (innerWidth <= 768 && side?.classList.contains('open')) button?.click();
+  }
+}"""
+# And is in the way once a conversation was chosen there.
+CLOSE = """(...values) => {
+  const side = document.getElementById('conversations');
+  if (innerWidth <= 768 && side?.classList.contains('open'))
+    side.querySelector('.toggle-button')?.click();
+  return values;
+}"""
+# An account that is unfolded is chosen as well, like an answer that is clicked on; on a phone what
+# it tells comes into sight.
+UNFOLDED = """() => {
+  const chosen = (event) => {
+    const title = event.target.closest?.('#chat .thought-group > .title');
+    const side = document.getElementById('side'), hidden = !side?.classList.contains('open');
+    title?.closest('[data-testid=bot]')?.click();
+    if (title && innerWidth <= 768 && hidden && !title.classList.contains('expanded'))
+      side?.querySelector('.toggle-button')?.click();
+  };
+  document.addEventListener('click', chosen, true);
+  document.addEventListener('keydown', (event) => event.key === 'Enter' && chosen(event), true);
+}"""
+# Gradio copies an answer with its account; its Markdown alone is in its label. Where an address
+# is not secure there is no clipboard, and gradio copies what it has selected.
+COPIED = """() => {
+  let answer = null;
+  document.addEventListener('click', (event) => {
+    const row = event.target.closest?.('#chat .message-buttons-left')?.previousElementSibling;
+    const said = [...row?.querySelectorAll('[data-testid=bot]:not(:has(.thought-group))') ?? []];
+    if (!said.length) return;
+    const texts = said.map((each) => each.ariaLabel.slice(each.ariaLabel.indexOf(': ') + 2));
+    answer = texts.join('\\n').replaceAll('\\u2060', '');
+    setTimeout(() => answer = null);
+  }, true);
+  const clipboard = navigator.clipboard, write = clipboard?.writeText.bind(clipboard);
+  if (clipboard) clipboard.writeText = (text) => write(answer ?? text);
+  document.addEventListener('copy', (event) => {
+    if (answer === null) return;
+    event.clipboardData.setData('text/plain', answer);
+    event.preventDefault();
+  });
+}"""
+# Gradio gives each of its choices a name of its own, so that none knows of the others: of one name
+# they are one stop of the Tab key, and arrows go from one to the next.
+ONE_STOP = """() => {
+  const list = document.getElementById('listing');
+  const name = () => {
+    for (const each of list.querySelectorAll('input'))
+      if (each.name !== 'listing') each.name = 'listing';
+  };
+  const all = {childList: true, subtree: true, attributeFilter: ['name']};
+  new MutationObserver(name).observe(list, all);
+  name();
+}"""
+# Of a document that waits in the box gradio shows only that there is one.
+NAMED = """(said) => {
+  setTimeout(() => document.querySelectorAll('#box .thumbnail-item').forEach((each, at) => {
+    each.title = said?.files?.[at]?.orig_name ?? '';
+    each.parentElement.ariaLabel = each.title;
+  }));
+  return [];
+}"""
+SURE = """(id) => [id, confirm('Delete this conversation for good?')]"""
+# Sent to the page with a name, it saves a text as a file without leaving the machine.
+SAVE_AS_FILE = """(text, name) => {
+  if (!text) return [text, name];
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([text], {type: 'text/plain;charset=utf-8'}));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+  return ['', ''];
+}"""

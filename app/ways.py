@@ -1,0 +1,44 @@
+"""The ways a conversation went, and what tells them apart."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kvlite.chat.session import Session
+
+from .record import Branch, first_words
+
+
+def ways_of(session: Session) -> list[Branch]:
+    """Those of a conversation."""
+    found = list(session.talk.branches)
+    said = [[each.text for each in session.typed(way.messages)] for way in found]
+    last = [texts[-1] if texts else "the beginning" for texts in said]
+    answers = [_answer(way.messages) for way in found]
+    titles = told_apart(last, answers)
+    return [Branch(title, way.current) for title, way in zip(titles, found, strict=True)]
+
+
+def told_apart(questions: Sequence[str], answers: Sequence[str]) -> list[str]:
+    """What to call ways: by the question that was asked last; by its answer too, if others have
+    that question; by a number, if others have both.
+
+    Args:
+        answers: to the questions, "" where there is none.
+    """
+    titles = [first_words(each) for each in questions]
+    some = Counter(titles)
+    titles = [
+        f"{title} → {first_words(answer)}" if answer and some[title] > 1 else title
+        for title, answer in zip(titles, answers, strict=True)
+    ]
+    some, before = Counter(titles), Counter[str]()
+    for number, title in enumerate(titles):
+        before[title] += 1
+        if some[title] > 1:
+            titles[number] = f"{before[title]}. {title}"
+    return titles
+
+
+def _answer(messages: Sequence[dict[str, str]]) -> str:
+    last = messages[-1] if messages else {"role": "user"}
+    return last["content"] if last["role"] == "assistant" else ""

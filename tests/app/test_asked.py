@@ -1,0 +1,115 @@
+"""Whatever anybody sends, it is answered or refused in a sentence."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from gradio.state_holder import SessionState
+
+from kvlite.settings import Settings
+from kvlite_app.asked import Page
+from kvlite_app.form import Models
+from kvlite_app.live import Live
+from kvlite_app.page import make_page
+from kvlite_app.pricing import Pricer
+from kvlite_app.service import Service
+
+ODD = [
+    None,
+    5,
+    -1,
+    10**30,
+    float("inf"),
+    float("nan"),
+    True,
+    "zz",
+    "\0",
+    "\ud800",
+    ["a"],
+    {"a": 1},
+    {"path": "\0"},
+    {"path": "/etc/passwd"},
+    {"text": 5, "files": 7},
+]
+PLACES = [
+    None,
+    5,
+    {},
+    {"index": "a", "value": 1},
+    {"index": [], "value": "x", "previous_value": "y"},
+    {"index": [None], "value": "x", "previous_value": "y"},
+    {"index": -5, "value": "x", "previous_value": "y"},
+    {"index": [10**30, 0], "value": "x", "previous_value": "y"},
+    {"index": float("inf"), "value": "x", "previous_value": "y"},
+    {"index": 0, "value": {"path": "/etc/passwd"}, "previous_value": "y"},
+]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """The app's, without a model."""
+    monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
+    service = Service(Settings(model=str(tmp_path / "none")), tmp_path)
+    yield make_page(service, Live(service), Pricer(int), Models(others=False))
+    service.close()
+
+
+def told(page: Page, event: Any, given: list[Any], data: Any = None, state: Any = None) -> Any:
+    """What an event comes to, or the sentence that refuses it."""
+    about = {"event_data": gr.EventData(None, data)} if data is not None else {}
+    asked = page.process_api(
+        event, given, state or SessionState(page), gr.Request(session_hash="tab"), **about
+    )
+    try:
+        with ThreadPoolExecutor(1) as apart:  # a browser's own loop may run in this one
+            return apart.submit(asyncio.run, asked).result()["data"]
+    except gr.Error as error:
+        assert not error.print_exception, error
+        assert "\n" not in error.message and len(error.message) < 300, error
+        return error.message
+
+
+def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: Page) -> None:
+    state = SessionState(page)
+    for event in page.fns.values():
+        if event.fn is None:
+            continue
+        usual = [getattr(each, "value", None) for each in event.inputs]
+        for number, odd in enumerate(ODD):
+            told(page, event, [odd] * len(usual), state=state)
+            for place in range(number % 5, len(usual), 1 if len(usual) < 5 else 5):
+                told(page, event, [*usual[:place], odd, *usual[place + 1 :]], state=state)
+        told(page, event, usual[:-1], state=state)
+
+
+def test_a_place_that_is_none_is_refused_in_a_sentence(page: Page) -> None:
+    for event in page.fns.values():
+        if event.fn is not None and event.fn.__name__ in ("edit", "choose"):
+            for data in PLACES:
+                told(page, event, ["", 0], data)
+
+
+def named(page: Page, name: str) -> Any:
+    return next(each for each in page.fns.values() if each.api_name == name)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["Hello", ["a"]], "conversation ['a'] is not text"),
+        ([5, ""], "message 5 is not text"),
+        (["Hello", float("inf")], "inf is too large, or no number"),
+        ([None, None], "the message is empty: say something"),
+        (["a"], "this is not what the page sends"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(page: Page, given: list[Any], said: str) -> None:
+    assert said in told(page, named(page, "say"), given)
+
+
+def test_what_is_searched_for_may_be_nothing(page: Page) -> None:
+    assert told(page, named(page, "found"), [None]) == told(page, named(page, "found"), [""])

@@ -1,0 +1,89 @@
+"""What keeps gradio from taking the engine's time."""
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
+
+import kvlite_app.calm
+from kvlite_app.calm import FewFrames, listen_calmly
+from tests.app.conftest import Server, Visitor
+
+SCRIPT = Path(kvlite_app.calm.__file__).with_name("frames.js").read_text()
+PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
+COUNTED = """
+const ask = window.requestAnimationFrame.bind(window);
+window.asked = 0;
+window.requestAnimationFrame = (draw) => { window.asked += 1; return ask(draw); };
+"""
+
+
+async def pages(scope: Scope, receive: Receive, send: Send) -> None:
+    half = len(PAGE) // 2
+    answers = {
+        "/": HTMLResponse(PAGE),
+        "/streamed": StreamingResponse(iter([PAGE[:half], PAGE[half:]]), media_type="text/html"),
+        "/text": PlainTextResponse(PAGE),
+    }
+    await answers[scope["path"]](scope, receive, send)
+
+
+@pytest.mark.parametrize("path", ["/", "/streamed"])
+def test_a_page_has_the_script_before_all_others(path: str) -> None:
+    answer = TestClient(FewFrames(pages)).get(path)
+    assert answer.text == PAGE.replace("<head>", f"<head><script>{SCRIPT}</script>", 1)
+    assert int(answer.headers["content-length"]) == len(answer.content)
+
+
+def test_what_is_no_page_is_as_it_was() -> None:
+    assert TestClient(FewFrames(pages)).get("/text").text == PAGE
+
+
+def test_the_queue_listens_less_often() -> None:
+    with gr.Blocks(analytics_enabled=False) as page:
+        page.queue()
+    before = page._queue.sleep_when_free, page._queue.progress_update_sleep_when_free
+    listen_calmly(page)
+    assert page._queue.sleep_when_free > before[0]
+    assert page._queue.progress_update_sleep_when_free > before[1]
+
+
+def test_a_page_that_is_only_open_is_not_drawn_again_and_again(
+    server: Server, visitor: Visitor
+) -> None:
+    visitor.context.add_init_script(COUNTED)
+    page = visitor.open(server.address)
+    page.wait_for_timeout(3000)
+    page.evaluate("window.asked = 0; requestAnimationFrame(() => {})")
+    page.wait_for_timeout(3000)
+    assert 0 < page.evaluate("window.asked") < 30  # of 180
+
+
+FRAMES = """() => new Promise((done) => {
+  const drawn = {clock: 0, ended: 0, late: 0, chart: 0}, begun = performance.now();
+  const ended = requestAnimationFrame(() => { drawn.ended = (performance.now() - begun) / 1e3; });
+  cancelAnimationFrame(ended);
+  requestAnimationFrame(() => { drawn.clock = (performance.now() - begun) / 1000; });
+  const plain = requestAnimationFrame(() => { drawn.late += 1; });
+  cancelAnimationFrame(plain);
+  const chart = (now) => {
+    drawn.chart += performance.now() - begun > 0;
+    if (drawn.chart < 20 && (performance.now() - begun) / 1000 < 5) requestAnimationFrame(chart);
+  };
+  requestAnimationFrame(chart);
+  setTimeout(() => done(drawn), 5500);
+})"""
+
+
+def test_a_frame_can_be_cancelled_and_what_moves_is_not_slowed(chromium: Any) -> None:
+    page = chromium.new_page()
+    page.set_content(f"<script>{SCRIPT}</script>")
+    drawn = page.evaluate(FRAMES)
+    page.close()
+    assert drawn["clock"] >= 1
+    assert drawn["ended"] == drawn["late"] == 0
+    assert drawn["chart"] == 20  # slowed, there would be three a second

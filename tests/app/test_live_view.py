@@ -1,0 +1,73 @@
+"""What the panel draws of looks at the machine."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvlite.memory.where import Holding, Part, Place
+from kvlite_app.figures import Figures
+from kvlite_app.live import Sample
+from kvlite_app.live_view import live_html
+
+CARD = Place(
+    "NVIDIA RTX",
+    "VRAM",
+    1000,
+    (Part("weights", 500, "bf16"), Part("KV, full attention", 100, "7 of 9"), Part("free", 400)),
+)
+FIGURES = Figures("ann", "a", Holding(()), 900, 8192, 100, 300, 0, None, 12.5, ())
+NOW = Sample(100.0, [CARD], 600, FIGURES, title="Ann's <own>", model="tiny")
+RUNG = re.compile(r'<line class="rung" x1="([\d.]+)".*?<title>(.*?)</title>')
+
+
+def test_every_part_is_told_with_its_bytes() -> None:
+    html = live_html([NOW], "ann", "a")
+    assert re.findall(r'data-part="(.*?)" data-bytes="(\d+)"', html) == [
+        ("weights", "500"),
+        ("KV, full attention", "100"),
+        ("free", "400"),
+    ]
+    assert 'data-used="600" data-total="1000"' in html
+    assert "900 of 8,192 tokens" in html
+    assert "12.5 tokens/s" in html
+
+
+def test_of_others_only_bytes_are_told() -> None:
+    html = live_html([NOW], "ben", "b")
+    assert 'data-bytes="100"' in html
+    for secret in ("7 of 9", "8,192", "12.5", "Ann"):
+        assert secret not in html
+    assert "In memory: another user's conversation" in html
+
+
+def test_the_model_and_the_conversation_in_memory_are_named() -> None:
+    assert "Model: <b>tiny</b>" in live_html([NOW], "ben", "b")
+    assert "In memory: <b>this conversation</b>" in live_html([NOW], "ann", "a")
+    assert "In memory: <b>Ann&#x27;s &lt;own&gt;</b>" in live_html([NOW], "ann", "b")
+
+
+def test_what_is_being_opened_is_told_to_whose_it_is() -> None:
+    opening = replace(NOW, figures=None, opening="ann")
+    assert "&lt;own&gt;</b>, which is being opened" in live_html([opening], "ann", "a")
+    assert "In memory: another user's conversation" in live_html([opening], "ben", "b")
+    assert "Ann" not in live_html([opening], "ben", "b")
+    nothing = replace(NOW, figures=None, title="", model="")
+    assert "In memory: no conversation" in live_html([nothing], "", "a")
+    assert "Model: <b>none yet</b>" in live_html([nothing], "", "a")
+
+
+def test_rungs_are_marked_where_they_were_taken() -> None:
+    """Two of them, the second by another conversation, which has taken none."""
+    samples = [
+        NOW,
+        replace(NOW, at=110.0, figures=replace(FIGURES, rungs=("smaller <chunks>",))),
+        replace(NOW, at=130.0, figures=replace(FIGURES, rungs=("smaller <chunks>", "4 bits"))),
+        replace(NOW, at=160.0, figures=replace(FIGURES, id="b", rungs=("half", "of", "it"))),
+    ]
+    html = live_html(samples, "ann", "a")
+    found = [(float(x), name) for x, name in RUNG.findall(html)]
+    assert [name for _, name in found] == ["smaller &lt;chunks&gt;", "4 bits"]
+    # Five minutes are 320 wide.
+    assert [320 - x for x, _ in found] == pytest.approx([320 * 50 / 300, 320 * 30 / 300], abs=0.1)
+    assert not RUNG.findall(live_html(samples, "ben", "b"))

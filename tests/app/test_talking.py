@@ -1,0 +1,175 @@
+"""What a page is told by each event, whatever comes in between."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from kvlite.chat.session import Session
+from kvlite.errors import SettingError
+from kvlite.settings import Settings
+from kvlite_app.form import Models
+from kvlite_app.going import NOTHING, Going, Sent
+from kvlite_app.layout import lay_out
+from kvlite_app.service import Service
+from kvlite_app.shelf import Shelf
+from kvlite_app.talking import BEGUN, ENDED, Talking, visit_of
+from kvlite_app.work import Work
+from tests.app.test_service import A, B, blocked, no_room, stops
+
+TAB: Any = gr.Request(session_hash="tab")
+
+
+@pytest.fixture
+def talking(tiny_folder: Path, tmp_path: Path) -> Iterator[Talking]:
+    settings = Settings(model=str(tiny_folder), max_new_tokens=4)
+    service = Service(settings, tmp_path)
+    with gr.Blocks(analytics_enabled=False):
+        yield Talking(service, lay_out(settings, Models()))
+    service.close()
+
+
+def said(text: str, *files: str) -> dict[str, Any]:
+    return {"text": text, "files": [*files]}
+
+
+def box(talking: Talking, view: dict[Any, Any]) -> dict[str, Any]:
+    """What a view changes of the box."""
+    return dict(view[talking.parts.box]._constructor_args[0])
+
+
+def followed(talking: Talking, id: str) -> list[dict[Any, Any]]:
+    return [*talking.follow(id, 0, BEGUN, TAB)]
+
+
+def ended(talking: Talking, id: str) -> None:
+    """Wait until nothing is done for a conversation any more."""
+    going = talking.service.going("", id)
+    assert going is not None
+    for _ in going.work.follow():
+        pass
+
+
+def test_what_is_sent_is_followed_to_its_end(talking: Talking) -> None:
+    parts = talking.parts
+    begun = talking.say(A, 0, "", said("One."), TAB)
+    assert (begun[parts.stage], begun[parts.here]) == (BEGUN, A)
+    assert box(talking, begun)["value"] is None
+    *_, last = followed(talking, A)
+    assert last == {parts.stage: ENDED}
+    view = talking.ended(A, 0, "", ENDED, TAB)
+    assert [each["role"] for each in view[parts.chat]] == ["user", "assistant", "assistant"]
+    assert "value" not in box(talking, view)
+    # One that was told of another stage shows nothing.
+    assert parts.chat not in talking.ended(A, 0, "", BEGUN, TAB)
+    assert parts.stage not in [*talking.follow(A, 0, "", TAB)][-1]
+
+
+def test_who_chose_another_conversation_meanwhile_has_that_one(
+    talking: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, say = talking.parts, talking.service.say
+
+    def chosen(owner: str, id: str, text: str, files: Any = ()) -> Any:
+        talking.show(B, "", A, said(text), TAB)
+        if text == "refused":
+            raise SettingError("no")
+        return say(owner, id, text, files)
+
+    talking.service.say("", B, "One.").wait()
+    monkeypatch.setattr(talking.service, "say", chosen)
+    assert parts.here not in talking.say(A, 0, "", said("One."), TAB)
+    assert parts.stage not in followed(talking, A)[-1]
+    assert parts.here not in talking.ended(A, 0, "", ENDED, TAB)
+    ended(talking, A)
+    assert parts.here not in talking.say(A, 0, "", said("refused"), TAB)
+    assert talking.ended(B, 0, "", ENDED, TAB)[parts.here] == B
+
+
+def test_only_what_is_sent_leaves_the_box(
+    talking: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talking.service.say("", A, "One.").wait()
+    assert "value" not in box(talking, talking.regenerate(A, 0, TAB))
+    followed(talking, A)
+    go = blocked(talking.service)
+    talking.regenerate(A, 0, TAB)
+    assert "value" not in box(talking, talking.show(A, "", "", None, TAB))
+    go.set()
+    followed(talking, A)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "say", stops)
+        talking.say(A, 0, "", said("An older one."), TAB)
+        ended(talking, A)
+    with monkeypatch.context() as patch:
+        patch.setattr(Shelf, "save", no_room)
+        refused = talking.say(A, 0, "", said("Two."), TAB)
+    assert "value" not in box(talking, refused)
+    assert "not sent" in refused[talking.parts.status]
+
+
+def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
+    talking: Talking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "a.pdf").write_bytes(b"nothing")
+    talking.say(A, 0, "", said("What is in it?", str(file)), TAB)
+    followed(talking, A)
+    view = talking.ended(A, 0, "", ENDED, TAB)
+    assert box(talking, view)["value"] == said("What is in it?", str(file))
+    assert "a.pdf" in view[talking.parts.status]
+    monkeypatch.setattr(Session, "say", stops)
+    talking.say(A, 0, "", said("And without?"), TAB)
+    followed(talking, A)
+    assert box(talking, talking.show(A, "", "", None, TAB))["value"] == said("And without?")
+
+
+def test_a_message_stays_with_its_conversation_and_what_is_typed_with_the_box(
+    talking: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talking.service.say("", B, "One.").wait()
+    monkeypatch.setattr(Session, "say", stops)
+    talking.say(A, 0, "", said("Two."), TAB)
+    ended(talking, A)
+    assert box(talking, talking.show(B, "", A, said("Two. "), TAB))["value"] is None
+    assert box(talking, talking.begin("", A, said("Two."), TAB))["value"] is None
+    assert "value" not in box(talking, talking.show(B, "", A, said("Three."), TAB))
+    assert "value" not in box(talking, talking.show(B, "", B, said("Two."), TAB))
+    assert box(talking, talking.show(A, "", B, said(""), TAB))["value"] == said("Two.")
+
+
+def test_a_branch_that_is_gone_to_is_told_of_once(talking: Talking) -> None:
+    talking.service.say("", A, "One.").wait()
+    talking.service.edit("", A, 1, "Another.").wait()
+    go = blocked(talking.service)
+    assert talking.switch(A, 0, 1, TAB)[talking.parts.stage] == BEGUN
+    with warnings.catch_warnings():  # gradio's own, of which there is none
+        warnings.simplefilter("error")
+        assert talking.parts.stage not in talking.switch(A, 0, 1, TAB)
+    go.set()
+    ended(talking, A)
+
+
+@pytest.mark.parametrize("sent", [NOTHING, Sent("Two.")], ids=["check", "message"])
+def test_a_check_is_not_shown_as_an_answer(talking: Talking, sent: Sent) -> None:
+    talking.service.say("", A, "One.").wait()
+    work = Work(lambda work: None, "")
+    work.show(text="Answer")
+    visit = visit_of(TAB, A)
+    coming = next(talking._coming(visit, Going(work, sent), Event()))[talking.parts.chat]
+    assert (coming[-1]["content"] == "Answer") == (sent is not NOTHING)
+
+
+def test_what_cannot_be_read_any_more_leaves_nobody_waiting(talking: Talking) -> None:
+    talking.service.say("", A, "One.").wait()
+    go = blocked(talking.service)
+    talking.say(A, 0, "", said("Two."), TAB)
+    (talking.service.shelf("").place(A) / "record.json").write_text("{")
+    go.set()
+    assert followed(talking, A)[-1] == {talking.parts.stage: ENDED}
+    view = talking.ended(A, 0, "", ENDED, TAB)
+    assert "cannot be read" in view[talking.parts.status]
+    assert box(talking, view) == {"submit_btn": True, "stop_btn": False}
