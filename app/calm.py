@@ -1,4 +1,4 @@
-"""Keeps gradio from taking the engine's time while nothing happens."""
+"""Keeps gradio from taking the engine's time while nothing happens, and from false alarms."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import gradio as gr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEAD = b"<head>"
+_SCRIPTS = ("frames.js", "leaving.js")
 # Seconds between two looks of the queue at what is asked, and at how far that is.
 _LISTEN, _REPORT = 0.02, 0.1
 
@@ -17,14 +18,14 @@ def listen_calmly(page: gr.Blocks) -> None:
     page._queue.progress_update_sleep_when_free = _REPORT
 
 
-class FewFrames:
-    """Answers as the app does, and puts a script into the page before all of gradio's own:
-    `frames.js`, which says why."""
+class ScriptsAhead:
+    """Answers as the app does, and puts scripts into the page before all of gradio's own:
+    `frames.js` and `leaving.js`, which say why."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        script = Path(__file__).with_name("frames.js").read_bytes()
-        self._head = _HEAD + b"<script>" + script + b"</script>"
+        texts = [Path(__file__).with_name(name).read_bytes() for name in _SCRIPTS]
+        self._head = _HEAD + b"".join(b"<script>" + text + b"</script>" for text in texts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a page is sent once it is whole, for its length is told first."""

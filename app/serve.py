@@ -84,7 +84,7 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
 
     from kvlite.model.source import models_here
 
-    from .calm import FewFrames, listen_calmly
+    from .calm import ScriptsAhead, listen_calmly
     from .form import Models
     from .live import Live
     from .page import make_page
@@ -116,7 +116,7 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                 pwa=False,
                 mcp_server=False,
                 footer_links=[],
-                app_kwargs={"middleware": [*door.middleware(), Middleware(FewFrames)]},
+                app_kwargs={"middleware": [*door.middleware(), Middleware(ScriptsAhead)]},
                 theme=gr.themes.Base(
                     primary_hue="teal",
                     neutral_hue="slate",

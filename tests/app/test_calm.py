@@ -10,10 +10,11 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 import kvlite_app.calm
-from kvlite_app.calm import FewFrames, listen_calmly
+from kvlite_app.calm import ScriptsAhead, listen_calmly
 from tests.app.conftest import Server, Visitor
 
-SCRIPT = Path(kvlite_app.calm.__file__).with_name("frames.js").read_text()
+FOLDER = Path(kvlite_app.calm.__file__).parent
+SCRIPT, LEAVING = ((FOLDER / name).read_text() for name in ("frames.js", "leaving.js"))
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
 COUNTED = """
 const ask = window.requestAnimationFrame.bind(window);
@@ -33,14 +34,15 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/streamed"])
-def test_a_page_has_the_script_before_all_others(path: str) -> None:
-    answer = TestClient(FewFrames(pages)).get(path)
-    assert answer.text == PAGE.replace("<head>", f"<head><script>{SCRIPT}</script>", 1)
+def test_a_page_has_the_scripts_before_all_others(path: str) -> None:
+    answer = TestClient(ScriptsAhead(pages)).get(path)
+    ahead = f"<head><script>{SCRIPT}</script><script>{LEAVING}</script>"
+    assert answer.text == PAGE.replace("<head>", ahead, 1)
     assert int(answer.headers["content-length"]) == len(answer.content)
 
 
 def test_what_is_no_page_is_as_it_was() -> None:
-    assert TestClient(FewFrames(pages)).get("/text").text == PAGE
+    assert TestClient(ScriptsAhead(pages)).get("/text").text == PAGE
 
 
 def test_the_queue_listens_less_often() -> None:
