@@ -26,13 +26,14 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="kvlite engine", daemon=True)
         self._thread.start()
 
-    def submit(self, task: Task, title: str, first: Task | None = None) -> Work:
+    def submit(self, task: Task, title: str, first: Task | None = None, public: str = "") -> Work:
         """Have something done, after all that was asked for before; nothing once this is closed.
 
         Args:
             first: what needs no device, done in a thread of its own before it waits its turn.
+            public: what those who wait for it are told of it; without it only that they wait.
         """
-        work = Work(task, title)
+        work = Work(task, title, public)
         if first is None:
             self._enqueue(work)
         else:
@@ -84,9 +85,10 @@ class Engine:
 
     def _count(self) -> None:
         """Tell each that waits how many go first."""
-        busy = self.current is not None
+        now = self.current
         for number, work in enumerate(self._waiting):
-            work.show(before=number + busy)
+            behind = "" if now is None else now.public
+            work.show(before=number + (now is not None), behind=behind)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:

@@ -19,7 +19,7 @@ from .accounts import Looker, PageFinder, account_of
 from .figures import Figures, figures_of
 from .record import Record, Said, keys_of, said_in
 from .shelf import Shelf
-from .ways import ways_of
+from .ways import said_elsewhere, ways_of
 from .work import Work
 
 # Seconds for which figures are new enough.
@@ -139,7 +139,7 @@ class Open:
         record.said, record.used = self._said(), time.time()
         record.model = session.given.model
         record.waiting = [document.name for document in session.waiting]
-        record.branches = ways_of(session)
+        record.branches, record.elsewhere = ways_of(session), said_elsewhere(session)
 
     def resume(self, runner: Runner, work: Work) -> None:
         """Go on with what was said before, from the cache that was kept or by reading again."""

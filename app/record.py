@@ -47,6 +47,7 @@ class Record:
         changed: those that were changed for it since.
         said: on the current branch.
         branches: all of them.
+        elsewhere: what was said on those that are not the current one, and not on it.
         waiting: names of documents that the next message will be about.
         draft: a message that was sent and has no answer yet.
     """
@@ -60,6 +61,7 @@ class Record:
     changed: dict[str, Any] = field(default_factory=dict)
     said: list[Said] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     draft: str = ""
 
@@ -73,6 +75,11 @@ class Record:
         """How many messages of the user's there are."""
         return sum(each.role == "user" for each in self.said)
 
+    @property
+    def branch(self) -> int | None:
+        """The current branch, counted from 1; None if there is none yet."""
+        return next((n for n, each in enumerate(self.branches, 1) if each.current), None)
+
     def before(self, number: int) -> int:
         """How many messages go before the user's of this number, counted from 1."""
         users = [index for index, each in enumerate(self.said) if each.role == "user"]
@@ -84,8 +91,9 @@ class Record:
             self.name = first_words(text)
 
     def matches(self, query: str) -> bool:
-        """Whether all words of a query are in its name, its documents or what was said."""
-        texts = [self.title, *self.waiting]
+        """Whether all words of a query are in its name, its documents or what was said, on
+        whatever branch."""
+        texts = [self.title, *self.waiting, *self.elsewhere]
         texts += [text for each in self.said for text in (each.text, *each.documents)]
         whole = "\n".join(texts).casefold()
         return all(word in whole for word in query.casefold().split())
@@ -107,7 +115,8 @@ class Record:
         ]
         plain["branches"] = [Branch(**each) for each in plain["branches"]]
         record = cls(**plain)
-        texts = [record.name, record.draft, *record.waiting, *(each.text for each in record.said)]
+        texts = [record.name, record.draft, *record.waiting, *record.elsewhere]
+        texts += [each.text for each in record.said]
         if not all(isinstance(each, str) for each in texts):
             raise TypeError("its texts are not texts")
         record.created, record.used = float(record.created), float(record.used)

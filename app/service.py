@@ -132,7 +132,7 @@ class Service:
         def task(work: Work) -> str:
             return self._load(settings, work)
 
-        return self.engine.submit(task, "Loading the model")
+        return self.engine.submit(task, "Loading the model", public="the model is being loaded")
 
     def say(self, owner: str, id: str, text: str, files: Sequence[str] = ()) -> Work:
         """Have uploaded files read, and a message answered if there is one."""

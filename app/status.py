@@ -18,7 +18,8 @@ def status_html(shown: Shown) -> str:
 
 def _doing(shown: Shown) -> str:
     if shown.before:
-        return f'<p class="doing">Waiting its turn: {shown.before} before it</p>'
+        why = shown.behind or f"{shown.before} before it"
+        return f'<p class="doing">Waiting its turn: {escape(why)}</p>'
     if shown.ledger is not None and not shown.title:
         speed = shown.ledger.decode_tokens_per_s
         told = f"{shown.ledger.generated_tokens:,} tokens"

@@ -232,7 +232,6 @@ class Talking:
         shown = history(replace(record, draft=""), shelf, start)
         keys = shown.answer_keys()
         branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
-        at = next((n for n, each in enumerate(record.branches, 1) if each.current), None)
         account = shelf.account(visit.id, keys[-1]) if keys else {}
         parts = self.parts
         return (
@@ -245,7 +244,9 @@ class Talking:
                 parts.box: gr.MultimodalTextbox(
                     **_IDLE | _emptied(empty) | (self._unanswered(visit, record) if refill else {})
                 ),
-                parts.branches: gr.Dropdown(choices=branches, value=at, visible=len(branches) > 1),
+                parts.branches: gr.Dropdown(
+                    choices=branches, value=record.branch, visible=len(branches) > 1
+                ),
                 parts.name: record.title if record.said or record.name else "",
                 parts.chosen: record.questions,
                 parts.answer: answer_html(account, self.service.calibration),
@@ -287,7 +288,15 @@ class Talking:
             status = sentence_html(str(error), wrong=True)
             return self.view(visit, status=status, refill=False)
         gr.Warning(str(error))
-        return {self.parts.status: gr.skip()}
+        at = self._branch_at(visit)
+        return {self.parts.status: gr.skip(), self.parts.branches: gr.update(value=at)}
+
+    def _branch_at(self, visit: Visit) -> int | None:
+        """The branch that a conversation is on, or goes to."""
+        going = self.service.going(visit.owner, visit.id)
+        if going is not None and not going.ended and going.sent.branch is not None:
+            return going.sent.branch
+        return self.service.record(visit.owner, visit.id).branch
 
     def _here(self, id: str) -> View:
         """That a conversation is the one that is shown."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kvlite.chat.session import Session
 
-from .record import Branch, first_words
+from .record import Branch, first_words, said_in
 
 
 def ways_of(session: Session) -> list[Branch]:
@@ -16,6 +16,17 @@ def ways_of(session: Session) -> list[Branch]:
     answers = [_answer(way.messages) for way in found]
     titles = told_apart(last, answers)
     return [Branch(title, way.current) for title, way in zip(titles, found, strict=True)]
+
+
+def said_elsewhere(session: Session) -> list[str]:
+    """What was said on other ways than the current one, and not on it: each text once."""
+    ways = session.talk.branches
+    texts = [
+        [each.text for each in said_in(way.messages, session.typed(way.messages))] for way in ways
+    ]
+    here = {each for own, way in zip(texts, ways, strict=True) if way.current for each in own}
+    others = dict.fromkeys(each for own in texts for each in own)
+    return [each for each in others if each not in here]
 
 
 def told_apart(questions: Sequence[str], answers: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ class Shown:
 
     Attributes:
         before: pieces of work that go first; 0 once it is being done.
+        behind: what the one that is being done is called, where all may know.
         title: what is being done.
         done, total: how much of it; 0 of 0 where that is not known.
         since: when that began, by `time.monotonic`.
@@ -35,6 +36,7 @@ class Shown:
     """
 
     before: int = 0
+    behind: str = ""
     title: str = ""
     done: int = 0
     total: int = 0
@@ -62,15 +64,17 @@ class Work:
         result: what it made, once it has ended well.
         failure: what went wrong, without the frames it came through.
         heed: called by whoever does it, each time it shows something.
+        public: what it is called where all may know that.
     """
 
-    def __init__(self, task: "Task", title: str) -> None:
+    def __init__(self, task: "Task", title: str, public: str = "") -> None:
         """Work to be done.
 
         Args:
             task: is given this, to say how far it is.
             title: what to call it until it says more.
         """
+        self.public = public
         self._task: Task | None = task
         self.cancel = Event()
         self.result: Any = None

@@ -9,7 +9,7 @@ from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
 from kvlite.cli.starting import uncollected
 from kvlite.errors import SettingError
-from kvlite.settings import Settings
+from kvlite.settings import Settings, flag_of
 
 if TYPE_CHECKING:
     from kvlite.memory.plan import Plan
@@ -62,9 +62,12 @@ def plan(
         settings = settings.replace({"model": named})
     screen = console()
     with uncollected():
+        from kvlite.meanings import require_meaning
         from kvlite.memory.planning import open_planner
         from kvlite.memory.reach import reaches
 
+        for name, value in vars(settings).items():
+            require_meaning(name, value, flag_of(name))
         with screen.status("Reading the config") as status:
             text = _text(doc)
             planner = open_planner(settings, status.update, card=card, reads_text=text is not None)

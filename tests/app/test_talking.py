@@ -153,6 +153,24 @@ def test_a_branch_that_is_gone_to_is_told_of_once(talking: Talking) -> None:
     ended(talking, A)
 
 
+def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(talking: Talking) -> None:
+    talking.service.say("", A, "One.").wait()
+    for text in ("Another.", "A third."):
+        talking.service.edit("", A, 1, text).wait()
+    go = blocked(talking.service)
+    talking.switch(A, 0, 1, TAB)
+    with pytest.warns(UserWarning, match="an answer is on its way"):
+        refused = talking.switch(A, 0, 2, TAB)
+    assert refused[talking.parts.branches]["value"] == 1
+    go.set()
+    ended(talking, A)
+    record = talking.service.record("", A)
+    assert record.branch == 1
+    assert record.elsewhere[0] == "Another."
+    assert "One." not in record.elsewhere
+    assert talking.service.shelf("").records("third")  # found wherever it was said
+
+
 @pytest.mark.parametrize("sent", [NOTHING, Sent("Two.")], ids=["check", "message"])
 def test_a_check_is_not_shown_as_an_answer(talking: Talking, sent: Sent) -> None:
     talking.service.say("", A, "One.").wait()

@@ -10,6 +10,7 @@ import pytest
 
 from kvlite.errors import SettingError, Stopped
 from kvlite_app.engine import Engine
+from kvlite_app.status import status_html
 from kvlite_app.work import Shown, Work
 
 
@@ -41,9 +42,21 @@ def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
         time.sleep(0.01)
     second, third = (engine.submit(lambda work: None, name) for name in ("second", "third"))
     assert (second.shown.before, third.shown.before) == (1, 2)
+    assert "1 before it" in status_html(second.shown)
     go.set()
     third.wait()
     assert third.shown.before == 0
+
+
+def test_whoever_waits_is_told_for_what_if_all_may_know(engine: Engine) -> None:
+    go = threading.Event()
+    engine.submit(lambda work: go.wait(10), "Loading", public="the model is being loaded")
+    second = engine.submit(lambda work: None, "second")
+    while not second.shown.behind:
+        time.sleep(0.01)
+    assert "the model is being loaded" in status_html(second.shown)
+    go.set()
+    second.wait()
 
 
 def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:

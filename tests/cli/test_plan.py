@@ -75,6 +75,7 @@ def test_bad_input(refused: Refused, llama: Path, text: Path) -> None:
     refused(["plan", llama / "nothing"], "nothing")
     refused(["plan", llama, "--context", 5, "--doc", text], "--context", "--doc")
     refused(["plan", llama, "--vram", "24GiB", "--method", "mine"], "mine")
+    refused(["plan", llama, "--recall-limit=-1"], "--recall-limit", "-1")
 
 
 def test_asking_says_what_was_planned(kvlite: Run, model: Path, text: Path) -> None:
