@@ -6,9 +6,10 @@ import gradio as gr
 
 from kvlite.errors import SettingError
 
-from .inert import inert
-from .service import Service
-from .talking import owner_of, titles
+from .engine.service import Service
+from .keeping.record import titles
+from .views.inert import inert
+from .visit import owner_of
 
 
 class Browsing:

@@ -7,8 +7,8 @@ import gradio as gr
 
 from kvlite.settings import OPTIONS, Settings
 
+from .engine.uploads import SUFFIXES
 from .form import ANSWER, FIRST, Models, control
-from .guard import SUFFIXES
 
 # Characters that may be pasted before gradio makes a file of them.
 _PASTE = 1_000_000

@@ -4,18 +4,19 @@ from typing import Any
 
 import gradio as gr
 
-from .asked import Page
 from .browsing import Browsing
+from .engine.live import Live
+from .engine.service import Service
 from .form import Models
 from .layout import Parts, lay_out
-from .live import Live
-from .live_view import live_html
 from .pricing import Pricer
 from .programs import for_programs
-from .scripts import CLOSE, COPIED, NAMED, NARROW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
-from .service import Service
-from .talking import Talking, owner_of
+from .talking import Talking
 from .tuning import Tuning
+from .views.live import live_html
+from .visit import owner_of
+from .web.asked import Page
+from .web.scripts import CLOSE, COPIED, NAMED, NARROW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
 
 # What changes quickly is not shown as being loaded, and never waits behind an answer.
 _AT_ONCE: dict[str, Any] = {
@@ -43,7 +44,7 @@ def make_page(service: Service, live: Live, pricer: Pricer, models: Models) -> g
     )
     with page:
         for_programs(service, live)  # first, so that no event of the page takes their names
-        parts = lay_out(service.settings, models)
+        parts = lay_out(service.loaded.settings, models)
         talking, browsing = Talking(service, parts), Browsing(service)
         tuning = Tuning(service, pricer, models)
         # What lists the conversations, after all that may have changed them.

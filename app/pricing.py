@@ -15,7 +15,7 @@ from kvlite.model.source import find_config
 from kvlite.settings import OPTIONS, Settings
 from kvlite.sizes import readable
 
-from .kinds import kind_of
+from .views.kinds import kind_of
 
 # What a plan may choose, as it is left open.
 _OPEN = {

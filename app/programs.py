@@ -9,13 +9,13 @@ from gradio.events import api
 from kvlite.errors import SettingError
 from kvlite.memory.where import Place
 
-from .asked import refused
-from .live import Live
-from .service import Service
-from .shelf import Shelf
-from .talking import owner_of
-from .uploads import uploaded
-from .work import Shown, Work
+from .engine.live import Live
+from .engine.service import Service
+from .engine.uploads import uploaded
+from .engine.work import Shown, Work
+from .keeping.shelf import Shelf
+from .visit import owner_of
+from .web.asked import refused
 
 
 def for_programs(service: Service, live: Live) -> None:
@@ -28,7 +28,7 @@ def for_programs(service: Service, live: Live) -> None:
         if not text:
             raise SettingError("the message is empty: say something")
         work = service.say(owner, _id(service.shelf(owner), conversation), text)
-        for shown in _until_left(work, service.pause):
+        for shown in _until_left(work, service.loaded.pause):
             yield shown.text
 
     def read(file: dict[str, Any], conversation: str, request: gr.Request) -> Iterator[str]:
@@ -37,7 +37,7 @@ def for_programs(service: Service, live: Live) -> None:
         owner = owner_of(request)
         id = _id(service.shelf(owner), conversation)
         work = service.say(owner, id, "", [uploaded(file)])
-        for _ in _until_left(work, service.pause):
+        for _ in _until_left(work, service.loaded.pause):
             yield id
 
     def conversations(request: gr.Request) -> list[dict[str, Any]]:

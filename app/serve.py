@@ -15,8 +15,9 @@ from kvlite.errors import SettingError
 from kvlite.folders import data_folder
 from kvlite.settings import Settings
 
-from .guard import LARGEST, Door
+from .web.guard import LARGEST, Door
 
+_STYLE = Path(__file__).parent / "web" / "style.css"
 # Read when gradio is imported, or when it starts: nothing is told to anyone, nor made into
 # statistics for nobody after every event.
 _QUIET = {
@@ -84,16 +85,16 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
 
     from kvlite.model.source import models_here
 
-    from .calm import ScriptsAhead, listen_calmly
+    from .engine.live import Live
+    from .engine.service import Service
     from .form import Models
-    from .live import Live
     from .page import make_page
     from .pricing import Pricer
-    from .service import Service
+    from .web.calm import ScriptsAhead, listen_calmly
 
     service = Service(settings, root)
     models = Models(models_here(), others=not door.auth)
-    page = make_page(service, Live(service), Pricer(service.held_bytes), models)
+    page = make_page(service, Live(service.loaded), Pricer(service.loaded.held_bytes), models)
     page.queue(max_size=64, default_concurrency_limit=8)
     listen_calmly(page)
     over = threading.Event()
@@ -128,7 +129,7 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                     input_placeholder_color_dark="*neutral_300",
                 ),
                 # Given as css, gradio would rewrite its selectors, and break some.
-                head=f"<style>{Path(__file__).with_name('style.css').read_text()}</style>",
+                head=f"<style>{_STYLE.read_text()}</style>",
             )
         except OSError as error:
             raise SettingError(f"--host {door.host} --port {door.port}: {error}") from None

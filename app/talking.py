@@ -1,8 +1,8 @@
 """What happens when someone says something, or goes back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -11,15 +11,16 @@ import gradio as gr
 
 from kvlite.errors import KvliteError, SettingError
 
-from .answer_view import answer_html, difference_html
-from .going import Going
-from .history import History, answered, history, start_of
+from .engine.going import Going
+from .engine.service import Service
+from .engine.work import Work
+from .keeping.record import Record, titles
 from .layout import ANSWER_TAB, Parts
-from .record import Record
-from .service import Service
-from .status import sentence_html, status_html
 from .tabs import Tabs
-from .work import Work
+from .views.answer import answer_html, difference_html
+from .views.history import History, answered, history, start_of
+from .views.status import sentence_html, status_html
+from .visit import Visit, owner_of, tab_of, visit_of
 
 # How far what a page's event began has come: it is to be followed, or is to be shown as it ended.
 BEGUN, ENDED = "begun", "ended"
@@ -30,25 +31,6 @@ _BUSY: dict[str, Any] = {"submit_btn": False, "stop_btn": True}
 
 # New values, by the component that shows them.
 View = dict[Any, Any]
-
-
-@dataclass(frozen=True)
-class Visit:
-    """Someone looks at a conversation.
-
-    Attributes:
-        owner: whose it is.
-        id: which.
-        tab: of the browser.
-        start: how many of its messages are left out there, the first ones.
-        query: what conversations are searched for there.
-    """
-
-    owner: str
-    id: str
-    tab: str
-    start: int = 0
-    query: str = ""
 
 
 class Talking:
@@ -156,7 +138,7 @@ class Talking:
     def _coming(self, visit: Visit, going: Going, left: Event) -> Iterator[View]:
         """What there is to see until it has ended, or the tab shows something else."""
         title, above = None, list[dict[str, Any]]()
-        for shown in going.work.follow(self.service.pause):
+        for shown in going.work.follow(self.service.loaded.pause):
             if left.is_set() or shown.ended:
                 return
             if shown.title != title:
@@ -189,7 +171,7 @@ class Talking:
             return
         shown = work.shown
         with self.tabs.following(_checks_in(tab_of(request))) as left:
-            for shown in work.follow(self.service.pause):
+            for shown in work.follow(self.service.loaded.pause):
                 if left.is_set():
                     return
                 yield status_html(shown)
@@ -216,7 +198,7 @@ class Talking:
         ]
         account = self.service.shelf(visit.owner).account(id, keys[-1]) if keys else {}
         tab = gr.Tabs(selected=ANSWER_TAB) if account else gr.skip()
-        return number, answer_html(account, self.service.calibration), tab
+        return number, answer_html(account, self.service.loaded.calibration), tab
 
     def view(
         self, visit: Visit, *, status: str = "", refill: bool = True, empty: bool = False
@@ -249,7 +231,7 @@ class Talking:
                 ),
                 parts.name: record.title if record.said or record.name else "",
                 parts.chosen: record.questions,
-                parts.answer: answer_html(account, self.service.calibration),
+                parts.answer: answer_html(account, self.service.loaded.calibration),
                 parts.difference: "",
             }
         )
@@ -346,26 +328,6 @@ def _text_of(said: dict[str, Any] | None) -> str:
 def _emptied(empty: bool) -> dict[str, Any]:
     """What a box is told, if it is to be."""
     return {"value": None} if empty else {}
-
-
-def titles(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Conversations as a list has them, each with its id."""
-    return [(each.title, each.id) for each in records]
-
-
-def owner_of(request: gr.Request) -> str:
-    """Who is logged in, "" where nobody has to be."""
-    return request.username or ""
-
-
-def tab_of(request: gr.Request) -> str:
-    """Which tab asks."""
-    return request.session_hash or ""
-
-
-def visit_of(request: gr.Request, id: str, start: int = 0, query: str = "") -> Visit:
-    """Who asks, about which conversation, and what of it they are shown."""
-    return Visit(owner_of(request), id, tab_of(request), start, query)
 
 
 def _checks_in(tab: str) -> str:

@@ -11,12 +11,12 @@ from kvlite.meanings import require_meaning
 from kvlite.profiles import Profiles
 from kvlite.settings import LOADING, OPTIONS, Settings
 
+from .engine.service import Service
+from .engine.work import Work
 from .form import Models, changed, label_of, shown_value, values_of
 from .pricing import Pricer, phases_html, verdict_html
-from .service import Service
-from .status import sentence_html, status_html
-from .talking import owner_of
-from .work import Work
+from .views.status import sentence_html, status_html
+from .visit import owner_of
 
 
 class Tuning:
@@ -27,7 +27,7 @@ class Tuning:
         self.service = service
         self.pricer = pricer
         self.models = models or Models()
-        self._first = service.settings.model
+        self._first = service.loaded.settings.model
 
     def price(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
         """What the settings that are shown would take: whether it is there, and what for."""
@@ -54,7 +54,7 @@ class Tuning:
             self.service.require_change(owner, id, own)
             works = list[Work]()
             if loading:
-                works.append(self.service.load(self.service.settings.replace(loading)))
+                works.append(self.service.load(self.service.loaded.settings.replace(loading)))
                 yield from _followed(works[-1])
             if own and all(work.failure is None for work in works):
                 works.append(self.service.change(owner, id, own))

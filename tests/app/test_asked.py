@@ -11,12 +11,12 @@ import pytest
 from gradio.state_holder import SessionState
 
 from kvlite.settings import Settings
-from kvlite_app.asked import Page
+from kvlite_app.engine.live import Live
+from kvlite_app.engine.service import Service
 from kvlite_app.form import Models
-from kvlite_app.live import Live
 from kvlite_app.page import make_page
 from kvlite_app.pricing import Pricer
-from kvlite_app.service import Service
+from kvlite_app.web.asked import Page
 
 ODD = [
     None,
@@ -54,7 +54,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     """The app's, without a model."""
     monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
     service = Service(Settings(model=str(tmp_path / "none")), tmp_path)
-    yield make_page(service, Live(service), Pricer(int), Models(others=False))
+    yield make_page(service, Live(service.loaded), Pricer(int), Models(others=False))
     service.close()
 
 

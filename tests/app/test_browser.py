@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvlite_app.record import Said
-from kvlite_app.shelf import Shelf
+from kvlite_app.keeping.record import Said
+from kvlite_app.keeping.shelf import Shelf
 from tests.app.conftest import (
     ACCOUNT,
     ANSWER,

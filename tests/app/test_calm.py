@@ -9,11 +9,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, StreamingRespon
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-import kvlite_app.calm
-from kvlite_app.calm import ScriptsAhead, listen_calmly
+import kvlite_app.web.calm
+from kvlite_app.web.calm import ScriptsAhead, listen_calmly
 from tests.app.conftest import Server, Visitor
 
-FOLDER = Path(kvlite_app.calm.__file__).parent
+FOLDER = Path(kvlite_app.web.calm.__file__).parent
 SCRIPT, LEAVING = ((FOLDER / name).read_text() for name in ("frames.js", "leaving.js"))
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
 COUNTED = """

@@ -10,9 +10,9 @@ import pytest
 from kvlite.errors import SettingError
 from kvlite.runner import load
 from kvlite.settings import OPTIONS, Settings
+from kvlite_app.engine.service import Service
 from kvlite_app.form import Models, changed, control, shown_value, values_of
 from kvlite_app.pricing import Pricer, verdict_html
-from kvlite_app.service import Service
 from kvlite_app.tuning import Tuning
 
 OTHERS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from kvlite.errors import SettingError
-from kvlite_app.guard import Door, OwnFiles, is_loopback, parse_auth
+from kvlite_app.web.guard import Door, OwnFiles, is_loopback, parse_auth
 
 LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8", "LOCALHOST", "[::1]", " localhost "]
 REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
@@ -62,7 +62,7 @@ def test_who_sends_two_kinds_is_taken_at_the_first(monkeypatch: pytest.MonkeyPat
     visitor = TestClient(OwnFiles(echo))
     assert visitor.post("/", content=body, headers=kinds).status_code == 403
     assert visitor.post("/", content=body, headers=kinds[::-1]).text == body  # read as an upload
-    monkeypatch.setattr("kvlite_app.guard.LONGEST", len(body) - 1)
+    monkeypatch.setattr("kvlite_app.web.guard.LONGEST", len(body) - 1)
     assert visitor.post("/", content=body).status_code == 413
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from kvlite_app.inert import inert
+from kvlite_app.views.inert import inert
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True})
 

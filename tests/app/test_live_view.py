@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from kvlite.memory.where import Holding, Part, Place
-from kvlite_app.figures import Figures
-from kvlite_app.live import Sample
-from kvlite_app.live_view import live_html
+from kvlite_app.engine.figures import Figures
+from kvlite_app.engine.live import Sample
+from kvlite_app.views.live import live_html
 
 CARD = Place(
     "NVIDIA RTX",

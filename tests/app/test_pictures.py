@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvlite.kept import KeptLayer, KeptMap
 from kvlite.methods.rank import layer_groups
 from kvlite.pages import PageShare
-from kvlite_app.pictures import draw_heads, draw_kept, draw_pages, told
-from kvlite_app.pictures.kept_map import MOST_RUNS
-from kvlite_app.pictures.svg import STEPS, STRENGTHS, WIDTH, percent, runs, short, shown
+from kvlite_app.views.pictures import draw_heads, draw_kept, draw_pages, told
+from kvlite_app.views.pictures.kept_map import MOST_RUNS
+from kvlite_app.views.pictures.svg import STEPS, STRENGTHS, WIDTH, percent, runs, short, shown
 from tests.conftest import make_tiny
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,10 +16,10 @@ from gradio_client.exceptions import AppError
 
 from kvlite.cli.main import main
 from kvlite.errors import SettingError
-from kvlite_app.guard import LARGEST
-from kvlite_app.record import Record
+from kvlite_app.keeping.record import Record
+from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.serve import _alone, _free_port
-from kvlite_app.shelf import Shelf
+from kvlite_app.web.guard import LARGEST
 from tests.app.conftest import Server, serving, waited
 
 ROOT = Path(__file__).parents[2]

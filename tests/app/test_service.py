@@ -15,12 +15,12 @@ from kvlite.chat.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
 from kvlite.settings import Settings
-from kvlite_app.history import history
-from kvlite_app.opened import Open
-from kvlite_app.record import Record
-from kvlite_app.service import Service
-from kvlite_app.shelf import Shelf
-from kvlite_app.work import Work
+from kvlite_app.engine.opened import Open
+from kvlite_app.engine.service import Service
+from kvlite_app.engine.work import Work
+from kvlite_app.keeping.record import Record
+from kvlite_app.keeping.shelf import Shelf
+from kvlite_app.views.history import history
 
 A, B = "a" * 32, "b" * 32
 
@@ -83,11 +83,11 @@ def test_figures_are_taken_without_a_look_at_every_weight(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.say("", A, "One.").wait()
-    now = service.open
+    now = service.loaded.open
     assert now is not None and now.figures is not None
     before, now.figures = now.figures, replace(now.figures, seen=0)
     monkeypatch.setattr(LoadedModel, "tensors", lambda _: pytest.fail("weights were looked at"))
-    monkeypatch.setattr("kvlite_app.opened.NEW", 0)
+    monkeypatch.setattr("kvlite_app.engine.opened.NEW", 0)
     now.glance()
     assert now.figures == before
     monkeypatch.setattr(now.talk.model, "layers", copy(now.talk.model.layers))
@@ -201,7 +201,7 @@ def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
 def test_work_that_has_ended_long_ago_is_forgotten(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlite_app.service._ENDED", 2)
+    monkeypatch.setattr("kvlite_app.engine.service._ENDED", 2)
     ids = [f"{number:032x}" for number in range(5)]
     for id in ids:
         service.say("", id, "One.").wait()
@@ -262,7 +262,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_kept_with_the_next(
         assert texts(kept(service)) == ["One."]
         with pytest.raises(SnapshotError, match="not sent"):
             service.say("", A, "Three.")
-        other = service.engine.submit(service._set_aside, "")
+        other = service.engine.submit(service.loaded.set_aside, "")
         with pytest.raises(SnapshotError, match="in memory only"):  # nor is it given up for others
             other.wait()
     service.say("", A, "Three.").wait()
@@ -328,7 +328,7 @@ def test_opening_files_can_be_ended(
         assert cancel.wait(60)
         raise Stopped
 
-    monkeypatch.setattr("kvlite_app.uploads.read_document", forever)
+    monkeypatch.setattr("kvlite_app.engine.uploads.read_document", forever)
     work = service.say("", A, "What is in it?", [str(tmp_path / "a.txt")])
     assert begun.wait(60)
     work.cancel.set() if end == "stop" else service.close()
@@ -385,11 +385,11 @@ def test_a_model_that_cannot_be_loaded_leaves_the_former_one_to_be_had(
     service: Service, given: Settings, tmp_path: Path
 ) -> None:
     service.say("", A, "One.").wait()
-    before = service.runner
+    before = service.loaded.runner
     work = service.load(given.replace({"model": str(tmp_path / "nothing")}))
     with pytest.raises(Exception, match="nothing"):
         work.wait()
-    assert service.runner is before
+    assert service.loaded.runner is before
     service.say("", A, "Two.").wait()
     assert texts(kept(service)) == ["One.", "Two."]
 
@@ -416,7 +416,7 @@ def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> No
     with pytest.raises(Stopped):
         work.wait()
     assert not service.shelf("").place(A).exists()
-    assert service.open is None
+    assert service.loaded.open is None
     for begin in (lambda: service.say("", A, "Three."), lambda: service.undo("", A)):
         with pytest.raises(SettingError, match="deleted"):
             begin()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlite.errors import SettingError
-from kvlite_app.history import history, start_of
-from kvlite_app.record import Branch, Record, Said, keys_of
-from kvlite_app.shelf import Shelf
+from kvlite_app.keeping.record import Branch, Record, Said, keys_of
+from kvlite_app.keeping.shelf import Shelf
+from kvlite_app.views.history import history, start_of
 
 said = st.builds(
     Said,
@@ -183,7 +183,7 @@ def test_of_a_long_conversation_the_latest_is_shown(
     tmp_path: Path, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a message of the user's on, numbered as in all of it."""
-    monkeypatch.setattr("kvlite_app.history.LATEST", 5)
+    monkeypatch.setattr("kvlite_app.views.history.LATEST", 5)
     shelf = Shelf("", tmp_path)
     record = shelf.new()
     pairs = [[Said("user", f"{n}?", ("x.pdf",)), Said("assistant", f"{n}.")] for n in range(others)]

@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from kvlite.chat.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.settings import OPTIONS, Settings
+from kvlite_app.engine.freed import held_now
+from kvlite_app.engine.service import Service
+from kvlite_app.engine.work import Work
 from kvlite_app.form import shown_value
-from kvlite_app.freed import held_now
+from kvlite_app.keeping.record import Record
+from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.pricing import Pricer
-from kvlite_app.record import Record
-from kvlite_app.service import Service
 from kvlite_app.tuning import Tuning
-from kvlite_app.work import Work
 from tests.app.conftest import waited
 from tests.cli.conftest import model_of
 from tests.conftest import SIZES
@@ -128,7 +129,7 @@ def waiting_id(service: Service, other: str) -> str:
 
 def test_one_at_a_time_and_whoever_waits_is_told(make: Make) -> None:
     service = make(max_new_tokens=50_000)
-    service.load(service.settings).wait()
+    service.load(service.loaded.settings).wait()
     ids = [new(service) for _ in range(3)]
     works = [service.say("", id, "Hello") for id in ids]
     answering(works[0])
@@ -157,10 +158,8 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
             refused.append(error)
 
     # Between looking and taking there is time for the other one.
-    save = type(service.shelf("")).save
-    monkeypatch.setattr(
-        "kvlite_app.shelf.Shelf.save", lambda *given: (threading.Event().wait(0.2), save(*given))
-    )
+    save = Shelf.save
+    monkeypatch.setattr(Shelf, "save", lambda *given: (threading.Event().wait(0.2), save(*given)))
     threads = [threading.Thread(target=send) for _ in range(2)]
     for each in threads:
         each.start()
@@ -177,7 +176,7 @@ def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> 
     service.forget("", id).wait()
     assert work.shown.ended
     assert not service.shelf("").place(id).exists()
-    assert service.open is None
+    assert service.loaded.open is None
     other = new(service)
     answering(again := service.say("", other, "Hello"))
     again.cancel.set()
@@ -280,13 +279,13 @@ def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: 
     service = make(max_new_tokens=50_000)
     work = service.say("", new(service), "Hello")
     answering(work)
-    assert service.open is not None
-    waited(lambda: service.open.figures is not None)
-    first = service.open.figures
-    waited(lambda: service.open.figures.seen > first.seen)
+    assert service.loaded.open is not None
+    waited(lambda: service.loaded.open.figures is not None)
+    first = service.loaded.open.figures
+    waited(lambda: service.loaded.open.figures.seen > first.seen)
     work.cancel.set()
     work.wait()
-    last, cache = service.open.figures, service.open.talk.cache
+    last, cache = service.loaded.open.figures, service.loaded.open.talk.cache
     assert (last.seen, last.kv_bytes) == (cache.seen, cache.nbytes)
     assert last.tokens_per_s is not None
     assert [part.nbytes for part in last.holding.device if "KV" in part.name] == [cache.nbytes]
@@ -319,12 +318,12 @@ def test_another_model_says_whose_a_conversation_is_and_keeps_it(
     service = make()
     id = new(service)
     say(service, id, "Hello")
-    service.load(service.settings.replace({"model": str(fat)})).wait()
+    service.load(service.loaded.settings.replace({"model": str(fat)})).wait()
     with pytest.raises(SnapshotError, match=f"Hello was had with {model}: choose that model"):
         say(service, id, "And foxes?")
     assert service.shelf("").record(id).draft == "And foxes?"
     assert say(service, new(service), "Hello")
-    service.load(service.settings.replace({"model": str(model)})).wait()
+    service.load(service.loaded.settings.replace({"model": str(model)})).wait()
     assert service.shelf("").whole(id).is_file()  # nothing has to be read again
     assert say(service, id, "And foxes?")
 
@@ -370,7 +369,7 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make
     service = make()
     id = new(service)
     say(service, id, "Hello")
-    work = service.load(service.settings.replace({"model": "/no/such/model"}))
+    work = service.load(service.loaded.settings.replace({"model": "/no/such/model"}))
     with pytest.raises(Exception, match="/no/such/model"):
         work.wait()
     assert say(service, id, "And foxes?")
@@ -386,11 +385,11 @@ def test_switching_models_frees_the_former_one(
         broken.wait()
     breaks()
     say(service, new(service), "Hello")
-    assert service.runner is not None
-    weights = sum(each.nbytes for each in service.runner.model.tensors())
+    assert service.loaded.runner is not None
+    weights = sum(each.nbytes for each in service.loaded.runner.model.tensors())
     assert weights > 190 << 20
     before = held_now(CPU)
-    told = service.load(service.settings.replace({"model": str(model)})).wait()
+    told = service.load(service.loaded.settings.replace({"model": str(model)})).wait()
     assert before - held_now(CPU) > 0.8 * weights
     assert told.startswith(f"{fat.name} is gone, ")
     assert float(told.split()[3]) > 0.8 * weights / 1e6

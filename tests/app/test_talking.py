@@ -12,13 +12,14 @@ import pytest
 from kvlite.chat.session import Session
 from kvlite.errors import SettingError
 from kvlite.settings import Settings
+from kvlite_app.engine.going import NOTHING, Going, Sent
+from kvlite_app.engine.service import Service
+from kvlite_app.engine.work import Work
 from kvlite_app.form import Models
-from kvlite_app.going import NOTHING, Going, Sent
+from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.layout import lay_out
-from kvlite_app.service import Service
-from kvlite_app.shelf import Shelf
-from kvlite_app.talking import BEGUN, ENDED, Talking, visit_of
-from kvlite_app.work import Work
+from kvlite_app.talking import BEGUN, ENDED, Talking
+from kvlite_app.visit import visit_of
 from tests.app.test_service import A, B, blocked, no_room, stops
 
 TAB: Any = gr.Request(session_hash="tab")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvlite.errors import SettingError, Stopped
-from kvlite_app.engine import Engine
-from kvlite_app.status import status_html
-from kvlite_app.work import Shown, Work
+from kvlite_app.engine.thread import Engine
+from kvlite_app.engine.work import Shown, Work
+from kvlite_app.views.status import status_html
 
 
 @pytest.fixture

@@ -1,57 +1,39 @@
-"""One model, and the conversation that is with it now; others wait on their shelves.
+"""What is asked of the model and of the conversations, by all pages and programs.
 
-Everything that needs the model is a piece of `Work` for the engine's thread. One conversation is
-in memory at a time, so that what the plan and the ladder say of memory holds; another is set aside
-for it, and opened again in about a second.
+Everything that needs the model is a piece of `Work` for the engine's thread.
 """
 
-import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvlite.chat.session import Session
 from kvlite.conversation import Conversation
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.memory.where import Holding, holding
-from kvlite.model.calibration import Calibration
-from kvlite.model.making import load_transformers
-from kvlite.model.source import find_model
-from kvlite.runner import Runner, open_runner
 from kvlite.settings import Settings
-from kvlite.sizes import readable
 
-from .accounts import PageFinder
-from .engine import Engine
-from .freed import held_now, let_go
+from ..keeping.record import Record
+from ..keeping.shelf import Shelf
 from .going import NOTHING, Going, Sent, as_shown
+from .loaded import Loaded, OpenTask
 from .opened import Open
-from .record import Record
-from .shelf import Shelf
+from .thread import Engine
 from .uploads import read_upload
-from .work import PAUSE, Task, Work
+from .work import Task, Work
 
-OpenTask = Callable[[Open, Work], Any]
 # Pieces of work that have ended and may still be asked about.
 _ENDED = 100
-# Seconds between two looks at an answer where looking takes from computing.
-_SLOWLY = 0.3
 
 
 class Service:
     """What all pages talk to.
 
     Attributes:
-        settings: what the model is loaded with, and conversations begin with.
         engine: the thread that does the work.
-        runner: the model, None while there is none.
-        holding: what it holds while no conversation is in memory.
-        open: the conversation in memory.
+        loaded: what it does it with.
     """
 
     def __init__(self, settings: Settings, root: Path | None = None) -> None:
@@ -60,11 +42,8 @@ class Service:
         Args:
             root: kvlite's data folder, if not the usual one.
         """
-        self.settings = settings
         self.engine = Engine()
-        self.runner: Runner | None = None
-        self.holding = Holding(())
-        self.open: Open | None = None
+        self.loaded = Loaded(settings)
         self._root = root
         self._shelves: dict[str, Shelf] = {}
         self._lock = threading.Lock()
@@ -73,24 +52,6 @@ class Service:
     def shelf(self, owner: str) -> Shelf:
         """The conversations of a user, "" where nobody logs in."""
         return self._shelves.setdefault(owner, Shelf(owner, self._root))
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What was measured of the model, if there is one and it was."""
-        runner = self.runner
-        return None if runner is None else runner.model.calibration
-
-    @property
-    def pause(self) -> float:
-        """Seconds between two looks at an answer: where the model computes with the cores that draw
-        it, every look costs it some of its speed."""
-        runner = self.runner
-        return _SLOWLY if runner is None or runner.model.device.type == "cpu" else PAUSE
-
-    def held_bytes(self) -> int:
-        """What the model there is holds of its device."""
-        runner = self.runner
-        return 0 if runner is None else held_now(runner.model.device)
 
     def work_of(self, owner: str, id: str) -> Work | None:
         """What is being done, or waits to be, for a conversation."""
@@ -104,10 +65,9 @@ class Service:
     def record(self, owner: str, id: str) -> Record:
         """What people see of a conversation, a new one if there is none: as it is on disk, unless
         there was no room for that."""
-        now = self.open
-        if now is not None and now.is_of(owner, id) and not now.kept:
-            return replace(now.record)
-        return self.shelf(owner).record_or_new(id)
+        shelf = self.shelf(owner)
+        now = self.loaded.holds(shelf, id)
+        return shelf.record_or_new(id) if now is None or now.kept else replace(now.record)
 
     def shown(self, owner: str, id: str) -> Record:
         """A conversation as people see it now."""
@@ -115,11 +75,11 @@ class Service:
 
     def settings_of(self, owner: str, id: str) -> Settings:
         """What a conversation has now."""
-        record = self.record(owner, id)
+        record, usual = self.record(owner, id), self.loaded.settings
         try:
-            return self.settings.replace({**record.began, **record.changed})
+            return usual.replace({**record.began, **record.changed})
         except SettingError:  # it was had with another version
-            return self.settings
+            return usual
 
     def require_idle(self, owner: str, id: str) -> None:
         """Raises SettingError if something is being done for a conversation, or waits to be."""
@@ -130,7 +90,7 @@ class Service:
         """Have a model loaded in the place of the one there is, whose memory is free first."""
 
         def task(work: Work) -> str:
-            return self._load(settings, work)
+            return self.loaded.load(settings, work)
 
         return self.engine.submit(task, "Loading the model", public="the model is being loaded")
 
@@ -250,16 +210,17 @@ class Service:
 
         def change(work: Work) -> Record:
             self.require_change(owner, id, values)  # something may have been said before its turn
-            if self.open is not None and self.open.is_of(owner, id):
-                return self._worked(owner, id, work, "Changing settings", task)
+            if self.loaded.holds(shelf, id) is not None:
+                return self.loaded.work(shelf, id, work, title, task)
             wanted = self.settings_of(owner, id).after_load(values)
-            if self.runner is not None:
-                Conversation(self.runner.model, wanted)  # which checks them
-            with self.shelf(owner).changing(id) as record:
+            if self.loaded.runner is not None:
+                Conversation(self.loaded.runner.model, wanted)  # which checks them
+            with shelf.changing(id) as record:
                 record.changed |= values
             return record
 
-        return self._submit(owner, id, "Changing settings", change)
+        shelf, title = self.shelf(owner), "Changing settings"
+        return self._submit(shelf, id, title, change)
 
     def forget(self, owner: str, id: str) -> Work:
         """Delete a conversation: nobody sees it any more, and what the engine has of it goes once
@@ -270,15 +231,16 @@ class Service:
         """
 
         def task(_: Work) -> None:
-            if self.open is not None and self.open.is_of(owner, id):
-                self._drop()
-            self.shelf(owner).delete(id)  # and what was written meanwhile
+            if self.loaded.holds(shelf, id) is not None:
+                self.loaded.drop()
+            shelf.delete(id)  # and what was written meanwhile
 
+        shelf = self.shelf(owner)
         with self._lock:
             if (work := self.work_of(owner, id)) is not None:
                 work.cancel.set()
             try:
-                self.shelf(owner).delete(id)
+                shelf.delete(id)
             finally:
                 gone = self.engine.submit(task, "Deleting")
         return gone
@@ -290,7 +252,7 @@ class Service:
 
         def last(work: Work) -> None:
             try:
-                self._set_aside(work)
+                self.loaded.set_aside(work)
             except SnapshotError as error:
                 told.append(f"its last answer is lost: {error}")
             for shelf in self._shelves.values():
@@ -308,16 +270,17 @@ class Service:
         sent: Sent = NOTHING,
         first: Task | None = None,
     ) -> Work:
-        """Work on a conversation, which is in memory then and on disk afterwards."""
+        """Have a conversation worked on, which is in memory then and on disk afterwards."""
+        shelf = self.shelf(owner)
 
         def whole(work: Work) -> Record:
-            return self._worked(owner, id, work, title, task, sent.text)
+            return self.loaded.work(shelf, id, work, title, task, sent.text)
 
-        return self._submit(owner, id, title, whole, sent, first)
+        return self._submit(shelf, id, title, whole, sent, first)
 
     def _submit(
         self,
-        owner: str,
+        shelf: Shelf,
         id: str,
         title: str,
         whole: Task,
@@ -330,10 +293,10 @@ class Service:
             sent: whose text is kept from now on until it is answered.
             first: as of `Engine.submit`.
         """
-        self.shelf(owner).place(id)  # which refuses what is no id
-        shelf, key = self.shelf(owner), (owner, id)
+        shelf.place(id)  # which refuses what is no id
+        key = shelf.owner, id
         with self._lock:
-            self.require_idle(owner, id)
+            self.require_idle(*key)
             shelf.require_there(id)
             if sent.text:
                 shelf.keep_draft(id, sent.text)
@@ -344,81 +307,3 @@ class Service:
                 del rest[each]
             self._going = {**rest, key: Going(work, sent)}
         return work
-
-    def _worked(
-        self, owner: str, id: str, work: Work, title: str, task: OpenTask, draft: str = ""
-    ) -> Record:
-        """Work on a conversation that is in memory then, by the engine's thread."""
-        now = self._opened(owner, id, work)
-        now.record.draft = draft or now.record.draft
-        work.heed = now.glance
-        work.begin(title)
-        try:
-            task(now, work)
-        except BaseException:
-            if now.shelf.has(id):  # what was refused makes no conversation
-                with suppress(SnapshotError):  # that it went wrong comes first
-                    now.keep()
-            raise
-        else:
-            now.keep()
-        finally:
-            work.heed = None
-            now.look()
-        return now.record
-
-    def _opened(self, owner: str, id: str, work: Work) -> Open:
-        """The conversation, in memory."""
-        if self.runner is None:
-            self._load(self.settings, work)
-        assert self.runner is not None
-        if self.open is not None and self.open.is_of(owner, id):
-            return self.open
-        self._set_aside(work)
-        shelf = self.shelf(owner)
-        record = shelf.record_or_new(id)
-        session = Session(self.runner, self.settings)
-        if record.changed:
-            try:
-                session.begin(**record.changed)
-            except SettingError as error:  # they are another version's, or another model's
-                work.note(f"{record.title} goes on without its own settings: {error}")
-                record.changed = {}
-        self.open = Open(owner, shelf, record, session, PageFinder(session))
-        try:
-            self.open.resume(self.runner, work)
-        except BaseException:
-            self.open = None
-            raise
-        return self.open
-
-    def _set_aside(self, work: Work) -> None:
-        """Let the conversation in memory go to disk, with its cache if there is room."""
-        now = self.open
-        if now is None:
-            return
-        now.set_aside(work)
-        self._drop()
-
-    def _drop(self) -> None:
-        self.open = None
-        gc.collect()
-
-    def _load(self, settings: Settings, work: Work) -> str:
-        """Load a model, once it is found; what became of the former one's memory, in a sentence."""
-        load_transformers()
-        find_model(settings.model, work.begin)
-        self._set_aside(work)
-        freed = ""
-        if self.runner is not None:
-            device, before = self.runner.model.device, self.held_bytes()
-            self.runner = None
-            name = Path(self.settings.model).name
-            freed = f"{name} is gone, {readable(let_go(device, before))} are free again"
-            work.note(freed)
-        work.begin(f"Loading {Path(settings.model).name}")
-        runner = open_runner(settings, notify=lambda said: work.begin(said))
-        self.holding = holding(runner.model)
-        self.runner = runner
-        self.settings = settings
-        return freed

@@ -33,17 +33,19 @@ class Shelf:
     """The conversations of one user; several threads may use it at once.
 
     Attributes:
+        owner: whose they are, "" where nobody logs in.
         folder: where they are.
     """
 
-    def __init__(self, user: str, root: Path | None = None) -> None:
-        """Of a user, "" where nobody logs in.
+    def __init__(self, owner: str, root: Path | None = None) -> None:
+        """Of a user.
 
         Args:
             root: kvlite's data folder, if not the usual one.
         """
         # A name may have any characters; a folder may not.
-        name = f"user-{sha256(user.encode()).hexdigest()[:32]}" if user else "everyone"
+        name = f"user-{sha256(owner.encode()).hexdigest()[:32]}" if owner else "everyone"
+        self.owner = owner
         self.folder = (root or data_folder()) / "app" / name
         self._lock = threading.Lock()
         self._listed: dict[Path, tuple[_Written, Record]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvlite.memory.where import Place, host, places
 
 from .figures import Figures
-from .service import Service
+from .loaded import Loaded
 
 # Seconds between two looks, and how many are remembered: five minutes.
 BEAT, KEPT = 1.0, 300
@@ -46,8 +46,8 @@ class Live:
         samples: the last minutes', the oldest first.
     """
 
-    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
-        self.service = service
+    def __init__(self, loaded: Loaded, clock: Callable[[], float] = time.monotonic) -> None:
+        self.loaded = loaded
         self.clock = clock
         self.samples: deque[Sample] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
@@ -61,14 +61,14 @@ class Live:
             return [*self.samples]
 
     def _sample(self, now: float) -> Sample:
-        runner, open_now = self.service.runner, self.service.open
+        runner, open_now = self.loaded.runner, self.loaded.open
         if runner is None:
             return Sample(now, [host(())], 0, None)
         figures = None if open_now is None else open_now.figures
-        held = self.service.holding if figures is None else figures.holding
+        held = self.loaded.holding if figures is None else figures.holding
         found = places(runner.model.device, held, runner.settings.vram)
         mine = sum(part.nbytes for part in found[0].parts if part.mine)
-        opening = open_now.owner if open_now is not None and figures is None else None
+        opening = open_now.shelf.owner if open_now is not None and figures is None else None
         title = "" if open_now is None else open_now.record.title
         model = Path(runner.settings.model).name
         return Sample(now, found, mine, figures, opening, title, model)

@@ -3,7 +3,7 @@
 import time
 from html import escape
 
-from .work import Shown
+from ..engine.work import Shown
 
 
 def status_html(shown: Shown) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..keeping.record import Record, Said, keys_of
+from ..keeping.shelf import Shelf
 from .dollars import formulas
 from .inert import inert
-from .record import Record, Said, keys_of
-from .shelf import Shelf
 
 Message = dict[str, Any]
 # Messages of a long conversation that are shown until all are asked for: a browser draws all that

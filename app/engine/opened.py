@@ -15,11 +15,11 @@ from kvlite.model.layers import Layers
 from kvlite.runner import Runner
 from kvlite.settings import LOADING
 
+from ..keeping.record import Record, Said, keys_of, said_in
+from ..keeping.shelf import Shelf
+from ..keeping.ways import said_elsewhere, ways_of
 from .accounts import Looker, PageFinder, account_of
 from .figures import Figures, figures_of
-from .record import Record, Said, keys_of, said_in
-from .shelf import Shelf
-from .ways import said_elsewhere, ways_of
 from .work import Work
 
 # Seconds for which figures are new enough.
@@ -31,7 +31,6 @@ class Open:
     """A conversation in memory.
 
     Attributes:
-        owner: whose it is.
         shelf: where it is kept.
         record: what people see of it.
         session: the conversation itself.
@@ -40,7 +39,6 @@ class Open:
         kept: whether all of it is on disk.
     """
 
-    owner: str
     shelf: Shelf
     record: Record
     session: Session
@@ -55,9 +53,9 @@ class Open:
         """What was read and answered."""
         return self.session.talk
 
-    def is_of(self, owner: str, id: str) -> bool:
+    def is_of(self, shelf: Shelf, id: str) -> bool:
         """Whether it is this one."""
-        return (self.owner, self.record.id) == (owner, id)
+        return self.shelf is shelf and self.record.id == id
 
     def look(self) -> None:
         """Take its figures."""
@@ -73,7 +71,7 @@ class Open:
         layers = self.talk.model.layers
         if self._weights is None or self._weights[0] is not layers:
             self._weights = layers, weights_of(self.talk.model)
-        self.figures = figures_of(self.owner, self.record.id, self.session, self._weights[1])
+        self.figures = figures_of(self.shelf.owner, self.record.id, self.session, self._weights[1])
         self._looked = time.monotonic()
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:

@@ -15,7 +15,7 @@ from kvlite.memory.free import ran_out
 from kvlite.pages import Pages, page_shares, pages_of
 from kvlite.prompts import said_tokens
 
-from .record import first_words
+from ..keeping.record import first_words
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
 
-SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
 # Bytes a document may have, and whatever else is sent.
 LARGEST, LONGEST = 200 << 20, 32 << 20
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")

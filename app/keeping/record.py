@@ -132,6 +132,11 @@ class Record:
         return "\n".join(lines)
 
 
+def titles(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Conversations as a list has them, each with its id."""
+    return [(each.title, each.id) for each in records]
+
+
 def first_words(text: str) -> str:
     """By what a text is known, in a line."""
     line = " ".join(text.split())

@@ -9,8 +9,10 @@ from gradio.utils import get_upload_folder
 from kvlite.documents import Document, read_document
 from kvlite.errors import DocumentError
 
-from .guard import SUFFIXES
 from .work import Work
+
+# What may be uploaded.
+SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
 
 
 def read_upload(path: str, work: Work) -> Document:

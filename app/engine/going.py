@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from .record import Record
+from ..keeping.record import Record
 from .work import Work
 
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 from kvlite.memory.where import Place
 from kvlite.sizes import readable
 
-from .figures import Figures
+from ..engine.figures import Figures
+from ..engine.live import Sample
 from .kinds import kind_of
-from .live import Sample
 
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.

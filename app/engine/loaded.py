@@ -1,0 +1,154 @@
+"""One model, and the conversation that is with it now; others wait on their shelves.
+
+One conversation is in memory at a time, so that what the plan and the ladder say of memory holds;
+another is set aside for it, and opened again in about a second.
+"""
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvlite.chat.session import Session
+from kvlite.errors import SettingError, SnapshotError
+from kvlite.memory.where import Holding, holding
+from kvlite.model.calibration import Calibration
+from kvlite.model.making import load_transformers
+from kvlite.model.source import find_model
+from kvlite.runner import Runner, open_runner
+from kvlite.settings import Settings
+from kvlite.sizes import readable
+
+from ..keeping.record import Record
+from ..keeping.shelf import Shelf
+from .accounts import PageFinder
+from .freed import held_now, let_go
+from .opened import Open
+from .work import PAUSE, Work
+
+OpenTask = Callable[[Open, Work], Any]
+# Seconds between two looks at an answer where looking takes from computing.
+_SLOWLY = 0.3
+
+
+class Loaded:
+    """What the engine's thread works with; others only look.
+
+    Attributes:
+        settings: what the model is loaded with, and conversations begin with.
+        runner: the model, None while there is none.
+        holding: what it holds while no conversation is in memory.
+        open: the conversation in memory.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Without a model yet."""
+        self.settings = settings
+        self.runner: Runner | None = None
+        self.holding = Holding(())
+        self.open: Open | None = None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured of the model, if there is one and it was."""
+        runner = self.runner
+        return None if runner is None else runner.model.calibration
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks at an answer: where the model computes with the cores that draw
+        it, every look costs it some of its speed."""
+        runner = self.runner
+        return _SLOWLY if runner is None or runner.model.device.type == "cpu" else PAUSE
+
+    def held_bytes(self) -> int:
+        """What the model there is holds of its device."""
+        runner = self.runner
+        return 0 if runner is None else held_now(runner.model.device)
+
+    def holds(self, shelf: Shelf, id: str) -> Open | None:
+        """A conversation, if it is the one in memory."""
+        now = self.open
+        return now if now is not None and now.is_of(shelf, id) else None
+
+    def work(
+        self, shelf: Shelf, id: str, work: Work, title: str, task: OpenTask, draft: str = ""
+    ) -> Record:
+        """Work on a conversation, which is in memory then and on disk afterwards.
+
+        Args:
+            title: what is done first, once it is in memory.
+            draft: a message that is sent, until it is answered.
+        """
+        now = self._opened(shelf, id, work)
+        now.record.draft = draft or now.record.draft
+        work.heed = now.glance
+        work.begin(title)
+        try:
+            task(now, work)
+        except BaseException:
+            if shelf.has(id):  # what was refused makes no conversation
+                with suppress(SnapshotError):  # that it went wrong comes first
+                    now.keep()
+            raise
+        else:
+            now.keep()
+        finally:
+            work.heed = None
+            now.look()
+        return now.record
+
+    def load(self, settings: Settings, work: Work) -> str:
+        """Load a model, once it is found; what became of the former one's memory, in a sentence."""
+        load_transformers()
+        find_model(settings.model, work.begin)
+        self.set_aside(work)
+        freed = ""
+        if self.runner is not None:
+            device, before = self.runner.model.device, self.held_bytes()
+            self.runner = None
+            name = Path(self.settings.model).name
+            freed = f"{name} is gone, {readable(let_go(device, before))} are free again"
+            work.note(freed)
+        work.begin(f"Loading {Path(settings.model).name}")
+        runner = open_runner(settings, notify=lambda said: work.begin(said))
+        self.holding = holding(runner.model)
+        self.runner = runner
+        self.settings = settings
+        return freed
+
+    def set_aside(self, work: Work) -> None:
+        """Let the conversation in memory go to disk, with its cache if there is room."""
+        if self.open is not None:
+            self.open.set_aside(work)
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of the conversation in memory."""
+        self.open = None
+        gc.collect()
+
+    def _opened(self, shelf: Shelf, id: str, work: Work) -> Open:
+        """The conversation, in memory."""
+        if self.runner is None:
+            self.load(self.settings, work)
+        assert self.runner is not None
+        if (now := self.holds(shelf, id)) is not None:
+            return now
+        self.set_aside(work)
+        record = shelf.record_or_new(id)
+        session = Session(self.runner, self.settings)
+        if record.changed:
+            try:
+                session.begin(**record.changed)
+            except SettingError as error:  # they are another version's, or another model's
+                work.note(f"{record.title} goes on without its own settings: {error}")
+                record.changed = {}
+        self.open = now = Open(shelf, record, session, PageFinder(session))
+        try:
+            now.resume(self.runner, work)
+        except BaseException:
+            self.open = None
+            raise
+        return now

@@ -1,0 +1,1 @@
+"""What stands between the app and whoever sends requests to it, and what gradio lacks."""
