@@ -67,7 +67,7 @@ def make_page(service: Service, live: Live, pricer: Pricer, models: Models) -> g
 def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, found: dict[str, Any]) -> None:
     here, search, shown = parts.here, parts.search, [parts.here, parts.start]
     for event, act, inputs in (
-        (page.load, talking.show, [parts.kept_here, search, here, parts.box]),
+        (page.load, talking.load, [parts.kept_here, search]),
         (parts.box.submit, talking.say, [*shown, search, parts.box]),
         (parts.chat.retry, talking.regenerate, shown),
         (parts.chat.undo, talking.undo, shown),
@@ -124,7 +124,6 @@ def _about_list(
     before = [search, here, parts.box]
     begun = parts.new.click(talking.begin, before, view, js=CLOSE, **_AT_ONCE)
     begun.then(inputs=[here], **shown)
-    parts.listing.input(inputs=[parts.listing], trigger_mode="always_last", **shown)
     chosen = parts.listing.input(
         talking.show,
         [parts.listing, *before],
@@ -134,11 +133,19 @@ def _about_list(
         **_AT_ONCE,
     )
     _followed(chosen, parts, talking, found)
+    chosen.then(inputs=[here], trigger_mode="always_last", **shown)
     # What is pasted is no input to gradio's text boxes, only a change; what is typed while one
     # search goes on is searched for after it.
     parts.search.change(trigger_mode="always_last", **found)
     parts.name.submit(browsing.rename, [here, parts.name, search], [parts.listing], **_WORK)
-    gone = parts.delete.click(browsing.delete, [here, parts.sure], [here], js=SURE, **_WORK)
+    gone = parts.delete.click(
+        browsing.delete,
+        [here, parts.sure],
+        [here],
+        js=SURE,
+        trigger_mode="multiple",  # whoever was not sure may be so at once
+        **_WORK,
+    )
     gone.then(inputs=[here], **shown)
     after = gone.then(talking.show, [here, *before], view, **_AT_ONCE)
     _followed(after, parts, talking, found)

@@ -114,6 +114,7 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                 enable_monitoring=False,
                 run_history=False,
                 ssr_mode=False,
+                _frontend=False,  # or what takes 3 seconds to answer first is given up
                 pwa=False,
                 mcp_server=False,
                 footer_links=[],

@@ -27,6 +27,10 @@ class Tabs:
                 del self._at[next(iter(self._at))]
         self.leave(tab)
 
+    def has_gone(self, tab: str) -> bool:
+        """Whether a tab shows anything yet."""
+        return tab in self._at
+
     def shows(self, tab: str, id: str) -> bool:
         """Whether a tab shows this conversation, as far as is known."""
         return self._at.get(tab, id) == id
@@ -54,7 +58,7 @@ class Tabs:
                 if self._following.get(tab) is mine:
                     del self._following[tab]
 
-    def leave(self, tab: str, seconds: float = 3.0) -> None:
+    def leave(self, tab: str, seconds: float = 30.0) -> None:
         """Have a tab leave off what it follows, and wait until it has.
 
         Args:

@@ -42,6 +42,12 @@ class Talking:
         self.parts = parts
         self.tabs = Tabs()
 
+    def load(self, id: str, query: str, request: gr.Request) -> View:
+        """Show the conversation that a browser showed last, unless someone was quicker."""
+        if self.tabs.has_gone(tab_of(request)):
+            return {self.parts.status: gr.skip()}
+        return self.show(id, query, "", None, request)
+
     def show(
         self, id: str, query: str, here: str, said: dict[str, Any] | None, request: gr.Request
     ) -> View:
@@ -76,7 +82,8 @@ class Talking:
     def say(
         self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
     ) -> View:
-        """Send what is in the box."""
+        """Send what is in the box, as a new conversation's where none is shown yet."""
+        id = id or self.service.shelf(owner_of(request)).new().id
         visit = visit_of(request, id, start, query)
         text = _text_of(said)
         files = [str(file) for file in (said or {}).get("files") or []]

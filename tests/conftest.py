@@ -14,6 +14,7 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 CACHE = Path(__file__).parent / ".cache"
 os.environ["KVLITE_CACHE"] = str(CACHE)
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -160,6 +161,13 @@ def make_tiny(
         calibration=made_up_calibration(shape_of(config)),
     )
     return Tiny(reference, model)
+
+
+# A machine that does other things is slow now and then, which is no failure.
+hypothesis.settings.register_profile(
+    "kvlite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kvlite")
 
 
 @pytest.fixture(scope="session", autouse=True)

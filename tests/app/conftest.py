@@ -15,8 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from gradio_client import Client
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kvlite.model.source import find_model
+from kvlite.settings import EMBEDDED_MODEL
 from tests.cli.conftest import model_of
 
 ARGS = (
@@ -61,7 +64,8 @@ def serving(data: Path, *args: str, config: Path | None = None) -> Iterator[Serv
         "HF_HUB_OFFLINE": "1",
     }
     # Any free port; two tests may look for one at once.
-    port = 20_000 + os.getpid() % 20_000
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    port = 20_000 + 2_000 * worker + os.getpid() % 1_000
     command = [sys.executable, "-m", "kvlite", "app", "--port", str(port), *args]
     process = subprocess.Popen(command, env=os.environ | changes, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -83,6 +87,14 @@ def serving(data: Path, *args: str, config: Path | None = None) -> Iterator[Serv
         print(f"the app ended with {process.wait()}")
 
 
+def client(server: Server, **given: Any) -> Client:
+    """A program that asks it, and is patient."""
+    patient = {"timeout": SLOW / 1000}
+    return Client(
+        server.address, verbose=False, analytics_enabled=False, httpx_kwargs=patient, **given
+    )
+
+
 @pytest.fixture(scope="package")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model that says words, fast, and never ends an answer by itself."""
@@ -102,6 +114,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for all tests that leave it as it is."""
+    find_model(EMBEDDED_MODEL)  # which takes its time, once
     with serving(tmp_path_factory.mktemp("app"), "--max-tokens", "24") as server:
         yield server
 
@@ -114,8 +127,9 @@ def chromium() -> Iterator[Any]:
     if found is None:
         assert not os.environ.get("CI"), "no Chromium: make browser installs it"
         pytest.skip("no Chromium here: make browser installs it")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=SLOW)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=[*ARGS])
         yield browser
@@ -179,13 +193,13 @@ def answered(page: Any, count: int) -> list[str]:
     """The answers, once there are so many, and nothing is being done."""
     from playwright.sync_api import expect
 
-    expect(page.locator(ACCOUNT)).to_have_count(count, timeout=SLOW)
-    expect(page.locator(ANSWER)).to_have_count(count, timeout=SLOW)
-    expect(page.locator("#box .stop-button")).to_have_count(0, timeout=SLOW)
+    expect(page.locator(ACCOUNT)).to_have_count(count)
+    expect(page.locator(ANSWER)).to_have_count(count)
+    expect(page.locator("#box .stop-button")).to_have_count(0)
     return [str(each) for each in page.locator(ANSWER).all_inner_texts()]
 
 
-def waited(holds: Any, seconds: float = 60) -> None:
+def waited(holds: Any, seconds: float = SLOW / 1000) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():

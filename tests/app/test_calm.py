@@ -74,10 +74,14 @@ FRAMES = """() => new Promise((done) => {
   cancelAnimationFrame(plain);
   const chart = (now) => {
     drawn.chart += performance.now() - begun > 0;
-    if (drawn.chart < 20 && (performance.now() - begun) / 1000 < 5) requestAnimationFrame(chart);
+    if (drawn.chart < 20 && (performance.now() - begun) / 1000 < 30) requestAnimationFrame(chart);
   };
   requestAnimationFrame(chart);
-  setTimeout(() => done(drawn), 5500);
+  const over = () => {
+    const slow = drawn.chart < 20 && performance.now() - begun < 30_000;
+    slow ? setTimeout(over, 500) : done(drawn);
+  };
+  setTimeout(over, 5500);
 })"""
 
 

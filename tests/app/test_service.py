@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
@@ -21,6 +20,7 @@ from kvlite_app.engine.work import Work
 from kvlite_app.keeping.record import Record
 from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.views.history import history
+from tests.app.conftest import waited
 
 A, B = "a" * 32, "b" * 32
 
@@ -49,8 +49,7 @@ def blocked(service: Service) -> threading.Event:
     """The engine does nothing until this is set."""
     go = threading.Event()
     work = service.engine.submit(lambda work: go.wait(60), "")
-    while service.engine.current is not work:
-        time.sleep(0.01)
+    waited(lambda: service.engine.current is work)
     return go
 
 

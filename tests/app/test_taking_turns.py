@@ -23,6 +23,7 @@ from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.pricing import Pricer
 from kvlite_app.tuning import Tuning
 from tests.app.conftest import waited
+from tests.app.test_service import blocked
 from tests.cli.conftest import model_of
 from tests.conftest import SIZES
 
@@ -149,6 +150,7 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
 ) -> None:
     service = make()
     id, refused, both = new(service), list[Exception](), threading.Barrier(2)
+    go = blocked(service)
 
     def send() -> None:
         both.wait()
@@ -164,8 +166,9 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
     for each in threads:
         each.start()
     for each in threads:
-        each.join(30)
+        each.join(60)
     assert len(refused) == 1
+    go.set()
 
 
 def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> None:

@@ -83,12 +83,27 @@ def test_who_chose_another_conversation_meanwhile_has_that_one(
 
     talking.service.say("", B, "One.").wait()
     monkeypatch.setattr(talking.service, "say", chosen)
+    go = blocked(talking.service)
     assert parts.here not in talking.say(A, 0, "", said("One."), TAB)
     assert parts.stage not in followed(talking, A)[-1]
     assert parts.here not in talking.ended(A, 0, "", ENDED, TAB)
+    go.set()
     ended(talking, A)
     assert parts.here not in talking.say(A, 0, "", said("refused"), TAB)
     assert talking.ended(B, 0, "", ENDED, TAB)[parts.here] == B
+
+
+def test_whoever_is_quicker_than_the_page_begins_a_conversation(talking: Talking) -> None:
+    parts = talking.parts
+    talking.service.say("", A, "One.").wait()
+    begun = talking.say("", 0, "", said("Hello."), TAB)
+    id = begun[parts.here]
+    assert id not in ("", A) and begun[parts.stage] == BEGUN
+    assert parts.here not in talking.load(A, "", TAB)  # which comes too late
+    ended(talking, id)
+    assert talking.service.record("", id).said[0].text == "Hello."
+    other: Any = gr.Request(session_hash="other")
+    assert talking.load(A, "", other)[parts.here] == A
 
 
 def test_only_what_is_sent_leaves_the_box(
@@ -187,8 +202,9 @@ def test_what_cannot_be_read_any_more_leaves_nobody_waiting(talking: Talking) ->
     go = blocked(talking.service)
     talking.say(A, 0, "", said("Two."), TAB)
     (talking.service.shelf("").place(A) / "record.json").write_text("{")
-    go.set()
-    assert followed(talking, A)[-1] == {talking.parts.stage: ENDED}
+    assert [*talking.follow(A, 0, BEGUN, TAB)][-1] == {talking.parts.stage: ENDED}
     view = talking.ended(A, 0, "", ENDED, TAB)
     assert "cannot be read" in view[talking.parts.status]
     assert box(talking, view) == {"submit_btn": True, "stop_btn": False}
+    go.set()
+    ended(talking, A)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvlite_app.web.guard import LARGEST
-from tests.app.conftest import SLOW, Server, Visitor, answered, send
+from tests.app.conftest import Server, Visitor, answered, send
 
 expect: Any = pytest.importorskip("playwright.sync_api").expect
 
@@ -25,7 +25,7 @@ def test_a_file_that_is_too_large_is_refused_in_a_sentence(
     page = visitor.open(server.address)
     page.locator("#box textarea").fill("What is this?")
     page.locator("#box input[type=file]").set_input_files(large)
-    expect(page.locator(".toast-body")).to_contain_text("maximum allowed size", timeout=SLOW)
+    expect(page.locator(".toast-body")).to_contain_text("maximum allowed size")
     expect(page.locator("#box textarea")).to_have_value("What is this?")
     visitor.errors[:] = [each for each in visitor.errors if "413" not in each]
 

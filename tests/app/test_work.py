@@ -12,6 +12,7 @@ from kvlite.errors import SettingError, Stopped
 from kvlite_app.engine.thread import Engine
 from kvlite_app.engine.work import Shown, Work
 from kvlite_app.views.status import status_html
+from tests.app.conftest import waited
 
 
 @pytest.fixture
@@ -37,9 +38,8 @@ def test_all_work_is_done_by_one_thread_in_order(engine: Engine) -> None:
 
 def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
     go = threading.Event()
-    first = engine.submit(lambda work: go.wait(10), "first")
-    while engine.current is not first:
-        time.sleep(0.01)
+    first = engine.submit(lambda work: go.wait(60), "first")
+    waited(lambda: engine.current is first)
     second, third = (engine.submit(lambda work: None, name) for name in ("second", "third"))
     assert (second.shown.before, third.shown.before) == (1, 2)
     assert "1 before it" in status_html(second.shown)
@@ -50,17 +50,19 @@ def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
 
 def test_whoever_waits_is_told_for_what_if_all_may_know(engine: Engine) -> None:
     go = threading.Event()
-    engine.submit(lambda work: go.wait(10), "Loading", public="the model is being loaded")
+    engine.submit(lambda work: go.wait(60), "Loading", public="the model is being loaded")
     second = engine.submit(lambda work: None, "second")
-    while not second.shown.behind:
-        time.sleep(0.01)
+    waited(lambda: second.shown.behind)
     assert "the model is being loaded" in status_html(second.shown)
     go.set()
     second.wait()
 
 
 def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:
+    followed = threading.Event()
+
     def task(work: Work) -> int:
+        followed.wait(60)
         work.begin("Reading")
         for done in range(5):
             work.progress(done, 5)
@@ -73,8 +75,10 @@ def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:
     others = [threading.Thread(target=lambda own=own: own.extend(work.follow())) for own in seen]
     for each in others:
         each.start()
+    waited(lambda: all(seen))
+    followed.set()
     for each in others:
-        each.join(10)
+        each.join(60)
     for own in seen:
         assert own[-1].ended
         assert own[-1].notes == ("short of memory",)
@@ -101,7 +105,7 @@ def test_what_goes_wrong_is_a_sentence_and_ends_nothing_else(engine: Engine) -> 
 
 def test_work_that_is_cancelled_while_it_waits_never_begins(engine: Engine) -> None:
     go, begun = threading.Event(), threading.Event()
-    engine.submit(lambda work: go.wait(10), "")
+    engine.submit(lambda work: go.wait(60), "")
     work = engine.submit(lambda work: begun.set(), "")
     work.cancel.set()
     go.set()
@@ -117,8 +121,7 @@ def test_closing_ends_what_is_being_done_and_what_waits() -> None:
         assert work.cancel.wait(10)
 
     first, second = engine.submit(task, ""), engine.submit(task, "")
-    while engine.current is not first:
-        time.sleep(0.01)
+    waited(lambda: engine.current is first)
     engine.close(seconds=10)
     assert first.shown.ended
     assert second.shown.ended
@@ -201,8 +204,7 @@ def test_a_last_piece_of_work_is_done_when_all_else_has_ended() -> None:
 
     first = engine.submit(task, "")
     second = engine.submit(lambda work: done.append("second"), "")
-    while engine.current is not first:
-        time.sleep(0.01)
+    waited(lambda: engine.current is first)
     engine.close(lambda work: done.append("last"), 10)
     assert done == ["first", "last"]
     assert isinstance(second.failure, Stopped)
