@@ -22,14 +22,22 @@ class Tabs:
         """A tab shows this conversation from now on, and leaves off what it follows."""
         with self._lock:
             self._at.pop(tab, None)
-            self._at[tab] = id
-            if len(self._at) > _MOST:
-                del self._at[next(iter(self._at))]
+            self._remember(tab, id)
         self.leave(tab)
 
-    def has_gone(self, tab: str) -> bool:
-        """Whether a tab shows anything yet."""
-        return tab in self._at
+    def arrive(self, tab: str, id: str) -> bool:
+        """A tab shows this conversation from now on, unless it shows one already; whether it
+        does."""
+        with self._lock:
+            if tab in self._at:
+                return False
+            self._remember(tab, id)
+            return True
+
+    def _remember(self, tab: str, id: str) -> None:
+        self._at[tab] = id
+        if len(self._at) > _MOST:
+            del self._at[next(iter(self._at))]
 
     def shows(self, tab: str, id: str) -> bool:
         """Whether a tab shows this conversation, as far as is known."""

@@ -44,9 +44,10 @@ class Talking:
 
     def load(self, id: str, query: str, request: gr.Request) -> View:
         """Show the conversation that a browser showed last, unless someone was quicker."""
-        if self.tabs.has_gone(tab_of(request)):
+        visit = visit_of(request, self._there(id, request), query=query)
+        if not self.tabs.arrive(visit.tab, visit.id):
             return {self.parts.status: gr.skip()}
-        return self.show(id, query, "", None, request)
+        return self._opened(visit)
 
     def show(
         self, id: str, query: str, here: str, said: dict[str, Any] | None, request: gr.Request
@@ -57,17 +58,11 @@ class Talking:
             here: the one that was shown before.
             said: what is in the box. It stays there, unless it is kept with that one.
         """
-        owner, tab = owner_of(request), tab_of(request)
-        shelf = self.service.shelf(owner)
-        id = id if id and shelf.has(id) else shelf.new().id
-        self.tabs.go(tab, id)
-        self.tabs.leave(_checks_in(tab))
-        visit = Visit(owner, id, tab, start_of(self.service.record(owner, id).said), query)
-        draft = self.service.record(owner, here).draft if here not in ("", id) else ""
-        empty = bool(draft) and draft == _text_of(said)
-        busy = self.service.work_of(owner, id) is not None
-        view = self._begun(visit, empty=empty) if busy else self.view(visit, empty=empty)
-        return self._if_shown(visit, view)
+        visit = visit_of(request, self._there(id, request), query=query)
+        self.tabs.go(visit.tab, visit.id)
+        self.tabs.leave(_checks_in(visit.tab))
+        draft = self.service.record(visit.owner, here).draft if here not in ("", visit.id) else ""
+        return self._opened(visit, empty=bool(draft) and draft == _text_of(said))
 
     def begin(
         self, query: str, here: str, said: dict[str, Any] | None, request: gr.Request
@@ -251,6 +246,19 @@ class Talking:
             return {}
         files = [each for each in going.sent.files if Path(each).is_file()] if going else []
         return {"value": {"text": record.draft, "files": files}} if record.draft or files else {}
+
+    def _there(self, id: str, request: gr.Request) -> str:
+        """A conversation, or a new one where there is none of this id."""
+        shelf = self.service.shelf(owner_of(request))
+        return id if shelf.has(id) else shelf.new().id
+
+    def _opened(self, visit: Visit, *, empty: bool = False) -> View:
+        """The end of a conversation, and what is done for it."""
+        said = self.service.record(visit.owner, visit.id).said
+        visit = replace(visit, start=start_of(said))
+        busy = self.service.work_of(visit.owner, visit.id) is not None
+        view = self._begun(visit, empty=empty) if busy else self.view(visit, empty=empty)
+        return self._if_shown(visit, view)
 
     def _do(self, visit: Visit, begin: Callable[[], Work], *, empty: bool = False) -> View:
         """Begin work, which is followed then.

@@ -51,3 +51,11 @@ def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
         (goes := threading.Thread(target=tabs.go, args=["one", "a"])).start()
         assert left.wait(10)
     goes.join(10)
+
+
+def test_only_who_shows_nothing_yet_arrives() -> None:
+    tabs = Tabs()
+    assert tabs.arrive("one", "a") and tabs.shows("one", "a")
+    assert not tabs.arrive("one", "b") and tabs.shows("one", "a")
+    tabs.go("other", "c")
+    assert not tabs.arrive("other", "a") and tabs.shows("other", "c")
