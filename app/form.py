@@ -14,6 +14,7 @@ from kvlite.settings import OPTIONS, Settings, checked, flag_of
 # What people change first; the rest is folded away.
 FIRST = ("model", "method", "budget", "kv_bits", "recall")
 ANSWER = ("system", "max_new_tokens", "temperature")
+_INITIALS = ("kv", "vram")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Models:
 
 def label_of(name: str) -> str:
     """What a control is called."""
-    return flag_of(name).removeprefix("--").replace("-", " ")
+    words = flag_of(name).removeprefix("--").split("-")
+    label = " ".join(each.upper() if each in _INITIALS else each for each in words)
+    return label[0].upper() + label[1:]
 
 
 def control(name: str, value: Any, models: Models) -> gr.components.Component:

@@ -186,7 +186,7 @@ def _answer(parts: Parts) -> None:
 def _settings(parts: Parts, settings: Settings, models: Models) -> None:
     parts.tokens = gr.Number(
         4096,
-        label="tokens to plan for",
+        label="Tokens to plan for",
         info="a page of text has about 500",
         minimum=1,
         precision=0,

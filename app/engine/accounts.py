@@ -20,7 +20,7 @@ from ..keeping.record import first_words
 T = TypeVar("T")
 
 # Where someone at the page has longer answers.
-_LONGER = "max tokens in the settings"
+_LONGER = "Max tokens in the settings"
 
 
 class Looker:

@@ -362,7 +362,7 @@ def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: V
     expect(most).to_have_value("24")  # which begins as usual
     most.fill("3")
     page.locator("#apply").click()
-    expect(page.locator("#applied")).to_contain_text("max tokens")
+    expect(page.locator("#applied")).to_contain_text("Max tokens")
     send(page, "Count to a hundred.")
     answered(page, 1)
     assert "length limit" in page.locator(ACCOUNT).inner_text()

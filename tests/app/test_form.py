@@ -51,11 +51,11 @@ def test_where_people_log_in_only_models_of_the_list_are_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "shown", "said"),
     [
-        ("chunk", "many", "chunk 'many' is not a whole number"),
-        ("chunk", "0", "chunk 0 is out of range"),
-        ("temperature", 99.0, "temperature 99.0 is out of range"),
-        ("max_new_tokens", None, "max tokens is empty"),
-        ("top_k", 1.5, "top k 1.5 is out of range"),
+        ("chunk", "many", "Chunk 'many' is not a whole number"),
+        ("chunk", "0", "Chunk 0 is out of range"),
+        ("temperature", 99.0, "Temperature 99.0 is out of range"),
+        ("max_new_tokens", None, "Max tokens is empty"),
+        ("top_k", 1.5, "Top k 1.5 is out of range"),
     ],
 )
 def test_what_cannot_be_is_told_by_the_controls_name(name: str, shown: Any, said: str) -> None:
@@ -112,9 +112,9 @@ def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("recall_limit", "recall limit '-1' is not a size: give 8GiB, 500MB or auto"),
-        ("checkpoint_limit", "checkpoint limit '-1' is not a size"),
-        ("vram", "vram '-1' is not a size"),
+        ("recall_limit", "Recall limit '-1' is not a size: give 8GiB, 500MB or auto"),
+        ("checkpoint_limit", "Checkpoint limit '-1' is not a size"),
+        ("vram", "VRAM '-1' is not a size"),
     ],
 )
 def test_a_size_that_is_none_is_not_priced(name: str, said: str, tmp_path: Path) -> None:
