@@ -27,18 +27,11 @@ class Browsing:
 
     def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
         """Call one otherwise."""
-        shelf = self.service.shelf(owner_of(request))
-        if not shelf.has(id):
+        owner = owner_of(request)
+        if not self.service.shelf(owner).has(id):
             raise SettingError("say something first: a new conversation has no name to change")
-        shelf.rename(id, name)
+        self.service.rename(owner, id, name)
         return self.found(query, request)
-
-    def delete(self, id: str, sure: bool, request: gr.Request) -> str:
-        """Remove one, if that is meant; what is shown then."""
-        if not sure:
-            return id
-        self.service.forget(owner_of(request), id)
-        return ""
 
     def as_markdown(self, id: str, request: gr.Request) -> tuple[str, str]:
         """One as Markdown, and the name of a file for it."""

@@ -8,7 +8,7 @@ import gradio as gr
 from kvlite.settings import OPTIONS, Settings
 
 from .engine.uploads import SUFFIXES
-from .form import ANSWER, FIRST, Models, control
+from .form import ANSWER, FIRST, Models, control, shown_value
 
 # Characters that may be pasted before gradio makes a file of them.
 _PASTE = 1_000_000
@@ -24,18 +24,21 @@ _LATEX: list[dict[str, str | bool]] = [
 class Parts:
     """The page's components, by what they are for."""
 
-    here: gr.State
+    # What is shown is the browser's to know: an event is about what was shown when it happened, and
+    # what gradio calls a state would be what is shown once it is heard.
+    here: gr.Textbox
+    chosen: gr.Number
+    start: gr.Number
     kept_here: gr.BrowserState
-    chosen: gr.State
-    start: gr.State
     stage: gr.State
+    filled: gr.State
     # The list of conversations.
     new: gr.Button = field(init=False)
     search: gr.Textbox = field(init=False)
     listing: gr.Radio = field(init=False)
     name: gr.Textbox = field(init=False)
     delete: gr.Button = field(init=False)
-    sure: gr.Checkbox = field(init=False)
+    delete_now: gr.Button = field(init=False)
     markdown: gr.Button = field(init=False)
     json: gr.Button = field(init=False)
     export: gr.Textbox = field(init=False)
@@ -96,7 +99,10 @@ def lay_out(settings: Settings, models: Models) -> Parts:
     """Make the page, inside a `gr.Blocks`."""
     # With a secret of its own every start would forget which one a browser had open.
     kept_here = gr.BrowserState("", storage_key="kvlite-conversation", secret="kvlite")
-    parts = Parts(gr.State(""), kept_here, gr.State(0), gr.State(0), gr.State(""))
+    here = gr.Textbox("", visible="hidden", elem_id="here")
+    chosen, start = (gr.Number(0, precision=0, visible="hidden") for _ in range(2))
+    came = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
+    parts = Parts(here, chosen, start, kept_here, gr.State(""), gr.State(came))
     with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
         _conversations(parts)
     with gr.Column(elem_id="middle"):
@@ -124,8 +130,7 @@ def _conversations(parts: Parts) -> None:
             )
             parts.json = gr.Button("Export JSON", size="sm", min_width=60, elem_id="export-json")
         parts.delete = gr.Button("Delete", variant="stop", size="sm", elem_id="delete")
-        # A state would stay on the server, where the answer to the question is not.
-        parts.sure = gr.Checkbox(visible="hidden")
+        parts.delete_now = gr.Button("Delete now", visible="hidden", elem_id="delete-now")
         parts.export = gr.Textbox(visible="hidden", elem_id="export-text")
         parts.export_name = gr.Textbox(visible="hidden", elem_id="export-name")
     parts.search = gr.Textbox(

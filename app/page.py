@@ -16,7 +16,7 @@ from .tuning import Tuning
 from .views.live import live_html
 from .visit import owner_of
 from .web.asked import Page
-from .web.scripts import CLOSE, COPIED, NAMED, NARROW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
+from .web.scripts import CHOSEN, COPIED, NAMED, NARROW, NEW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
 
 # What changes quickly is not shown as being loaded, and never waits behind an answer.
 _AT_ONCE: dict[str, Any] = {
@@ -46,7 +46,7 @@ def make_page(service: Service, live: Live, pricer: Pricer, models: Models) -> g
         for_programs(service, live)  # first, so that no event of the page takes their names
         parts = lay_out(service.loaded.settings, models)
         talking, browsing = Talking(service, parts), Browsing(service)
-        tuning = Tuning(service, pricer, models)
+        tuning = Tuning(service, pricer, models, talking.tabs)
         # What lists the conversations, after all that may have changed them.
         found: dict[str, Any] = {
             "fn": browsing.found,
@@ -54,8 +54,14 @@ def make_page(service: Service, live: Live, pricer: Pricer, models: Models) -> g
             "outputs": [parts.listing],
             **_AT_ONCE,
         }
-        _about_talking(page, parts, talking, found)
-        _about_list(page, parts, browsing, talking, tuning, found)
+        # What fills the controls with the settings of the conversation that is shown.
+        filled: dict[str, Any] = {
+            "fn": tuning.shown,
+            "outputs": [*parts.ordered, parts.applied, parts.filled],
+            **_AT_ONCE,
+        }
+        _about_talking(page, parts, talking, tuning, found, filled)
+        _about_list(page, parts, browsing, talking, found, filled)
         _about_settings(page, parts, tuning, found)
         _about_memory(page, parts, live)
         for script in (NARROW, UNFOLDED, COPIED, ONE_STOP):
@@ -64,10 +70,19 @@ def make_page(service: Service, live: Live, pricer: Pricer, models: Models) -> g
     return page
 
 
-def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, found: dict[str, Any]) -> None:
+def _about_talking(
+    page: gr.Blocks,
+    parts: Parts,
+    talking: Talking,
+    tuning: Tuning,
+    found: dict[str, Any],
+    filled: dict[str, Any],
+) -> None:
     here, search, shown = parts.here, parts.search, [parts.here, parts.start]
+    loaded = page.load(talking.load, [parts.kept_here, search], parts.view, **_WORK)
+    _followed(loaded, parts, talking, found)
+    loaded.then(**filled | {"fn": tuning.loaded, "inputs": [here, parts.filled]})
     for event, act, inputs in (
-        (page.load, talking.load, [parts.kept_here, search]),
         (parts.box.submit, talking.say, [*shown, search, parts.box]),
         (parts.chat.retry, talking.regenerate, shown),
         (parts.chat.undo, talking.undo, shown),
@@ -82,27 +97,24 @@ def _about_talking(page: gr.Blocks, parts: Parts, talking: Talking, found: dict[
     )
     parts.chat.select(talking.choose, shown, [parts.chosen, parts.answer, parts.side], **_AT_ONCE)
     parts.check.click(talking.check, [here], [parts.difference], **_WORK)
-    parts.end_check.click(talking.stop, [here], None, **_AT_ONCE)
+    parts.end_check.click(talking.stop_check, [here], None, **_AT_ONCE)
 
 
 def _followed(begun: Any, parts: Parts, talking: Talking, found: dict[str, Any]) -> None:
     """After an event that may have begun something, follow it, and show what has become of it."""
-    shown, stage = [parts.here, parts.start], parts.stage
-    coming = begun.then(
-        talking.follow,
-        [*shown, stage],
-        [parts.chat, parts.status, stage],
-        trigger_mode="multiple",  # one may still be told that it is to leave off
-        **_WORK,
-    )
-    ended = coming.then(
-        talking.ended,
-        [*shown, parts.search, stage],
-        parts.view,
-        trigger_mode="multiple",
-        **_AT_ONCE,
-    )
-    ended.then(**found)
+    at = [parts.here, parts.start, parts.stage]
+    for _ in range(2):  # something else may begin as it ends
+        coming = begun.then(
+            talking.follow,
+            at,
+            [parts.chat, parts.status, parts.stage],
+            trigger_mode="multiple",  # one may still be told that it is to leave off
+            **_WORK,
+        )
+        begun = coming.then(
+            talking.ended, [*at, parts.box], parts.view, trigger_mode="multiple", **_AT_ONCE
+        )
+    begun.then(**found)
 
 
 def _about_list(
@@ -110,45 +122,33 @@ def _about_list(
     parts: Parts,
     browsing: Browsing,
     talking: Talking,
-    tuning: Tuning,
     found: dict[str, Any],
+    filled: dict[str, Any],
 ) -> None:
     here, search, view = parts.here, parts.search, parts.view
-    shown: dict[str, Any] = {
-        "fn": tuning.shown,
-        "outputs": [*parts.ordered, parts.applied],
-        **_AT_ONCE,
-    }
     page.load(**found)
-    page.load(inputs=[parts.kept_here], **shown)
-    before = [search, here, parts.box]
-    begun = parts.new.click(talking.begin, before, view, js=CLOSE, **_AT_ONCE)
-    begun.then(inputs=[here], **shown)
-    chosen = parts.listing.input(
-        talking.show,
-        [parts.listing, *before],
-        view,
-        js=CLOSE,
-        trigger_mode="multiple",
-        **_AT_ONCE,
-    )
-    _followed(chosen, parts, talking, found)
-    chosen.then(inputs=[here], trigger_mode="always_last", **shown)
+    for event, chosen, script in (
+        (parts.new.click, here, NEW),
+        (parts.listing.input, parts.listing, CHOSEN),
+    ):
+        shown = event(
+            talking.show,
+            [chosen, search, here, parts.box],
+            view,
+            js=script,
+            trigger_mode="multiple",
+            **_AT_ONCE,
+        )
+        _followed(shown, parts, talking, found)
+        shown.then(inputs=[here], trigger_mode="always_last", **filled)
     # What is pasted is no input to gradio's text boxes, only a change; what is typed while one
     # search goes on is searched for after it.
     parts.search.change(trigger_mode="always_last", **found)
     parts.name.submit(browsing.rename, [here, parts.name, search], [parts.listing], **_WORK)
-    gone = parts.delete.click(
-        browsing.delete,
-        [here, parts.sure],
-        [here],
-        js=SURE,
-        trigger_mode="multiple",  # whoever was not sure may be so at once
-        **_WORK,
-    )
-    gone.then(inputs=[here], **shown)
-    after = gone.then(talking.show, [here, *before], view, **_AT_ONCE)
-    _followed(after, parts, talking, found)
+    parts.delete.click(None, None, None, js=SURE)
+    gone = parts.delete_now.click(talking.delete, [here, search, parts.box], view, **_WORK)
+    _followed(gone, parts, talking, found)
+    gone.then(inputs=[here], **filled)
     exported = [parts.export, parts.export_name]
     for button, text in ((parts.markdown, browsing.as_markdown), (parts.json, browsing.as_json)):
         button.click(text, [here], exported, **_WORK).then(
@@ -169,9 +169,12 @@ def _about_settings(page: gr.Blocks, parts: Parts, tuning: Tuning, found: dict[s
     }
     gr.on([each.change for each in controls], trigger_mode="always_last", **pricing)
     page.load(**pricing)
-    parts.apply.click(tuning.apply, [parts.here, *parts.ordered], [parts.applied], **_WORK).then(
-        **found
-    )
+    parts.apply.click(
+        tuning.apply,
+        [parts.here, parts.filled, *parts.ordered],
+        [parts.applied, parts.filled],
+        **_WORK,
+    ).then(**found)
     page.load(tuning.profiles, None, [parts.profiles], **_AT_ONCE)
     parts.profiles.input(
         tuning.take,

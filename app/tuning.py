@@ -1,6 +1,6 @@
 """What happens in the settings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -15,15 +15,27 @@ from .engine.service import Service
 from .engine.work import Work
 from .form import Models, changed, label_of, shown_value, values_of
 from .pricing import Pricer, phases_html, verdict_html
+from .tabs import Tabs
 from .views.status import sentence_html, status_html
-from .visit import owner_of
+from .visit import owner_of, tab_of
 
 
 class Tuning:
     """The page's events about settings."""
 
-    def __init__(self, service: Service, pricer: Pricer, models: Models | None = None) -> None:
-        """Over the models that may be chosen, any without a list."""
+    def __init__(
+        self,
+        service: Service,
+        pricer: Pricer,
+        models: Models | None = None,
+        tabs: Tabs | None = None,
+    ) -> None:
+        """Over the models that may be chosen, any without a list.
+
+        Args:
+            tabs: what is shown in which.
+        """
+        self.tabs = tabs or Tabs()
         self.service = service
         self.pricer = pricer
         self.models = models or Models()
@@ -38,16 +50,48 @@ class Tuning:
         return verdict_html(price), phases_html(price)
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
-        """The settings of a conversation, as the controls have them; nothing is said of them."""
+        """The settings of a conversation, as the controls have them; nothing is said of them; and
+        once more, to know later what was changed."""
         settings = self.service.settings_of(owner_of(request), id)
-        return [*(shown_value(name, getattr(settings, name)) for name in OPTIONS), ""]
+        values = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
+        return [*values, "", values]
 
-    def apply(self, id: str, request: gr.Request, *shown: Any) -> Iterator[str]:
-        """Have the settings that are shown from the next message on; the model anew if it must."""
-        owner = owner_of(request)
+    def loaded(self, id: str, filled: list[Any], request: gr.Request) -> list[Any]:
+        """The same for a page that has just come: what it has already is left to whoever has begun
+        to change it.
+
+        Args:
+            filled: what the controls came with.
+        """
+        *values, _, known = self.shown(id, request)
+        news = [gr.skip() if own == was else own for own, was in zip(values, filled, strict=True)]
+        return [*news, gr.skip(), known]
+
+    def apply(
+        self, id: str, filled: list[Any], request: gr.Request, *shown: Any
+    ) -> Iterator[tuple[Any, Any]]:
+        """Have the settings that were changed from the next message on, the model anew if it must;
+        what is told of that, and what the controls were filled with from now on.
+
+        Args:
+            filled: what they were filled with before: what nobody touched stays as it is in use,
+                which may be otherwise by now.
+        """
+        tab, skipped = tab_of(request), (gr.skip(), gr.skip())
+        for told, known in self._applied(owner_of(request), id, filled, shown):
+            yield (told, known) if self.tabs.shows(tab, id) else skipped
+
+    def _applied(
+        self, owner: str, id: str, filled: Sequence[Any], shown: Sequence[Any]
+    ) -> Iterator[tuple[str, Any]]:
         try:
             wanted = self._settings(shown)
-            new = changed(vars(wanted), self.service.settings_of(owner, id))
+            touched = {
+                name: getattr(wanted, name)
+                for name, was, now in zip(OPTIONS, filled, shown, strict=True)
+                if was != now
+            }
+            new = changed(touched, self.service.settings_of(owner, id))
             loading = {name: value for name, value in new.items() if name in LOADING}
             own = {name: value for name, value in new.items() if name not in LOADING}
             self.service.require_idle(owner, id)
@@ -60,7 +104,7 @@ class Tuning:
                 works.append(self.service.change(owner, id, own))
                 yield from _followed(works[-1])
         except KvliteError as error:
-            yield sentence_html(str(error), wrong=True)
+            yield sentence_html(str(error), wrong=True), gr.skip()
             return
         if any(work.failure is not None for work in works):
             return
@@ -69,7 +113,7 @@ class Tuning:
             names = ", ".join(label_of(name) for name in new)
             told = f"In use in this conversation from its next message on: {names}."
         notes = [note for work in works for note in work.shown.notes]
-        yield sentence_html(" ".join([*(f"{note}." for note in notes), told]))
+        yield sentence_html(" ".join([*(f"{note}." for note in notes), told])), [*shown]
 
     def profiles(self, request: gr.Request) -> Any:
         """The user's profiles, to choose from."""
@@ -128,7 +172,7 @@ class Tuning:
         return settings
 
 
-def _followed(work: Work) -> Iterator[str]:
+def _followed(work: Work) -> Iterator[tuple[str, Any]]:
     """What it shows until it has ended."""
     for doing in work.follow():
-        yield status_html(doing)
+        yield status_html(doing), gr.skip()

@@ -15,12 +15,14 @@ class Sent:
         above: how many of the conversation's messages stay; None where all do.
         files: those that go with the message, until they are read.
         branch: the one that is gone to, counted from 1.
+        check: whether the last answer is checked.
     """
 
     text: str = ""
     above: int | None = None
     files: list[str] = field(default_factory=list)
     branch: int | None = None
+    check: bool = False
 
     @property
     def answered(self) -> bool:

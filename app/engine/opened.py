@@ -124,7 +124,7 @@ class Open:
             raise SnapshotError(
                 f"{called} is in memory only, as it cannot be written: {error}; make room on the "
                 "disk, and it is kept with its next message"
-            ) from None
+            ) from error
         self.record, self.kept = kept, True
 
     def _renew(self, record: Record) -> None:

@@ -53,10 +53,10 @@ class Service:
         """The conversations of a user, "" where nobody logs in."""
         return self._shelves.setdefault(owner, Shelf(owner, self._root))
 
-    def work_of(self, owner: str, id: str) -> Work | None:
+    def under_way(self, owner: str, id: str) -> Going | None:
         """What is being done, or waits to be, for a conversation."""
         going = self.going(owner, id)
-        return None if going is None or going.ended else going.work
+        return None if going is None or going.ended else going
 
     def going(self, owner: str, id: str) -> Going | None:
         """What is done for a conversation, or was last, as far as that is remembered."""
@@ -83,7 +83,7 @@ class Service:
 
     def require_idle(self, owner: str, id: str) -> None:
         """Raises SettingError if something is being done for a conversation, or waits to be."""
-        if self.work_of(owner, id) is not None:
+        if self.under_way(owner, id) is not None:
             raise SettingError("an answer is on its way in this conversation: stop it, or wait")
 
     def load(self, settings: Settings) -> Work:
@@ -186,7 +186,7 @@ class Service:
             for piece in now.session.check()(*work.audience):
                 work.hear(piece)
 
-        return self._with(owner, id, "Answering from everything", task)
+        return self._with(owner, id, "Answering from everything", task, Sent(check=True))
 
     def require_change(self, owner: str, id: str, values: dict[str, Any]) -> None:
         """Raises SettingError if these settings of a conversation cannot change any more."""
@@ -222,6 +222,17 @@ class Service:
         shelf, title = self.shelf(owner), "Changing settings"
         return self._submit(shelf, id, title, change)
 
+    def rename(self, owner: str, id: str, name: str) -> None:
+        """Call a conversation otherwise.
+
+        Raises:
+            SettingError: the name is empty, or there is no such conversation.
+        """
+        shelf = self.shelf(owner)
+        name = shelf.rename(id, name).name
+        if (now := self.loaded.holds(shelf, id)) is not None:
+            now.record.name = name
+
     def forget(self, owner: str, id: str) -> Work:
         """Delete a conversation: nobody sees it any more, and what the engine has of it goes once
         nothing is done for it.
@@ -237,8 +248,8 @@ class Service:
 
         shelf = self.shelf(owner)
         with self._lock:
-            if (work := self.work_of(owner, id)) is not None:
-                work.cancel.set()
+            if (going := self.under_way(owner, id)) is not None:
+                going.work.cancel.set()
             try:
                 shelf.delete(id)
             finally:
@@ -254,11 +265,14 @@ class Service:
             try:
                 self.loaded.set_aside(work)
             except SnapshotError as error:
-                told.append(f"its last answer is lost: {error}")
+                told.append(
+                    f"The last answer is lost, as it cannot be written: {error.__cause__ or error}."
+                )
             for shelf in self._shelves.values():
                 shelf.sweep()
 
-        self.engine.close(last, seconds)
+        if not self.engine.close(last, seconds):
+            told.append("What was being done did not end in time; an answer may be lost.")
         return " ".join(told)
 
     def _with(

@@ -61,8 +61,9 @@ class Engine:
         work.cancel.set()
         work.do()
 
-    def close(self, last: Task | None = None, seconds: float | None = None) -> None:
-        """End what is being done, do nothing more that waits, and end the thread.
+    def close(self, last: Task | None = None, seconds: float | None = None) -> bool:
+        """End what is being done, do nothing more that waits, and end the thread; whether it has
+        ended.
 
         Args:
             last: done all the same, after everything else.
@@ -77,6 +78,7 @@ class Engine:
             self._closed = True
             self._queue.put(None)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _wait(self, work: Work) -> None:
         self._waiting.append(work)

@@ -160,10 +160,16 @@ class Work:
             time.sleep(0 if seen.ended else pause)
 
     def _other(self, seen: Shown | None) -> Shown:
-        """What it shows once that is not what was seen, or a beat has passed."""
+        """What it shows once that is not what was seen, a beat has passed, or someone nudges."""
         with self._changed:
-            self._changed.wait_for(lambda: self.shown is not seen, BEAT)
+            if self.shown is seen:
+                self._changed.wait(BEAT)
             return self.shown
+
+    def nudge(self) -> None:
+        """Have all who follow it look up."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait(self) -> Any:
         """What it made.

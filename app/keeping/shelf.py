@@ -98,6 +98,10 @@ class Shelf:
         """Whether there is one of this id."""
         return bool(_ID.fullmatch(id)) and (self.place(id) / "record.json").is_file()
 
+    def may_be(self, id: str) -> bool:
+        """Whether there is one of this id, or may be one day."""
+        return bool(_ID.fullmatch(id)) and not self.is_gone(id)
+
     def save(self, record: Record) -> None:
         """Write what people see of one, whole or not at all."""
         folder = self.place(record.id)
@@ -139,13 +143,19 @@ class Shelf:
 
         Raises:
             SettingError: the name is empty, or there is no such conversation.
+            SnapshotError: there is no room for it.
         """
         self.record(id)
         name = " ".join(name.split())[:200]
         if not name:
             raise SettingError("a conversation needs a name: type one")
-        with self.changing(id) as record:
-            record.name = name
+        try:
+            with self.changing(id) as record:
+                record.name = name
+        except OSError as error:
+            raise SnapshotError(
+                f"the name cannot be written to disk: {error}; make room there"
+            ) from None
         return record
 
     def delete(self, id: str) -> None:
@@ -217,8 +227,10 @@ class Shelf:
         return int(_SHARE * shutil.disk_usage(self.folder).free)
 
     def make_room(self) -> None:
-        """Keep whole conversations within their share of the disk; they can be read again."""
-        files = sorted(self.folder.glob("*/whole.kv"), key=lambda each: -each.stat().st_mtime)
+        """Keep whole conversations, of whatever owner, within their share of the disk; they can be
+        read again."""
+        everyones = self.folder.parent.glob("*/*/whole.kv")
+        files = sorted(everyones, key=lambda each: -each.stat().st_mtime)
         room = self.room_for_whole()
         for path in files:
             room -= path.stat().st_size

@@ -19,10 +19,16 @@ def ways_of(session: Session) -> list[Branch]:
 
 
 def said_elsewhere(session: Session) -> list[str]:
-    """What was said on other ways than the current one, and not on it: each text once."""
+    """What was said on other ways than the current one, and not on it, and names of documents: each
+    once."""
     ways = session.talk.branches
     texts = [
-        [each.text for each in said_in(way.messages, session.typed(way.messages))] for way in ways
+        [
+            text
+            for each in said_in(way.messages, session.typed(way.messages))
+            for text in (each.text, *each.documents)
+        ]
+        for way in ways
     ]
     here = {each for own, way in zip(texts, ways, strict=True) if way.current for each in own}
     others = dict.fromkeys(each for own in texts for each in own)

@@ -22,7 +22,7 @@ class History:
     Attributes:
         messages: as gradio takes them.
         numbers: for each, the user's message it belongs to, counted from 1; 0 before the first.
-        keys: for each, the key of the answer's account; "" where there is none.
+        keys: for each, the key of the account that there may be of the answer; "" of what is none.
         before: how many of the user's there are before these.
     """
 
@@ -32,7 +32,7 @@ class History:
     before: int = 0
 
     def answer_keys(self) -> list[str]:
-        """Of all answers that have an account, in order."""
+        """Of all answers, in order."""
         return list(dict.fromkeys(filter(None, self.keys)))
 
 

@@ -10,13 +10,21 @@ NARROW = """() => {
     if (innerWidth <= 768 && side?.classList.contains('open')) button?.click();
   }
 }"""
-# And is in the way once a conversation was chosen there.
-CLOSE = """(...values) => {
+# What is said next belongs to the conversation that was chosen last, whenever the server hears of
+# it; and on a phone the list is in the way then.
+CHOSEN = """(id, ...others) => {
+  const here = document.querySelector('#here textarea, #here input');
+  here.value = id;
+  here.dispatchEvent(new Event('input'));
   const side = document.getElementById('conversations');
   if (innerWidth <= 768 && side?.classList.contains('open'))
     side.querySelector('.toggle-button')?.click();
-  return values;
+  return [id, ...others];
 }"""
+NEW = f"""(id, ...others) => {{
+  const bytes = [...crypto.getRandomValues(new Uint8Array(16))];
+  return ({CHOSEN})(bytes.map((each) => each.toString(16).padStart(2, '0')).join(''), ...others);
+}}"""
 # An account that is unfolded is chosen as well, like an answer that is clicked on; on a phone what
 # it tells comes into sight.
 UNFOLDED = """() => {
@@ -70,7 +78,11 @@ NAMED = """(said) => {
   }));
   return [];
 }"""
-SURE = """(id) => [id, confirm('Delete this conversation for good?')]"""
+SURE = """() => {
+  if (confirm('Delete this conversation for good?'))
+    document.getElementById('delete-now').click();
+  return [];
+}"""
 # Sent to the page with a name, it saves a text as a file without leaving the machine.
 SAVE_AS_FILE = """(text, name) => {
   if (!text) return [text, name];

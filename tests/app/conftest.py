@@ -151,6 +151,8 @@ class Visitor:
 
     def open(self, address: str) -> Any:
         """Another tab."""
+        from playwright.sync_api import expect
+
         page = self.context.new_page()
         page.set_default_timeout(SLOW)
         page.on("request", lambda request: self._requested(request.url, address))
@@ -162,6 +164,7 @@ class Visitor:
         page.goto(address)
         page.locator("#box textarea").wait_for()
         page.locator("#live .place").first.wait_for()
+        expect(page.locator("#here textarea, #here input")).not_to_have_value("")
         return page
 
     def _requested(self, url: str, address: str) -> None:

@@ -246,6 +246,41 @@ def test_others_are_shown_while_an_answer_comes(
         page.close()
 
 
+SLOWLY = """() => {
+  const fetched = window.fetch;
+  window.fetch = async (...what) => {
+    if (String(what[0]?.url ?? what[0]).includes('queue/join'))
+      await new Promise((done) => setTimeout(done, 2000));
+    return fetched(...what);
+  };
+}"""
+
+
+def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    for text in ("Of larks.", "Of wrens."):
+        page.locator("#new").click()
+        send(page, text)
+        answered(page, 1)
+    page.evaluate(SLOWLY)  # what is done now is heard of after what is done next
+    page.locator("#manage button").first.click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.locator("#delete").click()
+    page.get_by_label("Of larks.").check()
+    expect(page.get_by_label("Of wrens.")).to_have_count(0)
+    expect(page.get_by_test_id("user")).to_have_text("Of larks.")
+
+    page.locator("#new").click()
+    send(page, "Of owls.")
+    answered(page, 1)
+    expect(page.get_by_test_id("user")).to_have_text("Of owls.")
+    send(page, "And of crows?")
+    page.get_by_label("Of larks.").check()
+    expect(page.get_by_test_id("user").last).to_have_text("And of crows?")
+    expect(page.get_by_test_id("user").first).to_have_text("Of owls.")
+    answered(page, 2)
+
+
 def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
     tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
@@ -436,7 +471,6 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
 
         page.once("dialog", lambda dialog: dialog.dismiss())
         page.locator("#delete").click()
-        page.wait_for_timeout(500)
         assert len(titles(page)) == 2
         page.once("dialog", lambda dialog: dialog.accept())
         page.locator("#delete").click()

@@ -277,7 +277,7 @@ def test_what_cannot_be_kept_is_told_at_the_end(
     go.set()
     with pytest.raises(SnapshotError):
         work.wait()
-    assert "in memory only" in service.close()
+    assert "answer is lost, as it cannot be written: no room." in service.close()
 
 
 def test_settings_of_a_conversation_change_without_opening_it(

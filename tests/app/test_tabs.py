@@ -1,8 +1,10 @@
 """A tab follows one thing at a time."""
 
 import threading
+import time
 
 from kvlite_app.tabs import Tabs
+from tests.app.conftest import waited
 
 
 def test_who_goes_elsewhere_leaves_off_first() -> None:
@@ -23,6 +25,39 @@ def test_who_goes_elsewhere_leaves_off_first() -> None:
     former.join(10)
     assert order == ["left", "goes on"]
     assert tabs._following == {}
+
+
+def test_of_many_that_begin_at_once_one_goes_on() -> None:
+    tabs, at_once, going = Tabs(), threading.Barrier(8), list[threading.Event]()
+    over = threading.Event()
+
+    def follow() -> None:
+        at_once.wait()
+        with tabs.following("one") as left:
+            going.append(left)
+            while not (left.is_set() or over.is_set()):
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=follow) for _ in range(8)]
+    for each in threads:
+        each.start()
+    waited(lambda: len(going) == 8 and sum(not left.is_set() for left in going) == 1)
+    tabs.leave("one")
+    assert all(left.is_set() for left in going)
+    over.set()
+    for each in threads:
+        each.join(10)
+
+
+def test_who_is_to_leave_off_is_woken_in_every_place() -> None:
+    tabs, woken = Tabs(), list[str]()
+    with (
+        tabs.following("one", "a", wake=lambda: woken.append("answer")) as one,
+        tabs.following("one", "a", "check", lambda: woken.append("check")) as other,
+    ):
+        tabs.leave("one", seconds=0.01)
+        assert one.is_set() and other.is_set()
+    assert woken == ["answer", "check"]
 
 
 def test_tabs_do_not_disturb_each_other() -> None:

@@ -339,12 +339,40 @@ def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
     first.close(30)
     second = make(method="snapkv")
     tuning, anyone = Tuning(second, Pricer(int)), cast(gr.Request, SimpleNamespace(username=None))
-    *each, said = tuning.shown(id, anyone)
-    assert said == ""
+    *each, said, filled = tuning.shown(id, anyone)
+    assert (said, filled) == ("", each)
     shown = dict(zip(OPTIONS, each, strict=True))
     assert (shown["method"], shown["stop"], shown["seed"]) == ("full", "END", "7")
-    shown = dict(zip(OPTIONS, tuning.shown(new(second), anyone)[:-1], strict=True))
+    shown = dict(zip(OPTIONS, tuning.shown(new(second), anyone)[-1], strict=True))
     assert (shown["method"], shown["stop"], shown["seed"]) == ("snapkv", "", "")
+
+
+def test_what_nobody_touched_stays_as_it_is_in_use(make: Make) -> None:
+    service = make(temperature=0.0)
+    id = new(service)
+    say(service, id, "Hello")
+    tuning, anyone = (
+        Tuning(service, Pricer(int)),
+        cast(gr.Request, SimpleNamespace(username=None, session_hash="tab")),
+    )
+    *shown, _, filled = tuning.shown(id, anyone)
+    service.change("", id, {"seed": 7}).wait()  # in another tab
+    at = [*OPTIONS].index("temperature")
+    shown[at] = 0.5
+    told, known = [*tuning.apply(id, filled, anyone, *shown)][-1]
+    assert "message on: Temperature." in told
+    assert known == shown
+    now = service.settings_of("", id)
+    assert (now.temperature, now.seed) == (0.5, 7)
+    assert "Nothing to change" in [*tuning.apply(id, known, anyone, *shown)][-1][0]
+    other = new(service)
+    tuning.tabs.go("tab", other)
+    shown[at] = 0.25
+    assert [*tuning.apply(id, known, anyone, *shown)][-1] == (gr.skip(), gr.skip())
+    assert service.settings_of("", id).temperature == 0.25
+    *came, said, _ = tuning.loaded(id, tuning.shown(other, anyone)[-1], anyone)
+    news = {name: each for name, each in zip(OPTIONS, came, strict=True) if each != gr.skip()}
+    assert (news, said) == ({"temperature": 0.25, "seed": "7"}, gr.skip())
 
 
 def test_profiles_of_those_who_log_in_are_their_own(

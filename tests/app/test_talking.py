@@ -1,5 +1,6 @@
 """What a page is told by each event, whatever comes in between."""
 
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from kvlite_app.engine.work import Work
 from kvlite_app.form import Models
 from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.layout import lay_out
-from kvlite_app.talking import BEGUN, ENDED, Talking
+from kvlite_app.showing import BEGUN, ENDED
+from kvlite_app.talking import Talking
 from kvlite_app.visit import visit_of
 from tests.app.test_service import A, B, blocked, no_room, stops
 
@@ -62,11 +64,11 @@ def test_what_is_sent_is_followed_to_its_end(talking: Talking) -> None:
     assert box(talking, begun)["value"] is None
     *_, last = followed(talking, A)
     assert last == {parts.stage: ENDED}
-    view = talking.ended(A, 0, "", ENDED, TAB)
+    view = talking.ended(A, 0, ENDED, said(""), TAB)
     assert [each["role"] for each in view[parts.chat]] == ["user", "assistant", "assistant"]
     assert "value" not in box(talking, view)
     # One that was told of another stage shows nothing.
-    assert parts.chat not in talking.ended(A, 0, "", BEGUN, TAB)
+    assert parts.chat not in talking.ended(A, 0, BEGUN, said(""), TAB)
     assert parts.stage not in [*talking.follow(A, 0, "", TAB)][-1]
 
 
@@ -86,11 +88,11 @@ def test_who_chose_another_conversation_meanwhile_has_that_one(
     go = blocked(talking.service)
     assert parts.here not in talking.say(A, 0, "", said("One."), TAB)
     assert parts.stage not in followed(talking, A)[-1]
-    assert parts.here not in talking.ended(A, 0, "", ENDED, TAB)
+    assert parts.here not in talking.ended(A, 0, ENDED, said(""), TAB)
     go.set()
     ended(talking, A)
     assert parts.here not in talking.say(A, 0, "", said("refused"), TAB)
-    assert talking.ended(B, 0, "", ENDED, TAB)[parts.here] == B
+    assert talking.ended(B, 0, ENDED, said(""), TAB)[parts.here] == B
 
 
 def test_whoever_is_quicker_than_the_page_begins_a_conversation(talking: Talking) -> None:
@@ -134,7 +136,7 @@ def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     (file := tmp_path / "a.pdf").write_bytes(b"nothing")
     talking.say(A, 0, "", said("What is in it?", str(file)), TAB)
     followed(talking, A)
-    view = talking.ended(A, 0, "", ENDED, TAB)
+    view = talking.ended(A, 0, ENDED, said(""), TAB)
     assert box(talking, view)["value"] == said("What is in it?", str(file))
     assert "a.pdf" in view[talking.parts.status]
     monkeypatch.setattr(Session, "say", stops)
@@ -151,7 +153,7 @@ def test_a_message_stays_with_its_conversation_and_what_is_typed_with_the_box(
     talking.say(A, 0, "", said("Two."), TAB)
     ended(talking, A)
     assert box(talking, talking.show(B, "", A, said("Two. "), TAB))["value"] is None
-    assert box(talking, talking.begin("", A, said("Two."), TAB))["value"] is None
+    assert box(talking, talking.show("", "", A, said("Two."), TAB))["value"] is None
     assert "value" not in box(talking, talking.show(B, "", A, said("Three."), TAB))
     assert "value" not in box(talking, talking.show(B, "", B, said("Two."), TAB))
     assert box(talking, talking.show(A, "", B, said(""), TAB))["value"] == said("Two.")
@@ -203,8 +205,109 @@ def test_what_cannot_be_read_any_more_leaves_nobody_waiting(talking: Talking) ->
     talking.say(A, 0, "", said("Two."), TAB)
     (talking.service.shelf("").place(A) / "record.json").write_text("{")
     assert [*talking.follow(A, 0, BEGUN, TAB)][-1] == {talking.parts.stage: ENDED}
-    view = talking.ended(A, 0, "", ENDED, TAB)
+    view = talking.ended(A, 0, ENDED, said(""), TAB)
     assert "cannot be read" in view[talking.parts.status]
     assert box(talking, view) == {"submit_btn": True, "stop_btn": False}
+    go.set()
+    ended(talking, A)
+
+
+def test_what_is_typed_stays_whatever_was_not_answered(talking: Talking) -> None:
+    shelf, typed = talking.service.shelf(""), said("Typed meanwhile.")
+    for id in (A, B):
+        shelf.keep_draft(id, f"Not answered {id[0]}")
+    assert box(talking, talking.show(A, "", "", said(""), TAB))["value"]["text"]
+    assert "value" not in box(talking, talking.show(B, "", A, typed, TAB))
+    # What is kept with the one that was shown makes room for what the other one has.
+    kept = said(shelf.record(A).draft)
+    assert box(talking, talking.show(B, "", A, kept, TAB))["value"] == said(shelf.record(B).draft)
+    assert "value" not in box(talking, talking.ended(B, 0, ENDED, typed, TAB))
+
+
+def test_around_a_conversation_stands_what_is_its_own_while_it_answers(talking: Talking) -> None:
+    parts, service = talking.parts, talking.service
+    for id, text in ((A, "One."), (B, "Two.")):
+        service.say("", id, text).wait()
+    go = blocked(service)
+    service.say("", B, "And more?")
+    talking.show(A, "", "", said(""), TAB)
+    view = talking.show(B, "", A, said(""), TAB)
+    assert view[parts.stage] == BEGUN
+    assert (view[parts.name], view[parts.chosen], view[parts.difference]) == ("Two.", 1, "")
+    assert "Answer to “Two.”" in view[parts.answer]
+    go.set()
+    ended(talking, B)
+
+
+def test_a_check_is_ended_alone_and_what_it_came_to_is_found_again(talking: Talking) -> None:
+    parts, service = talking.parts, talking.service
+    service.say("", A, "One.").wait()
+    talking.show(A, "", "", said(""), TAB)
+    go, told = blocked(service), talking.check(A, TAB)
+    assert "doing" in next(told)
+    talking.stop_check(B, TAB)
+    left = threading.Thread(target=lambda: talking.show(B, "", A, said(""), TAB))
+    left.start()
+    assert [*told][-1] == gr.skip()  # nothing of it is shown beside another conversation
+    left.join(60)
+    go.set()
+    ended(talking, A)
+    assert "The same answer" in talking.show(A, "", B, said(""), TAB)[parts.difference]
+    service.say("", A, "Two.").wait()
+    assert talking.show(A, "", A, said(""), TAB)[parts.difference] == ""
+
+    go = blocked(service)
+    told = talking.check(A, TAB)
+    next(told)
+    talking.stop_check(A, TAB)
+    go.set()
+    ended(talking, A)
+    assert "checked" not in [*told][-1]
+    service.say("", A, "Three.")
+    talking.stop_check(A, TAB)  # which ends no answer
+    ended(talking, A)
+    assert len(service.record("", A).said) == 6
+
+
+def test_what_comes_late_is_not_shown_beside_another_conversation(talking: Talking) -> None:
+    parts, event = talking.parts, gr.SelectData(None, {"index": 0, "value": ""})
+    for id in (A, B):
+        talking.service.say("", id, "One.").wait()
+    talking.show(B, "", "", said(""), TAB)
+    assert parts.chat not in talking.show_all(A, TAB)
+    assert parts.chat in talking.show_all(B, TAB)
+    assert talking.choose(A, 0, event, TAB)[0] == gr.skip()
+    assert talking.choose(B, 0, event, TAB)[0] == 1
+    assert parts.here not in talking.say(A, 0, "", said(""), TAB)
+    assert parts.here not in talking.delete(A, "", said(""), TAB)
+    assert not talking.service.shelf("").has(A)
+    assert talking.delete(B, "", said(""), TAB)[parts.here] not in (A, B)
+
+
+def test_one_answer_after_another_is_followed(talking: Talking) -> None:
+    service = talking.service
+    service.say("", A, "One.").wait()
+    go = blocked(service)
+    talking.say(A, 0, "", said("Two."), TAB)
+    again = list[Any]()
+
+    def next_one() -> None:
+        """A program says the next thing as soon as it has its answer."""
+        ended(talking, A)
+        again.append(service.say("", A, "Three."))
+
+    program = threading.Thread(target=next_one)
+    views = talking.follow(A, 0, BEGUN, TAB)
+    next(views)
+    next(views)
+    program.start()
+    go.set()
+    program.join(60)
+    rest = [*views]
+    assert again[0].shown.ended
+    assert rest[-1] == {talking.parts.stage: ENDED}
+    go = blocked(service)
+    service.say("", A, "Four.")
+    assert talking.ended(A, 0, ENDED, said(""), TAB)[talking.parts.stage] == BEGUN
     go.set()
     ended(talking, A)
