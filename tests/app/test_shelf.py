@@ -151,6 +151,10 @@ def test_whole_conversations_give_way_the_oldest_first(
     monkeypatch.setattr(Shelf, "room_for_whole", lambda self: 250)
     shelf.make_room()
     assert [shelf.whole(record.id).exists() for record in made] == [True, True, False]
+    Shelf("ann", tmp_path).make_room()  # the disk is everybody's
+    monkeypatch.setattr(Shelf, "room_for_whole", lambda self: 150)
+    Shelf("ann", tmp_path).make_room()
+    assert [shelf.whole(record.id).exists() for record in made] == [True, False, False]
 
 
 def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> None:

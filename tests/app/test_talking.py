@@ -21,7 +21,7 @@ from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.layout import lay_out
 from kvlite_app.showing import BEGUN, ENDED
 from kvlite_app.talking import Talking
-from kvlite_app.visit import visit_of
+from kvlite_app.visit import Visit, visit_of
 from tests.app.test_service import A, B, blocked, no_room, stops
 
 TAB: Any = gr.Request(session_hash="tab")
@@ -284,28 +284,25 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(talking: Talki
     assert talking.delete(B, "", said(""), TAB)[parts.here] not in (A, B)
 
 
-def test_one_answer_after_another_is_followed(talking: Talking) -> None:
-    service = talking.service
-    service.say("", A, "One.").wait()
-    go = blocked(service)
-    talking.say(A, 0, "", said("Two."), TAB)
-    again = list[Any]()
+def test_one_answer_after_another_is_followed(
+    talking: Talking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, coming, again = talking.service, talking._coming, list[Work]()
 
-    def next_one() -> None:
+    def at_once(visit: Visit, going: Going, left: Event) -> Iterator[Any]:
         """A program says the next thing as soon as it has its answer."""
-        ended(talking, A)
-        again.append(service.say("", A, "Three."))
+        yield from coming(visit, going, left)
+        if not again:
+            going.work.wait()
+            again.append(service.say("", A, "Three."))
 
-    program = threading.Thread(target=next_one)
-    views = talking.follow(A, 0, BEGUN, TAB)
-    next(views)
-    next(views)
-    program.start()
-    go.set()
-    program.join(60)
-    rest = [*views]
+    monkeypatch.setattr(talking, "_coming", at_once)
+    talking.say(A, 0, "", said("Two."), TAB)
+    views = followed(talking, A)
     assert again[0].shown.ended
-    assert rest[-1] == {talking.parts.stage: ENDED}
+    shown = [each for view in views for each in view.get(talking.parts.chat, []) if each]
+    assert any(each == {"role": "user", "content": "Three."} for each in shown)
+    assert views[-1] == {talking.parts.stage: ENDED}
     go = blocked(service)
     service.say("", A, "Four.")
     assert talking.ended(A, 0, ENDED, said(""), TAB)[talking.parts.stage] == BEGUN
