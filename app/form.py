@@ -83,6 +83,11 @@ def shown_value(name: str, value: Any) -> Any:
     return str("" if value is None else value) if default is None else value
 
 
+def shown_values(settings: Settings) -> list[Any]:
+    """All settings as their controls have them, in order."""
+    return [shown_value(name, getattr(settings, name)) for name in OPTIONS]
+
+
 def values_of(names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
     """Settings' values from their controls.
 

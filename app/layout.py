@@ -8,7 +8,7 @@ import gradio as gr
 from kvlite.settings import OPTIONS, Settings
 
 from .engine.uploads import SUFFIXES
-from .form import ANSWER, FIRST, Models, control, shown_value
+from .form import ANSWER, FIRST, Models, control, shown_values
 
 # Characters that may be pasted before gradio makes a file of them.
 _PASTE = 1_000_000
@@ -101,8 +101,8 @@ def lay_out(settings: Settings, models: Models) -> Parts:
     kept_here = gr.BrowserState("", storage_key="kvlite-conversation", secret="kvlite")
     here = gr.Textbox("", visible="hidden", elem_id="here")
     chosen, start = (gr.Number(0, precision=0, visible="hidden") for _ in range(2))
-    came = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
-    parts = Parts(here, chosen, start, kept_here, gr.State(""), gr.State(came))
+    filled = gr.State(shown_values(settings))
+    parts = Parts(here, chosen, start, kept_here, gr.State(""), filled)
     with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
         _conversations(parts)
     with gr.Column(elem_id="middle"):

@@ -13,7 +13,7 @@ from kvlite.settings import LOADING, OPTIONS, Settings
 
 from .engine.service import Service
 from .engine.work import Work
-from .form import Models, changed, label_of, shown_value, values_of
+from .form import Models, changed, label_of, shown_value, shown_values, values_of
 from .pricing import Pricer, phases_html, verdict_html
 from .tabs import Tabs
 from .views.status import sentence_html, status_html
@@ -52,8 +52,7 @@ class Tuning:
     def shown(self, id: str, request: gr.Request) -> list[Any]:
         """The settings of a conversation, as the controls have them; nothing is said of them; and
         once more, to know later what was changed."""
-        settings = self.service.settings_of(owner_of(request), id)
-        values = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
+        values = shown_values(self.service.settings_of(owner_of(request), id))
         return [*values, "", values]
 
     def loaded(self, id: str, filled: list[Any], request: gr.Request) -> list[Any]:
