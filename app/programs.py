@@ -11,7 +11,6 @@ from kvlite.memory.where import Place
 
 from .engine.live import Live
 from .engine.service import Service
-from .engine.uploads import uploaded
 from .engine.work import Shown, Work
 from .keeping.shelf import Shelf
 from .visit import owner_of
@@ -36,7 +35,8 @@ def for_programs(service: Service, live: Live) -> None:
         conversation's id."""
         owner = owner_of(request)
         id = _id(service.shelf(owner), conversation)
-        work = service.say(owner, id, "", [uploaded(file)])
+        path = str(file.get("path", "")) if isinstance(file, dict) else ""
+        work = service.say(owner, id, "", [path])
         for _ in _until_left(work, service.loaded.pause):
             yield id
 
@@ -71,7 +71,7 @@ def _until_left(work: Work, pause: float) -> Iterator[Shown]:
     try:
         yield from work.follow(pause)
     finally:
-        work.cancel.set()
+        work.abandon()
     if work.failure is not None:
         raise refused(work.shown.error)
 

@@ -1,8 +1,8 @@
 """Serves the app on this machine."""
 
+import logging
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +15,7 @@ from kvlite.errors import SettingError
 from kvlite.folders import data_folder
 from kvlite.settings import Settings
 
-from .web.guard import LARGEST, Door
+from .web.guard import Door
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
 # Read when gradio is imported, or when it starts: nothing is told to anyone, nor made into
@@ -49,14 +49,13 @@ def serve(
     """
     door.require_password()
     os.environ.update(_QUIET)
+    # Read when torch is imported. Its threads would spin while they wait for one another, which
+    # takes ten times as long as soon as anything else, as a document's reader, wants a core too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
         others = os.environ.get(name, "")
         os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", door.host]))
-    with (
-        _alone(root or data_folder()),
-        tempfile.TemporaryDirectory(prefix="kvlite-app-") as uploads,
-    ):
-        os.environ["GRADIO_TEMP_DIR"] = uploads
+    with _alone(root or data_folder()):
         _serve(settings, door, root, tell)
 
 
@@ -80,19 +79,25 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]) -> None:
+    from .engine.service import Service
+
+    service = Service(settings, root)
+    # Nobody else has it: what is there is of an app that was killed.
+    service.uploads.clear()
+    os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
+
     import gradio as gr
     from starlette.middleware import Middleware
 
     from kvlite.model.source import models_here
 
     from .engine.live import Live
-    from .engine.service import Service
     from .form import Models
     from .page import make_page
     from .pricing import Pricer
     from .web.calm import ScriptsAhead, listen_calmly
+    from .web.uploading import LARGEST, Uploading
 
-    service = Service(settings, root)
     models = Models(models_here(), others=not door.auth)
     page = make_page(service, Live(service.loaded), Pricer(service.loaded.held_bytes), models)
     page.queue(max_size=64, default_concurrency_limit=8)
@@ -118,7 +123,13 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                 pwa=False,
                 mcp_server=False,
                 footer_links=[],
-                app_kwargs={"middleware": [*door.middleware(), Middleware(ScriptsAhead)]},
+                app_kwargs={
+                    "middleware": [
+                        *door.middleware(),
+                        Middleware(Uploading, uploads=service.uploads),
+                        Middleware(ScriptsAhead),
+                    ]
+                },
                 theme=gr.themes.Base(
                     primary_hue="teal",
                     neutral_hue="slate",
@@ -143,6 +154,10 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
         over.wait()
         # First, or what waits would begin once whoever follows an answer has gone.
         tell(service.close() or "Ended; the conversations are kept.")
+        service.uploads.clear()
+        # Whoever listens is not waited for, of which uvicorn would complain.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        page.server.config.timeout_graceful_shutdown = 0
         page.close(verbose=False)
 
 

@@ -147,7 +147,9 @@ class Showing:
             return {}
         going = self.service.going(visit.owner, visit.id)
         files = [each for each in going.sent.files if Path(each).is_file()] if going else []
-        return {"value": {"text": record.draft, "files": files}} if record.draft or files else {}
+        refused = going.sent.text if going and going.work.failure is not None else ""
+        text = record.draft or refused
+        return {"value": {"text": text, "files": files}} if text or files else {}
 
     def _here(self, id: str) -> View:
         """That a conversation is the one that is shown."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING
 
+from kvlite.errors import SettingError
+from kvlite.given import require_callable
+
 if TYPE_CHECKING:  # what is told of a reading need not load what reads
     from kvlite.engine.reading import Progress
 
@@ -24,6 +27,14 @@ class Audience:
     progress: "Progress | None" = None
     notify: Notify | None = None
     cancel: Event | None = None
+
+    def __post_init__(self) -> None:
+        require_callable(self.progress, "progress")
+        require_callable(self.notify, "notify")
+        if self.cancel is not None and not callable(getattr(self.cancel, "is_set", None)):
+            raise SettingError(
+                f"cancel {self.cancel!r} is not a threading.Event: give one, or None"
+            )
 
 
 NOBODY = Audience()

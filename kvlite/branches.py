@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvlite.checkpoint import Checkpoint
 from kvlite.errors import SettingError
+from kvlite.given import whole_number
 
 Message = dict[str, str]
 
@@ -87,19 +88,25 @@ class Path:
         parts = [one is not two for one, two in pairs]
         return self.open[: parts.index(True) if True in parts else len(parts)]
 
-    def require(self, number: int) -> None:
-        """Raises SettingError if there is no user message `number`, counted from 1."""
+    def require(self, number: object) -> int:
+        """The number of a user message, counted from 1.
+
+        Raises:
+            SettingError: there is none of that number, or it cannot be gone back to.
+        """
         if not self.said:
             raise SettingError("nothing has been said yet: there is no message to go back to")
-        if not 1 <= number <= len(self.said):
+        found = whole_number(number)
+        if found is None or not 1 <= found <= len(self.said):
             raise SettingError(
-                f"there is no message {number}: they are numbered from 1 to {len(self.said)}"
+                f"there is no message {number!r}: they are numbered from 1 to {len(self.said)}"
             )
-        if number <= self.sealed:
+        if found <= self.sealed:
             raise SettingError(
-                f"message {number} cannot be gone back to: since then the conversation outgrew the "
+                f"message {found} cannot be gone back to: since then the conversation outgrew the "
                 "model's context, and some of what was read is forgotten"
             )
+        return found
 
 
 @dataclass(frozen=True)

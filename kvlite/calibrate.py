@@ -1,8 +1,10 @@
 """Measure of a model what some methods need to know: ranks of its heads, its lazy layers."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from kvlite.engine.prefill import empty_cache
 from kvlite.engine.reading import Progress, Reading
 from kvlite.engine.together import each_token, told
 from kvlite.engine.watch import Watch
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, require_uncancelled
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.rules import Rule
 from kvlite.methods.simlayerkv import SimLayerKV
@@ -67,6 +69,7 @@ def calibrate(
     pieces: list[list[int]],
     progress: Progress | None = None,
     lazy: SimLayerKV = LAZY,
+    cancel: Event | None = None,
 ) -> Calibration:
     """Measure a model on pieces of text.
 
@@ -81,7 +84,38 @@ def calibrate(
         pieces: token ids of equal length, as many samples as `pieces_of` made.
         progress: told (pieces done, of how many).
         lazy: what a lazy layer keeps, and how many queries are tested.
+        cancel: set to end it before the next chunk goes through a layer.
+
+    Raises:
+        Stopped: `cancel` was set.
     """
+    with _ended_by(cancel, model):
+        return _calibrated(model, name, text_name, pieces, progress, lazy)
+
+
+@contextmanager
+def _ended_by(cancel: Event | None, model: LoadedModel) -> Iterator[None]:
+    """While layers ask first whether they are still wanted, whoever runs them."""
+
+    def ask(*_: object) -> None:
+        require_uncancelled(cancel)
+
+    hooks = [each.input_layernorm.register_forward_pre_hook(ask) for each in model.layers.modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _calibrated(
+    model: LoadedModel,
+    name: str,
+    text_name: str,
+    pieces: list[list[int]],
+    progress: Progress | None,
+    lazy: SimLayerKV,
+) -> Calibration:
     shape = model.shape
     searched = len(shape.full_layers) == shape.layers and len(pieces[0]) > 2 * lazy.recent
     total = len(pieces) * (1 + searched)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import psutil
 import torch
 
 from kvlite.cache import KVCache, LayerCache
@@ -21,11 +20,8 @@ from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 from kvlite.offload.marks import TierMark, mark_bytes
-from kvlite.sizes import size_or_auto
 
 HOST = torch.device("cpu")
-# Of the host memory that is free, if nobody says how much.
-SHARE = 0.25
 
 
 @dataclass
@@ -127,17 +123,6 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     copies = {id(layer): layer for each in checkpoints for layer in each.copies}
     marks = sum(each.tier.nbytes for each in checkpoints if each.tier is not None)
     return _bytes_in(copies.values()) + marks
-
-
-def checkpoint_limit(text: str) -> int:
-    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
-    is free.
-
-    Raises:
-        SettingError: it is no size.
-    """
-    limit = size_or_auto("--checkpoint-limit", text, "2GiB, 500MB")
-    return int(SHARE * psutil.virtual_memory().available) if limit is None else limit
 
 
 @torch.inference_mode()

@@ -11,23 +11,23 @@ from kvlite.checkpoint import (
     Checkpoint,
     bytes_of,
     checkpoint,
-    checkpoint_limit,
     copy_out,
     everything,
     restored,
 )
 from kvlite.engine.compact import compacted
 from kvlite.engine.prefill import empty_cache
-from kvlite.errors import OutOfMemory, SettingError
+from kvlite.errors import OutOfMemory
 from kvlite.held import Held
 from kvlite.ledger import Piece
 from kvlite.memory.ladder import Ladder
+from kvlite.memory.room import checkpoint_limit, ram_limit
 from kvlite.methods.amount import method_and_amount
-from kvlite.methods.rules import can_recall
+from kvlite.methods.rules import can_recall, require_in_sight
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
-from kvlite.offload.room import ram_limit
 from kvlite.settings import Settings
+from kvlite.terms import can_compact
 from kvlite.turn import Turn
 
 
@@ -132,9 +132,9 @@ class Context:
         """Whether `count` tokens and an answer would not fit the model's trained context any more,
         but might if there were nothing else."""
         limit = self.model.shape.max_context
-        longest = min(settings.max_new_tokens, limit // 4) if answers else 0
-        needed = count + longest
-        return self.cache.seen + needed > limit and needed <= limit // 2
+        longest = settings.max_new_tokens if answers else 0
+        grown = self.cache.seen + count + min(longest, limit // 4) > limit
+        return grown and can_compact(count, longest, limit)
 
     def compact(self) -> list[int]:
         """Move what the cache holds together, at most half of the model's trained context. Nothing
@@ -346,11 +346,7 @@ class Context:
         ram_limit(settings.recall_limit, 0)
         if settings.recall == "off" or _set_aside(settings):
             return None
-        if method.mask(1) is not None:
-            raise SettingError(
-                f"{method.spec} never looks at what is out of its sight, so --recall "
-                f"{settings.recall} has nothing to bring back: use --recall off"
-            )
+        require_in_sight(method, settings.recall)
         bits = parse_kv_bits(settings.recall_bits)
         if self.tier is not None:
             self.tier.bits = bits

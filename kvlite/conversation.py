@@ -1,17 +1,21 @@
 """A conversation: what is said and answered, and gone back to."""
 
 from collections.abc import Iterator
+from functools import partial
 from threading import Event
 from typing import Any
 
+from kvlite.alone import alone, alone_by_steps
 from kvlite.audience import Audience, Notify
 from kvlite.branches import Branch, Message, Path, Said
 from kvlite.check import Answered, checked
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.exchange import Exchange
+from kvlite.given import require_text
 from kvlite.ledger import Piece
-from kvlite.prompts import certain, goes_on, said_tokens
+from kvlite.prompts import all_of, certain, goes_on, said_tokens
+from kvlite.settings import Settings
 from kvlite.turn import Turn
 
 
@@ -29,6 +33,7 @@ class Conversation(Exchange):
         """The ways it went, in the order in which they were begun."""
         return self.ways.branches
 
+    @alone
     def read_ahead(
         self,
         text: str,
@@ -46,10 +51,12 @@ class Conversation(Exchange):
             Whether it was read. It is not where something would be lost that the question might
             want.
         """
+        require_text(text)
+        audience = Audience(progress, notify, cancel)
         if self._path.ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.settings)
-        ahead = certain(self._said, text)
+        ahead = certain(partial(self._said, cancel=cancel), text)
         ids, turn = [*self._unread, *ahead], None
         if ahead:
             turn = self.ways.next_turn(ids, self.settings, answers=False)
@@ -58,10 +65,11 @@ class Conversation(Exchange):
         ):
             return False
         before = self.ways.standing(self.settings)
-        self.ways.take(turn, Audience(progress, notify, cancel), before)
+        self.ways.take(turn, audience, before)
         self._path.ahead, self._path.before = ahead, before
         return True
 
+    @alone_by_steps
     def stream(
         self,
         text: str,
@@ -75,14 +83,10 @@ class Conversation(Exchange):
 
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
-        chosen = self.settings.after_load(settings)
-        self.context.end_step(chosen)
-        turn = self.ways.next_turn([*self._unread, *self._after_ahead(text)], chosen)
-        said = self.ways.standing(chosen)
-        self.ways.take(turn, Audience(progress, notify, cancel), said)
-        self.ways.unanswered = self.context.hold_answering(chosen)
-        yield from self._answered(said, text, turn, cancel)
+        audience = Audience(progress, notify, cancel)
+        yield from self._stream(text, audience, self.settings.after_load(settings))
 
+    @alone_by_steps
     def regenerate(
         self,
         *,
@@ -96,17 +100,18 @@ class Conversation(Exchange):
 
         Args and errors are those of `stream`; if it fails, the message is not said on this branch.
         """
-        chosen, number = self.settings.after_load(settings), len(self._path.said)
-        self._path.require(number)
+        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        number = self._path.require(len(self._path.said))
         said = self._path.said[-1]
         text = self.messages[said.messages]["content"]
         left, turn = self.ways.answer_again(number - 1, chosen)
         if turn is not None:
             yield from self._answered(said, text, turn, cancel)
             return
-        self.ways.go_back(left, said, chosen, Audience(progress, notify, cancel))
-        yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
+        self.ways.go_back(left, said, chosen, audience)
+        yield from self._stream(text, audience, chosen)
 
+    @alone_by_steps
     def check(
         self,
         *,
@@ -123,6 +128,7 @@ class Conversation(Exchange):
         told = Answered(self.context, self._path, self.ways.unanswered, self.settings)
         return checked(told, Audience(progress, notify, cancel), **settings)
 
+    @alone_by_steps
     def edit(
         self,
         number: int,
@@ -139,15 +145,17 @@ class Conversation(Exchange):
         Args and errors are those of `stream`; if it fails, nothing is said from there on on this
         branch.
         """
-        chosen = self.settings.after_load(settings)
-        self._path.require(number)
-        said, audience = self._path.said[number - 1], Audience(progress, notify, cancel)
-        ids = self._said(text, after=said)
+        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        require_text(text)
+        number = self._path.require(number)
+        said = self._path.said[number - 1]
+        ids = self._said(text, after=said, cancel=cancel)
         if said.before is not None and not goes_on(ids, said.ahead):
             said = said.before
         self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, audience)
-        yield from self.stream(text, progress=progress, notify=notify, cancel=cancel, **settings)
+        yield from self._stream(text, audience, chosen)
 
+    @alone
     def undo(
         self,
         *,
@@ -169,6 +177,7 @@ class Conversation(Exchange):
         path.require(len(path.said))
         return path.messages[self.ways.undo(self.settings, audience).messages]["content"]
 
+    @alone
     def branch(
         self,
         number: int,
@@ -184,12 +193,13 @@ class Conversation(Exchange):
             SettingError: there is no such message, or nothing was said since.
             Stopped, OutOfMemory: as `switch`.
         """
-        self._path.require(number)
+        audience, number = Audience(progress, notify, cancel), self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
         said, left = self._path.said[number], self.ways.leave(number, self.settings)
-        self.ways.go_back(left, said, self.settings, Audience(progress, notify, cancel))
+        self.ways.go_back(left, said, self.settings, audience)
 
+    @alone
     def switch(
         self,
         branch: int,
@@ -212,6 +222,18 @@ class Conversation(Exchange):
     def _path(self) -> Path:
         return self.ways.path
 
+    def _stream(self, text: str, audience: Audience, chosen: Settings) -> Iterator[Piece]:
+        require_text(text)
+        self.context.end_step(chosen)
+        turn = self.ways.next_turn(
+            [*self._unread, *self._after_ahead(text, audience.cancel)], chosen
+        )
+        turn.note(self._not_read(text))
+        said = self.ways.standing(chosen)
+        self.ways.take(turn, audience, said)
+        self.ways.unanswered = self.context.hold_answering(chosen)
+        yield from self._answered(said, text, turn, audience.cancel)
+
     def _answered(self, said: Said, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
         """Stream the answer to a message that was read."""
         answer = {"role": "assistant", "content": ""}
@@ -229,25 +251,37 @@ class Conversation(Exchange):
             return self.context.pending
         return [token for token in self.context.pending if token not in self.model.stop_ids]
 
-    def _said(self, text: str, *, after: Said | None = None) -> list[int]:
+    def _said(
+        self, text: str, *, after: Said | None = None, cancel: Event | None = None
+    ) -> list[int]:
         """The tokens of a user message.
 
         Args:
             after: where it is said; None for now.
+
+        Raises:
+            ContextError: it cannot fit the model.
+            Stopped: `cancel` was set.
         """
         opening, first = not self.messages, len(self.token_ids) == len(self._path.ahead)
         if after is not None:
             opening, first = not after.messages, after.checkpoint.seen == len(after.ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
-        return said_tokens(tokenizer, text, opening=opening, first=first, system=system)
+        encode = partial(said_tokens, tokenizer, text, opening=opening, first=first, system=system)
+        return self._tokenized(encode, text, cancel)
 
-    def _after_ahead(self, text: str) -> list[int]:
+    def _not_read(self, text: str) -> tuple[str, ...]:
+        """What of the documents in a message was not read."""
+        lacking = (each for each in self.documents if each.note)
+        return tuple(each.note for each in lacking if all_of([each]) in text)
+
+    def _after_ahead(self, text: str, cancel: Event | None) -> list[int]:
         """The tokens of a new user message that have not been read ahead.
 
         Raises:
             SettingError: it does not begin with what was.
         """
-        ids, ahead = self._said(text), self._path.ahead
+        ids, ahead = self._said(text, cancel=cancel), self._path.ahead
         if not ids:
             raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):

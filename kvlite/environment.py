@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlite.errors import SettingError
 from kvlite.settings import OPTIONS, checked
+from kvlite.sizes import parse_number
 
 PREFIX = "KVLITE_"
 PROFILE = "KVLITE_PROFILE"
@@ -64,12 +65,10 @@ def _parsed(name: str, text: str, called: str) -> Any:
     if isinstance(option.default, tuple):
         return _texts(text, called) if text.lstrip().startswith("[") else (text,)
     whole = option.type is not float
-    try:
-        return int(text) if whole else float(text)
-    except ValueError:
-        raise SettingError(
-            f"{called} {text!r} is not a {'whole ' if whole else ''}number"
-        ) from None
+    number = parse_number(text, whole=whole)
+    if number is None:
+        raise SettingError(f"{called} {text!r} is not a {'whole ' if whole else ''}number")
+    return number
 
 
 def _texts(text: str, called: str) -> Any:

@@ -4,9 +4,28 @@ Every error a user can cause is a `KvliteError` whose message names the value an
 front ends print it as it is and exit with code 2.
 """
 
+from threading import Event
+
+from kvlite.harmless import harmless
+
+# Characters of a message, so that a name of a megabyte does not bury what is wrong with it.
+LONGEST = 600
+
 
 class KvliteError(Exception):
-    """Something the user asked for cannot be done; the message says what and what to do."""
+    """Something the user asked for cannot be done; the message says what and what to do, in one
+    line that is not long, whatever the values are that it names."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
+
+
+def shortened(message: str) -> str:
+    """A message in one line, of one that is too long the beginning and the end: the value it names,
+    and the remedy."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+    return harmless(" ".join(message.splitlines()))
 
 
 def sentence(error: Exception) -> str:
@@ -52,10 +71,16 @@ class ForecastError(KvliteError):
 
 
 class Stopped(KvliteError):
-    """Someone asked to stop while a prompt was read; nothing of it was."""
+    """Someone asked to stop before something was done; all is as it was before."""
 
     def __init__(self) -> None:
-        super().__init__("stopped while reading: nothing of it was read")
+        super().__init__("stopped before it was done: nothing has changed")
+
+
+def require_uncancelled(cancel: Event | None) -> None:
+    """Raises Stopped if `cancel` was set; between two stages of work."""
+    if cancel is not None and cancel.is_set():
+        raise Stopped
 
 
 class InterruptedCacheError(KvliteError):

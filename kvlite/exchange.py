@@ -1,36 +1,40 @@
 """An exchange of tokens: read and answered in turns, on one context that stays compressed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path as FilePath
-from threading import Event
+from threading import Event, Lock
 from typing import Any, Self
 
 from kvlite import snapshot
+from kvlite.alone import alone, alone_by_steps
 from kvlite.audience import Audience, Notify
-from kvlite.cache import KVCache, parse_kv_bits
-from kvlite.checkpoint import checkpoint_limit
+from kvlite.cache import KVCache
 from kvlite.context import Context
 from kvlite.documents import Document
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
+from kvlite.given import path_of, require_callable, token_list
 from kvlite.held import Held
 from kvlite.ledger import Answer, Piece
+from kvlite.meanings import require_meanings
 from kvlite.memory.ladder import Ladder
 from kvlite.methods.amount import method_and_amount
 from kvlite.model.load import LoadedModel
+from kvlite.model.text_limit import tokenized
 from kvlite.offload import Tier
-from kvlite.offload.room import ram_limit
-from kvlite.prompts import text_tokens, token_list
+from kvlite.prompts import text_tokens
 from kvlite.settings import Settings
 from kvlite.tensorfile import Progress as Saving
 from kvlite.ways import Ways
 
 
 class Exchange:
-    """Turns on one context, as tokens, and the file they can be saved in. Not safe for use from
-    several threads at once.
+    """Turns on one context, as tokens, and the file they can be saved in. One thread at a time can
+    do anything with it: others are refused meanwhile.
 
     Attributes:
+        busy: held while something is done.
         context: what was read, as tokens.
         documents: what it is about, for whoever saves it, and quotes from it once it is opened.
         ways: that it went.
@@ -43,11 +47,10 @@ class Exchange:
             SettingError: the method, the budget or the bits are none, they do not fit each other,
                 or the method needs a calibration of the model.
         """
-        parse_kv_bits(settings.kv_bits)
-        ram_limit(settings.recall_limit, 0)
-        checkpoint_limit(settings.checkpoint_limit)
+        require_meanings(settings)
         method, _ = method_and_amount(settings.method, settings.budget)
         method.fitted(model.shape, model.calibration)
+        self.busy = Lock()
         self.model = model
         self.settings = settings
         self.context = Context(model)
@@ -85,6 +88,7 @@ class Exchange:
         turn = self.context.turn
         return 0 if turn is None else turn.account.planned or 0
 
+    @alone
     def read(
         self,
         content: str | Sequence[int],
@@ -96,9 +100,10 @@ class Exchange:
         """Read text or token ids without answering.
 
         Args:
-            content: taken as it is; no chat template is applied. What does not fit the budget is
-                dropped now, chosen without a question: to ask about a text, say both in one
-                message to `stream`.
+            content: no chat template is applied, and what is spelled like a control token in a
+                text is read as its characters: give token ids to have one. What does not fit the
+                budget is dropped now, chosen without a question: to ask about a text, say both in
+                one message to `stream`.
             progress, cancel: as in `engine.prefill.prefill`.
             notify: told what the ledger will note, a sentence each, before anything is read.
 
@@ -107,15 +112,20 @@ class Exchange:
             SettingError: a token is not in the model's vocabulary.
             Stopped: `cancel` was set; nothing of it was read.
         """
+        audience = Audience(progress, notify, cancel)
         if isinstance(content, str):
-            ids = text_tokens(self.model.tokenizer, content, first=not self.token_ids)
+            ids = self._tokenized(
+                partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids),
+                content,
+                cancel,
+            )
         else:
             ids = token_list(content)
         if ids:
             self.context.end_step(self.settings)
             ids = [*self.context.pending, *ids]
             turn = self.ways.next_turn(ids, self.settings, answers=False)
-            self.ways.take(turn, Audience(progress, notify, cancel))
+            self.ways.take(turn, audience)
 
     def generate(
         self,
@@ -156,6 +166,7 @@ class Exchange:
             pieces[-1].ledger,
         )
 
+    @alone_by_steps
     def stream_tokens(
         self,
         token_ids: Sequence[int],
@@ -167,15 +178,16 @@ class Exchange:
         **settings: Any,
     ) -> Iterator[Piece]:
         """`generate`, piece by piece. A new turn ends one that is still being answered."""
-        chosen = self.settings.after_load(settings)
+        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
         ids = token_list(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
         turn = self.ways.next_turn([*self.context.pending, *ids], chosen)
-        self.ways.take(turn, Audience(progress, notify, cancel))
+        self.ways.take(turn, audience)
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
 
+    @alone
     def save(
         self,
         path: str | FilePath,
@@ -187,10 +199,9 @@ class Exchange:
         """Write it to a file, from which `Runner.open` goes on with it; its bytes. An answer that
         is still going on is saved as far as it was heard. Args and errors are those of
         `snapshot.save` and `held`."""
-        held = self.held(light=light)
-        return snapshot.save(
-            FilePath(path), held, self.model, self.settings, progress, most, light=light
-        )
+        target, held = path_of(path), self.held(light=light)
+        require_callable(progress, "progress")
+        return snapshot.save(target, held, self.model, self.settings, progress, most, light=light)
 
     def held(self, *, light: bool = False) -> Held:
         """All that the next turn goes on from, as it stands: not copied.
@@ -217,6 +228,13 @@ class Exchange:
             noted=context.noted,
             given_up=context.ladder.taken,
         )
+
+    def _tokenized(
+        self, encode: Callable[[], list[int]], text: str, cancel: Event | None
+    ) -> list[int]:
+        """The tokens that `encode` makes of a text, unless it cannot fit the model."""
+        model = self.model
+        return tokenized(encode, model.tokenizer, text, model.shape.max_context, cancel)
 
     @classmethod
     def resumed(cls, model: LoadedModel, settings: Settings, held: Held) -> Self:

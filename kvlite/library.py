@@ -10,19 +10,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvlite.conversation import Conversation
+from kvlite.about import SUFFIX, About, about, digest_of
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.folders import data_folder
 from kvlite.methods import parse_method
 from kvlite.model.identity import Identity
-from kvlite.model.load import LoadedModel
 from kvlite.replacing import replacing
 from kvlite.settings import Settings
-from kvlite.sizes import parse_bytes
-from kvlite.snapshot import SUFFIX, About, Snapshot, digest_of
+from kvlite.sizes import parse_bytes, parse_number
 from kvlite.tensorfile import Progress
+
+if TYPE_CHECKING:
+    from kvlite.conversation import Conversation
+    from kvlite.model.load import LoadedModel
+
 
 # Not in names: what some file system forbids, and bytes that are no character of the locale.
 _NEVER = r"\0-\x1f/\\<>:\"|?*\ud800-\udfff"
@@ -76,16 +80,15 @@ def entries() -> list[Entry]:
     """All there are, the one used last first."""
     found = []
     for path in library_folder().glob(f"*{SUFFIX}"):
-        about, flaw = None, ""
+        said, flaw = None, ""
         try:
             state = path.stat()
-            with Snapshot(path) as saved:
-                about = saved.about
+            said = about(path)
         except (SnapshotError, FileNotFoundError) as error:
             if not path.exists():
                 continue  # someone removed it meanwhile
             flaw = str(error)
-        found.append(Entry(path.stem, path, state.st_size, state.st_mtime, about, flaw))
+        found.append(Entry(path.stem, path, state.st_size, state.st_mtime, said, flaw))
     return sorted(found, key=lambda each: -each.used)
 
 
@@ -115,7 +118,7 @@ def entry_path(name: str) -> Path:
     return path
 
 
-def add(talk: Conversation, name: str = "", progress: Progress | None = None) -> Added:
+def add(talk: "Conversation", name: str = "", progress: Progress | None = None) -> Added:
     """Save a conversation there.
 
     Args:
@@ -156,9 +159,10 @@ def limit() -> int | None:
     if not path.is_file():
         return None
     text = path.read_text(encoding="utf-8", errors="replace").strip()
-    if not text.isascii() or not text.isdigit():
+    size = parse_number(text, whole=True)
+    if size is None or size < 0:
         raise SettingError(f"{path} holds no size: set it anew with `kvlite library limit SIZE`")
-    return int(text)
+    return int(size)
 
 
 def set_limit(size: str) -> list[str]:
@@ -182,7 +186,9 @@ def set_limit(size: str) -> list[str]:
     return _keep_to_limit(None)
 
 
-def matching(model: LoadedModel, documents: Sequence[Document], settings: Settings) -> Entry | None:
+def matching(
+    model: "LoadedModel", documents: Sequence[Document], settings: Settings
+) -> Entry | None:
     """The entry from which questions about documents are answered as if they were read now: the
     same texts, model, and way of reading. How much the cache keeps may differ, as all that was
     read is there.
@@ -198,10 +204,10 @@ def matching(model: LoadedModel, documents: Sequence[Document], settings: Settin
         return None
     identity = Identity.of(model)
     for each in same:
-        about = each.about
-        if about is None or about.messages or about.light or about.identity != identity:
+        said = each.about
+        if said is None or said.messages or said.light or said.identity != identity:
             continue
-        if _reading(Settings().replace(_known(about))) == _reading(settings):
+        if _reading(Settings().replace(_known(said))) == _reading(settings):
             return each
     return None
 
@@ -220,9 +226,9 @@ def ago(then: float) -> str:
     return "just now"
 
 
-def _known(about: About) -> dict[str, object]:
+def _known(said: About) -> dict[str, object]:
     """What decides how a text was read, and how its entries are kept."""
-    return {name: about.settings.get(name) for name in _READING}
+    return {name: said.settings.get(name) for name in _READING}
 
 
 def _reading(settings: Settings) -> tuple[str, ...]:
@@ -234,7 +240,7 @@ def _reading(settings: Settings) -> tuple[str, ...]:
     return method.spec if method.judges_once else "", settings.recall_bits
 
 
-def _free_path(talk: Conversation) -> Path:
+def _free_path(talk: "Conversation") -> Path:
     """Where a conversation without a name goes."""
     names = [each.name for each in talk.documents]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -252,11 +258,10 @@ def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
     """Whether an entry is of documents that were read, and no more, by a model; or of nothing that
     can be opened."""
     try:
-        with Snapshot(path) as saved:
-            about = saved.about
+        said = about(path)
     except SnapshotError:
         return True
-    return about.ahead == wanted and about.identity == identity and not about.messages
+    return said.ahead == wanted and said.identity == identity and not said.messages
 
 
 def _keep_to_limit(kept: Path | None) -> list[str]:

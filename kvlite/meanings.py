@@ -1,23 +1,38 @@
 """What settings that are texts must mean to be of use, whatever the model.
 
 `Settings` checks types and ranges and imports nothing; methods, budgets and sizes are read by those
-who know them, when they are used. Here they are read at once: before a profile is saved, and
-so that an error names the variable or the file that a text comes from.
+who know them, when they are used. Here they are read at once: before a profile is saved, before a
+document is read or a model loaded, and so that an error names the variable or the file that a text
+comes from. Nothing here imports torch.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvlite.cache import parse_kv_bits
-from kvlite.checkpoint import checkpoint_limit
+from kvlite.cache.bits import parse_kv_bits
 from kvlite.errors import SettingError
-from kvlite.memory.room import capped_bytes
+from kvlite.memory.room import capped_bytes, checkpoint_limit, ram_limit
 from kvlite.methods import parse_method
-from kvlite.methods.amount import parse_amount
-from kvlite.model.load import choose_device
-from kvlite.offload.room import ram_limit
-from kvlite.settings import flag_of
+from kvlite.methods.amount import method_and_amount, parse_amount
+from kvlite.methods.rules import require_growing, require_in_sight
+from kvlite.settings import Settings, flag_of
+
+
+def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of) -> None:
+    """Check what settings mean, each of them and together: all that can be refused without a model.
+
+    Args:
+        called: what a setting's value is called where it was given, for errors.
+
+    Raises:
+        SettingError: one of them means nothing, or they do not fit each other.
+    """
+    for name in _READERS:
+        require_meaning(name, getattr(settings, name), called(name))
+    method, _ = method_and_amount(settings.method, settings.budget)
+    require_growing(parse_kv_bits(settings.kv_bits), method)
+    require_in_sight(method, settings.recall)
 
 
 def require_meaning(name: str, value: Any, called: str) -> None:
@@ -36,14 +51,16 @@ def require_meaning(name: str, value: Any, called: str) -> None:
         read(value)
     except SettingError as error:
         said, flag = str(error), flag_of(name)
+        if called == flag:
+            raise
         named = said.startswith(f"{flag} ")
         raise SettingError(called + said[len(flag) :] if named else f"{called}: {said}") from None
 
 
-def _device(text: str) -> None:
+def _require_device(text: str) -> None:
     """A GPU that is not here may be planned for."""
-    if re.fullmatch(r"cuda(:\d{1,3})?", text) is None:
-        choose_device(text)
+    if re.fullmatch(r"auto|(cpu|cuda)(:[0-9]{1,3})?", text) is None:
+        raise SettingError(f"unknown device {text!r}: use auto, cpu or cuda")
 
 
 _READERS: Mapping[str, Callable[[str], object]] = {
@@ -53,5 +70,5 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "recall_limit": lambda text: ram_limit(text, 0),
     "checkpoint_limit": checkpoint_limit,
     "vram": capped_bytes,
-    "device": _device,
+    "device": _require_device,
 }

@@ -127,8 +127,11 @@ def page_shares(pages: Pages, shares: TokenShares, start: int) -> list[PageShare
 def _encoded(tokenizer: Any, part: Part) -> Begins:
     """Where in a part's text each of its tokens begins, never falling: what stands behind it and
     comes from nowhere begins with the last one."""
-    encoded = tokenizer(part.text, **part.options, return_offsets_mapping=True)
-    begins = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+    if part.begins is None:
+        encoded = tokenizer(part.text, **part.options, return_offsets_mapping=True)
+        begins = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+    else:
+        begins = np.array(part.begins, np.int64)
     return np.maximum.accumulate(begins)
 
 

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from kvlite.environment import PROFILE
@@ -179,6 +180,8 @@ def _is_name(text: str) -> bool:
 def _read(name: str, path: Path) -> Profile | None:
     """The profile in a file, None if there is none."""
     try:
+        if not S_ISREG(path.stat().st_mode) and not path.is_dir():  # a pipe would be waited for
+            raise SettingError(f"{path} is not a file: remove it, or take another profile")
         plain = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -208,7 +211,8 @@ def _written(values: Mapping[str, Any]) -> bytes:
                 raise SettingError(
                     f"{name} {value!r} is no text that a file can hold: leave it out"
                 )
-    return tomli_w.dumps(values).encode("utf-8")
+    given = {name: value for name, value in values.items() if value is not None}
+    return tomli_w.dumps(given).encode("utf-8")
 
 
 def _encodes(text: str) -> bool:

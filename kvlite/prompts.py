@@ -1,13 +1,19 @@
 """What the model is told: documents and a question as one message, a message as a turn."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain
 from typing import Any
 
+from kvlite.controls import Controls
 from kvlite.documents import Document, whole_characters
 from kvlite.errors import SettingError
+from kvlite.model.text_limit import tokenized
 
-_ANSWER, _TEXT = "<kvlite answer>", "<kvlite text>"
+# Stand for what was said in a chat template, which has no such words of its own.
+_ANSWER, _SYSTEM, _TEXT = "kvliteAnswerHere", "kvliteSystemHere", "kvliteTextHere"
 
 # Between documents, and before the question.
 BETWEEN = "\n\n"
@@ -18,16 +24,15 @@ class Part:
     """Text that is encoded by itself.
 
     Attributes:
-        options: of the tokenizer's `encode`.
+        ids: its tokens.
+        options: of the tokenizer, to encode it alike.
+        begins: where in it each token begins, if the tokenizer would not encode it alike.
     """
 
     text: str
+    ids: list[int]
     options: dict[str, bool]
-
-    def tokens(self, tokenizer: Any) -> list[int]:
-        """Its tokens."""
-        ids: list[int] = tokenizer.encode(self.text, **self.options)
-        return ids
+    begins: list[int] | None = None
 
 
 def question_about(documents: Sequence[Document], question: str) -> str:
@@ -82,13 +87,16 @@ def said_tokens(
 ) -> list[int]:
     """The tokens of a user's message, in the tokenizer's chat template if it has one.
 
+    What is spelled like a control token in the message, or in `system`, is encoded as the
+    characters it is made of, so that a document cannot end the user's turn.
+
     Args:
         opening: it is the first message.
         first: nothing at all was read before.
         system: what the model is told before the first message.
     """
     parts = said_parts(tokenizer, text, opening=opening, first=first, system=system)
-    return _joined(tokenizer, parts)
+    return [token for part in parts for token in part.ids]
 
 
 def said_parts(
@@ -96,67 +104,91 @@ def said_parts(
 ) -> list[Part]:
     """What is encoded one after the other to get `said_tokens`, whose args these are."""
     if tokenizer.chat_template is not None:
-        return _turn_parts(tokenizer, whole_characters(text), opening=opening, system=system)
+        return _turn_parts(tokenizer, text, opening=opening, system=system)
     told = f"{system}\n\n" if system and opening else ""
-    return [_text_part(told + text, first=first)]
+    return [_text_part(tokenizer, told + text, first=first)]
 
 
 def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
-    """The tokens of a text as it is, with those that go before the `first` one."""
-    return _text_part(text, first=first).tokens(tokenizer)
+    """The tokens of a text, of which none is a control token, with those that go before the
+    `first` one."""
+    return _text_part(tokenizer, text, first=first).ids
 
 
-def _text_part(text: str, *, first: bool) -> Part:
-    return Part(whole_characters(text), {"add_special_tokens": first})
-
-
-def token_list(token_ids: Any) -> list[int]:
-    """Token ids as a list.
-
-    Raises:
-        SettingError: they are something else.
-    """
-    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-    if isinstance(ids, list | tuple) and all(isinstance(token, int) for token in ids):
-        return list(ids)
-    raise SettingError(
-        f"{type(token_ids).__name__} is not a list of token ids: encode text with "
-        "runner.tokenizer.encode, or say it with stream"
-    )
+def _text_part(tokenizer: Any, text: str, *, first: bool) -> Part:
+    text, options = whole_characters(text), {"add_special_tokens": first}
+    ids, controls = _encoded(tokenizer, text, first=first), Controls(tokenizer)
+    around = _encoded(tokenizer, "", first=first)
+    if controls.among(ids) == controls.among(around):
+        return Part(text, ids, options)
+    alone = controls.alone(text)
+    begins = None if alone.begins is None else [*(0 for _ in around), *alone.begins]
+    return Part(text, around + alone.ids, options, begins)
 
 
 def user_turn(tokenizer: Any, text: str, *, opening: bool, system: str = "") -> list[int]:
     """The tokens that a user's message adds to a conversation in the tokenizer's chat template:
     the message with all that stands before it if it is the `opening`, else all that follows the
-    last answer.
-
-    Args:
-        system: what the model is told before, if not what its template says.
-
-    What looks like a control token in the message is encoded as the characters it is made of, so
-    that a document cannot end the user's turn.
-    """
-    return _joined(tokenizer, _turn_parts(tokenizer, text, opening=opening, system=system))
+    last answer. As `said_tokens`, but for tokenizers that have one."""
+    parts = _turn_parts(tokenizer, text, opening=opening, system=system)
+    return [token for part in parts for token in part.ids]
 
 
 def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> list[Part]:
-    as_is = {"add_special_tokens": False}
-    controls = [str(token) for token in tokenizer.all_special_tokens]
-    if not any(token in text for token in controls):
-        return [Part(_turn(tokenizer, text, opening=opening, system=system), as_is)]
-    turn = _turn(tokenizer, _TEXT, opening=opening, system=system)
-    before, _, after = turn.partition(_TEXT)
-    plain = Part(text.strip(), {**as_is, "split_special_tokens": True})
-    return [Part(before, as_is), plain, Part(after, as_is)]
+    """One part; or three and more, where the template's text and what was said in it must not be
+    encoded together, since they would make control tokens."""
+    text, system = whole_characters(text), whole_characters(system)
+    controls, told = Controls(tokenizer), {_SYSTEM: system.strip(), _TEXT: text.strip()}
+    shown = _shown(tokenizer, _around(_TEXT, text), system and _around(_SYSTEM, system), opening)
+    if _TEXT not in shown:
+        return [_changed_part(tokenizer, shown, _shown(tokenizer, text, system, opening))]
+    pieces = [told.get(piece, piece) for piece in re.split(f"({_SYSTEM}|{_TEXT})", shown)]
+    own = [_plain_part(tokenizer, piece) for piece in pieces[::2]]
+    expected = [token for part in own for token in controls.among(part.ids)]
+    whole = _plain_part(tokenizer, "".join(pieces))
+    if controls.among(whole.ids) == expected:
+        return [whole]
+    edges = [*accumulate(map(len, pieces), initial=0)]
+    spans = [*zip(edges[1:-1:2], edges[2::2], strict=True)]
+    made = controls.outside(whole.text, spans, expected)
+    if made is not None:
+        return [Part(whole.text, made.ids, whole.options, made.begins)]
+    said = [(piece, controls.alone(piece)) for piece in pieces[1::2]]
+    apart = [Part(piece, each.ids, whole.options, each.begins) for piece, each in said]
+    return [own[0], *chain.from_iterable(zip(apart, own[1:], strict=True))]
 
 
-def _joined(tokenizer: Any, parts: Sequence[Part]) -> list[int]:
-    return [token for part in parts for token in part.tokens(tokenizer)]
+def _changed_part(tokenizer: Any, empty: str, shown: str) -> Part:
+    """What a template says that changes what it is told, or leaves it out.
+
+    Args:
+        empty: what it says of a text without control tokens.
+
+    Raises:
+        SettingError: others come out of what was said, and where is not known.
+    """
+    controls, part = Controls(tokenizer), _plain_part(tokenizer, shown)
+    if controls.among(part.ids) != controls.among(_plain_part(tokenizer, empty).ids):
+        raise SettingError(
+            "this model's chat template changes what it is told, and control tokens would come out "
+            "of this text: say it without them"
+        )
+    return part
 
 
-def _turn(tokenizer: Any, text: str, *, opening: bool, system: str) -> str:
-    """Later turns are cut out of a conversation with a stand-in for the past. The real past is in
-    the cache as it was said; templates that trim or drop parts of it have no say."""
+def _plain_part(tokenizer: Any, text: str) -> Part:
+    return Part(text, _encoded(tokenizer, text, first=False), {"add_special_tokens": False})
+
+
+def _encoded(tokenizer: Any, text: str, *, first: bool) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=first)
+    return ids
+
+
+def _shown(tokenizer: Any, text: str, system: str, opening: bool) -> str:
+    """A message in the template. Later turns are cut out of a conversation with a stand-in for the
+    past: the real past is in the cache as it was said; templates that trim or drop parts of it have
+    no say. What is said now is a stand-in too, so that a template does not read it."""
     message = {"role": "user", "content": text}
     if opening and system:
         return _told(tokenizer, system, message)
@@ -181,11 +213,22 @@ def _told(tokenizer: Any, system: str, message: dict[str, str]) -> str:
     return _rendered(tokenizer, [message | {"content": f"{system}\n\n{message['content']}"}])
 
 
+def _around(standin: str, text: str) -> str:
+    """A stand-in for a text, with the white space that is around it."""
+    begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    return f"{text[:begin]}{standin}{text[max(begin, end) :]}"
+
+
 def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text
 
 
-def tokens_of(tokenizer: Any, text: str) -> int:
-    """How many tokens a text has, without what a template adds."""
-    return len(tokenizer.encode(whole_characters(text)))
+def tokens_of(tokenizer: Any, text: str, max_context: int) -> int:
+    """How many tokens a text has, without what a template adds.
+
+    Raises:
+        ContextError: more than a model was trained for, which are not all counted.
+    """
+    encode = partial(text_tokens, tokenizer, text, first=True)
+    return len(tokenized(encode, tokenizer, text, max_context))

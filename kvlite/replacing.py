@@ -60,6 +60,8 @@ def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
     try:
         if target.is_dir():
             raise SnapshotError(f"{path} is a folder: name a file")
+        if target.exists() and not target.is_file():
+            raise SnapshotError(f"{path} is a device or a pipe: name a file")
         sweep(target.parent)  # which may make room
         _require_room(target, size)
         with replaced(target, private=True) as file:
@@ -101,11 +103,12 @@ def _require_room(target: Path, size: int) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Let the new name outlive a power cut."""
+    """Let the new name outlive a power cut, where the folder allows it: it is in place already."""
     if sys.platform == "win32":
         return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -3,24 +3,26 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from kvlite.audience import NOBODY, Audience
-from kvlite.cache import parse_kv_bits
+from kvlite.cache.bits import parse_kv_bits
 from kvlite.conversation import Conversation
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
+from kvlite.given import path_of, require_callable
 from kvlite.ledger import Answer
 from kvlite.light import read_again
+from kvlite.meanings import require_meanings
 from kvlite.memory.plan import Plan, Planner, refusal
 from kvlite.memory.planning import planner_here
-from kvlite.memory.room import capped_bytes, hold
+from kvlite.memory.room import hold
 from kvlite.methods.amount import method_and_amount
-from kvlite.methods.rules import require_growing
+from kvlite.methods.rules import layer_rules
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
-from kvlite.offload.room import ram_limit
 from kvlite.offload.streaming import load_streamed
 from kvlite.settings import Settings
 from kvlite.snapshot import Snapshot
@@ -89,7 +91,10 @@ class Runner:
             SettingError: a setting is unknown or out of range.
             Stopped: `reading.cancel` was set; the file is as it was.
         """
-        with Snapshot(Path(path)) as saved:
+        require_callable(progress, "progress")
+        if not isinstance(reading, Audience):
+            raise SettingError(f"reading {reading!r} is not a kvlite.audience.Audience: give one")
+        with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
             return self.resumed(saved, chosen, progress, reading)
 
@@ -141,6 +146,7 @@ def load(
         ModelError: it cannot be found, opened or run.
         SettingError: a setting is unknown or out of range.
     """
+    require_callable(notify, "notify")
     if model is not None:
         settings["model"] = model
     return open_runner(Settings().replace(settings), notify)
@@ -149,26 +155,31 @@ def load(
 def open_runner(
     settings: Settings,
     notify: Callable[[str], None] | None = None,
-    reads: Callable[[Any], int] | None = None,
+    reads: Callable[..., int] | None = None,
+    cancel: Event | None = None,
 ) -> Runner:
     """`load` from whole settings; everything is checked, and a plan made, before a weight is read.
 
     Args:
-        reads: given the tokenizer, how many tokens are to be read; without it some thousand.
+        reads: how many tokens are to be read, given `tokenizer` and `max_context`; raises
+            ContextError if these are too many. Without it some thousand are planned for.
+        cancel: set to end it, at the latest when the weight that is being read is there.
 
     Raises:
+        ContextError: more is to be read than the model was trained for.
         SettingError: also if the plan says that nothing fits, with the numbers.
+        Stopped: `cancel` was set.
     """
-    method, _ = method_and_amount(settings.method, settings.budget)
-    require_growing(parse_kv_bits(settings.kv_bits), method)
-    ram_limit(settings.recall_limit, 0)
-    capped_bytes(settings.vram)
+    require_meanings(settings)
     device = choose_device(settings.device)
-    folder = find_model(settings.model, notify)
-    planner = planner_here(settings, folder, device, reads_text=reads is not None)
+    folder = find_model(settings.model, notify, cancel)
+    planner = planner_here(settings, folder, device, reads_text=reads is not None, cancel=cancel)
     tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
-    planner.method.fitted(planner.shape, calibration)
-    tokens = TOKENS if reads is None or tokenizer is None else reads(tokenizer)
+    asked = None
+    if reads is not None and tokenizer is not None:
+        asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
+    _require_fit(planner, settings, asked)
+    tokens = TOKENS if asked is None else asked
     most = planner.shape.max_context - settings.max_new_tokens
     plan = _planned(planner, max(1, min(tokens, most)))
     if plan is not None and not plan.fits and reads is None:
@@ -184,10 +195,36 @@ def open_runner(
         weights=choice.weights,
         calibration=calibration,
         tokenizer=tokenizer,
+        cancel=cancel,
     )
     if choice.weights.stored:
         require_own_answers(model)
     return Runner(model, choice.applied(settings), plan)
+
+
+def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> None:
+    """Refuse what no turn can do with this model.
+
+    Args:
+        tokens: that will be read; None if nobody knows, and answers may be shorter then, too.
+    """
+    method, amount = method_and_amount(settings.method, settings.budget)
+    method = method.fitted(planner.shape, planner.forecaster.calibration)
+    bits, shape = parse_kv_bits(settings.kv_bits), planner.shape
+    seen = min(max(1, tokens or 1), shape.max_context)
+
+    def budget(longest: int) -> int:
+        itemsize = planner.offers[0][1].dtype.itemsize
+        return amount.resolve(shape, method, seen, longest, itemsize, bits)
+
+    try:
+        average = budget(1 if tokens is None else settings.max_new_tokens)
+    except SettingError:
+        budget(settings.max_new_tokens)  # says how much that takes
+        raise
+    if average < seen:
+        method.check(average)
+    layer_rules(method, shape, average, seen, bits=bits)
 
 
 def _planned(planner: Planner, tokens: int) -> Plan | None:

@@ -8,11 +8,14 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from kvlite.errors import SettingError
 
 EMBEDDED_MODEL = "smollm2-135m"
+# Of whole numbers.
+LARGEST = 2**63 - 1
 # Settings that only loading a model heeds.
 LOADING = ("model", "device", "weights", "vram", "stream")
 
@@ -161,7 +164,7 @@ class Settings:
         1.0, "above 1 makes tokens already seen less likely", low=0.01, high=10
     )
     seed: int | None = _sampling(
-        None, "makes draws repeatable, if --temperature is above 0", low=0, high=2**63 - 1
+        None, "makes draws repeatable, if --temperature is above 0", low=0, high=LARGEST
     )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
 
@@ -186,13 +189,14 @@ class Settings:
         """
         # What is auto is as it was loaded.
         values = {name: v for name, v in values.items() if name not in LOADING or v != "auto"}
+        changed = self.replace(values)
         for name in LOADING:
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "
                     "give it to kvlite.load"
                 )
-        return self.replace(values)
+        return changed
 
 
 OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
@@ -228,8 +232,12 @@ def checked(name: str, value: Any, called: str) -> Any:
     Raises:
         SettingError: it is of another type, or out of range.
     """
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python writes only so many digits
+        raise SettingError(f"{called} is out of range: it has thousands of digits")
     option = OPTIONS[name]
     about = option.metadata
+    if isinstance(value, Real) and not isinstance(value, bool | int | float):  # numpy's, say
+        value = int(value) if isinstance(value, Integral) else float(value)
     if option.type is str and isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if about["choices"] and value not in about["choices"]:
@@ -254,9 +262,10 @@ def checked(name: str, value: Any, called: str) -> Any:
         not isinstance(value, int if whole else int | float)
         or isinstance(value, bool)
         or not low <= value
-        or (high is not None and value > high)
+        or value > (LARGEST if high is None else high)
     ):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        unlimited = high is None and (not isinstance(value, int) or value <= LARGEST)
+        limits = f"at least {low}" if unlimited else f"between {low} and {high or LARGEST}"
         raise SettingError(
             f"{called} {value!r} is out of range: it must be {limits}"
             + (", a whole number" if whole else "")

@@ -6,10 +6,9 @@ in a sentence: another model, a newer format, a file that was damaged or cut sho
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from hashlib import sha256
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ import torch
 from torch import Tensor
 
 import kvlite
+from kvlite.about import WRONG, about_in, digest_of
 from kvlite.cache import KVCache
 from kvlite.cache.snapshot import Form, Parts, Plain, Whole, described, layer_of
 from kvlite.cache.sound import require
 from kvlite.documents import Document
-from kvlite.errors import OutOfMemory, RecallError, SnapshotError
+from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
 from kvlite.held import Held, Unread
 from kvlite.memory.free import free_bytes, ran_out
 from kvlite.memory.ladder import RUNGS
@@ -31,13 +31,10 @@ from kvlite.offload import Tier
 from kvlite.offload.disk import Disk
 from kvlite.offload.room import place
 from kvlite.offload.snapshot import PREFIX, tier_of, tier_parts
-from kvlite.prompts import all_of
 from kvlite.recorded import recorded, walked
 from kvlite.settings import Settings
 from kvlite.sizes import readable
 from kvlite.tensorfile import LIGHT, WHOLE, Progress, TensorFile, write_tensors
-
-SUFFIX = ".kv"
 
 # What is up to whoever opens a file: which machine it is, and how much of it may be taken.
 _OPENERS = (
@@ -51,42 +48,6 @@ _OPENERS = (
     "recall_limit",
     "never_lossy",
 )
-_WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
-
-
-@dataclass(frozen=True)
-class About:
-    """What a file says of itself.
-
-    Attributes:
-        path: where it is.
-        nbytes: how large.
-        created: when it was made, in seconds since 1970.
-        kvlite: the version that made it.
-        model: what users call it; a folder's or a file's whole path.
-        tokens: read and answered.
-        messages: said, by both sides.
-        documents: names of those that were read.
-        ahead: a digest of the text that the next message must begin with; "" for none.
-        recalls: whether all that was read is there, whatever the cache dropped.
-        light: whether the cache and what is recalled from are left out, to be read again.
-        settings: of the conversation, by name.
-        identity: of the model.
-    """
-
-    path: Path
-    nbytes: int
-    created: float
-    kvlite: str
-    model: str
-    tokens: int
-    messages: int
-    documents: tuple[str, ...]
-    ahead: str
-    recalls: bool
-    light: bool
-    settings: dict[str, Any]
-    identity: Identity
 
 
 def save(
@@ -115,7 +76,7 @@ def save(
         "kvlite": kvlite.__version__,
         "created": time.time(),
         "model": _whole_name(settings.model),
-        "identity": asdict(Identity.of(model)),
+        "identity": asdict(_identity_of(model, path)),
         "settings": asdict(settings),
         "tokens": len(held.token_ids),
         "messages": len(held.path.messages),
@@ -135,6 +96,18 @@ def save(
     tensors["ways"] = _text(recorded(held.paths, held.at, held.tier))
     tensors["documents"] = _text([asdict(each) for each in held.documents])
     return write_tensors(path, plain, tensors, progress, most, LIGHT if light else WHOLE)
+
+
+def _identity_of(model: LoadedModel, path: Path) -> Identity:
+    """A model's identity, which its files tell.
+
+    Raises:
+        SnapshotError: they are gone, or cannot be read.
+    """
+    try:
+        return Identity.of(model)
+    except ModelError as error:
+        raise SnapshotError(f"{path} is not written, what was there still is: {error}") from error
 
 
 def _cache_parts(held: Held, plain: Plain) -> dict[str, Tensor]:
@@ -169,7 +142,7 @@ class Snapshot:
         """
         self.file = TensorFile(path)
         try:
-            self.about = _about(self.file)
+            self.about = about_in(self.file)
         except BaseException:
             self.close()
             raise
@@ -204,10 +177,7 @@ class Snapshot:
             SnapshotError: the file is damaged.
         """
         with self._told():
-            return tuple(
-                Document(str(each["name"]), str(each["text"]), tuple(each["page_starts"]))
-                for each in self._plain("documents")
-            )
+            return tuple(map(_document, self._plain("documents")))
 
     def unread(self, model: LoadedModel, progress: Progress | None = None) -> Unread:
         """What any file has, and a light one nothing else; `light.read_again` makes the rest.
@@ -352,38 +322,15 @@ class Snapshot:
             if str(self.about.path) in str(error):
                 raise
             raise self.file.damaged(str(error)) from error
-        except (RuntimeError, *_WRONG) as error:
+        except (RuntimeError, *WRONG) as error:
             if ran_out(error):
                 raise
             raise self.file.damaged() from error
 
 
-def _about(file: TensorFile) -> About:
-    plain = file.about
-    try:
-        return About(
-            path=file.path,
-            nbytes=file.nbytes,
-            created=float(plain["created"]),
-            kvlite=str(plain["kvlite"]),
-            model=str(plain["model"]),
-            tokens=int(plain["tokens"]),
-            messages=int(plain["messages"]),
-            documents=tuple(map(str, plain["documents"])),
-            ahead=str(plain["ahead"]),
-            recalls="tier" in plain,
-            light=bool(plain.get("light", False)),
-            settings=dict(plain["settings"]),
-            identity=Identity(**plain["identity"]),
-        )
-    except _WRONG as error:
-        raise file.damaged("its header") from error
-
-
-def digest_of(documents: Sequence[Document]) -> str:
-    """Documents' names and texts as a message begins with them, in 16 digits."""
-    said = all_of(documents).encode("utf-8", "surrogatepass")
-    return sha256(said).hexdigest()[:16]
+def _document(plain: Plain) -> Document:
+    starts, not_read = tuple(plain["page_starts"]), tuple(map(str, plain.get("not_read", ())))
+    return Document(str(plain["name"]), str(plain["text"]), starts, not_read)
 
 
 def _whole_name(model: str) -> str:

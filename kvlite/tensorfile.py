@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvlite.errors import SnapshotError
-from kvlite.offload.files import Direct, Pinned, Stage
 from kvlite.replacing import replacing
 from kvlite.sizes import readable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kvlite.offload.files import Stage
+
 
 # Whole conversations, which any kvlite opens; light ones, which the first did not know. What is
 # newer than the last is refused.
@@ -32,24 +35,25 @@ BLOCK = 1 << 20
 
 Progress = Callable[[int, int], None]
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+# The format's name of each of torch's types, and its bytes.
+_KINDS = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
 }
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_TYPES = {kind: (name, size) for name, (kind, size) in _KINDS.items()}
 _BEGIN, _NO_SUM, _ALIGNED = b'{"__metadata__":{"crc32":"', "0" * 8, 64
 
 
 class _Entry(NamedTuple):
-    """A tensor in a file: its bytes, and their checksum."""
+    """A tensor in a file: what torch calls its type, its bytes, and their checksum."""
 
-    dtype: torch.dtype
+    type: str
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -59,7 +63,7 @@ class _Entry(NamedTuple):
 def write_tensors(
     path: Path,
     about: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: "Mapping[str, Tensor]",
     progress: Progress | None = None,
     most: int | None = None,
     form: int = WHOLE,
@@ -105,7 +109,7 @@ def write_tensors(
 
 
 def _header(
-    about: Mapping[str, Any], order: list[tuple[str, Tensor]], sums: list[str], form: int
+    about: Mapping[str, Any], order: "list[tuple[str, Tensor]]", sums: list[str], form: int
 ) -> bytes:
     """Length and header, checksum and all."""
     metadata = {
@@ -118,7 +122,7 @@ def _header(
     at = 0
     for name, tensor in order:
         end = at + tensor.numel() * tensor.element_size()
-        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        (kind, _), shape = _KINDS[_type_of(tensor)], list(tensor.shape)
         table[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(table, separators=(",", ":")).encode()
@@ -191,22 +195,26 @@ class TensorFile:
         """Of all tensors."""
         return list(self._table)
 
-    def new(self, name: str, device: torch.device) -> Tensor:
+    def new(self, name: str, device: "torch.device") -> "Tensor":
         """A tensor in storage of its own.
 
         Raises:
             SnapshotError: there is none of this name, or it is damaged.
         """
+        import torch
+
         entry = self._entry(name)
-        made = torch.empty(entry.shape, dtype=entry.dtype, device=device)
+        made = torch.empty(entry.shape, dtype=getattr(torch, entry.type), device=device)
         self.fill(name, made)
         return made
 
-    def fill(self, name: str, into: Tensor) -> None:
+    def fill(self, name: str, into: "Tensor") -> None:
         """Read a tensor straight to where it is wanted, of the same shape and type, in any layout;
         errors as of `new`."""
+        from kvlite.offload.files import Direct, Pinned
+
         entry = self._entry(name)
-        if into.shape != entry.shape or into.dtype != entry.dtype:
+        if into.shape != entry.shape or _type_of(into) != entry.type:
             raise self.damaged(f"{name} has another size")
         kind = into.device.type
         if kind not in self._stages:
@@ -219,8 +227,10 @@ class TensorFile:
         if checksum != entry.checksum:
             raise self.damaged(name)
 
-    def _read(self, piece: Tensor, checksum: int) -> int:
+    def _read(self, piece: "Tensor", checksum: int) -> int:
         """Fill host memory; the checksum with it."""
+        import torch
+
         left = piece.view(torch.uint8).numpy().data
         while left:
             try:
@@ -270,13 +280,13 @@ class TensorFile:
     def _entries(self, table: dict[str, Any], sums: str, begin: int) -> dict[str, _Entry]:
         entries, at = dict[str, _Entry](), begin
         for number, (name, plain) in enumerate(table.items()):
-            dtype, shape = _DTYPES[plain["dtype"]], tuple(plain["shape"])
+            (kind, itemsize), shape = _TYPES[plain["dtype"]], tuple(plain["shape"])
             first, last = (begin + int(each) for each in plain["data_offsets"])
-            size = prod(shape) * dtype.itemsize
+            size = prod(shape) * itemsize
             if first != at or last - first != size or min(shape, default=0) < 0:
                 raise ValueError(name)
             checksum = int(sums[8 * number : 8 * number + 8], 16)
-            entries[name] = _Entry(dtype, shape, first, last, checksum)
+            entries[name] = _Entry(kind, shape, first, last, checksum)
             at = last
         if at != self.nbytes:
             raise self.damaged(f"{self.nbytes:,} bytes instead of {at:,}")
@@ -292,9 +302,11 @@ class TensorFile:
 
 
 def _opened(path: Path) -> FileIO:
-    if path.is_dir():
-        raise SnapshotError(f"{path} is a folder: name a .kv file")
     try:
+        if path.is_dir():
+            raise SnapshotError(f"{path} is a folder: name a .kv file")
+        if path.exists() and not path.is_file():
+            raise SnapshotError(f"{path} is a device or a pipe: name a .kv file")
         return path.open("rb", buffering=0)
     except FileNotFoundError:
         raise SnapshotError(f"there is no file {path}: check the path") from None
@@ -303,7 +315,11 @@ def _opened(path: Path) -> FileIO:
         raise SnapshotError(f"{path} cannot be read ({why}): check its permissions") from error
 
 
-def runs(tensor: Tensor) -> Iterator[Tensor]:
+def _type_of(tensor: "Tensor") -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def runs(tensor: "Tensor") -> "Iterator[Tensor]":
     """The parts of a tensor that lie without gaps, flat, in order."""
     if tensor.is_contiguous():
         if tensor.numel():
@@ -313,8 +329,10 @@ def runs(tensor: Tensor) -> Iterator[Tensor]:
         yield from runs(part)
 
 
-def _blocks(tensor: Tensor) -> Iterator[memoryview]:
+def _blocks(tensor: "Tensor") -> Iterator[memoryview]:
     """A tensor's bytes, a megabyte at a time."""
+    import torch
+
     for run in runs(tensor):
         for part in run.split(max(1, BLOCK // run.element_size())):
             yield part.cpu().view(torch.uint8).numpy().data

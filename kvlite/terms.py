@@ -60,7 +60,10 @@ class Terms:
         """
         _require_known(ids, model.shape.vocab)
         seen = before + len(ids)
-        longest = _longest(seen, settings.max_new_tokens if answers else 0, model.shape.max_context)
+        wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
+        if seen >= most + (wanted == 0):
+            raise _too_long(before, len(ids), wanted, most, settings)
+        longest = min(wanted, most - seen)
         method, amount = method_and_amount(settings.method, settings.budget)
         method = method.fitted(model.shape, model.calibration)
         bits = _fewer(parse_kv_bits(settings.kv_bits), ladder)
@@ -113,15 +116,30 @@ def _require_known(ids: list[int], vocab: int) -> None:
             )
 
 
-def _longest(total: int, longest: int, limit: int) -> int:
-    """How many of `longest` tokens an answer may have, once `total` were seen."""
-    if total >= limit + (longest == 0):
-        raise ContextError(
-            f"{total:,} tokens do not fit this model, which was trained for {limit:,}: "
-            "ask about a part of the document, split it, use a model with a longer context "
-            "(--model), or let a conversation forget (--beyond-context compact)"
+def can_compact(count: int, longest: int, limit: int) -> bool:
+    """Whether so many tokens and an answer fit beside what is kept of a conversation that is moved
+    together: half of the model's trained context."""
+    return count + min(longest, limit // 4) <= limit // 2
+
+
+def _too_long(
+    before: int, count: int, longest: int, limit: int, settings: Settings
+) -> ContextError:
+    """What is wrong with `count` tokens more, and what helps."""
+    total = f"{before + count:,} tokens do not fit this model, which was trained for {limit:,}"
+    if before and can_compact(count, longest, limit):
+        return ContextError(
+            f"{total}, and {before:,} of them were read before: let the conversation forget "
+            "(--beyond-context compact), begin a new one, or use a model with a longer context "
+            "(--model)"
         )
-    return min(longest, limit - total)
+    kept = ""
+    if settings.beyond_context == "compact":
+        kept = " (--beyond-context compact forgets earlier messages, and no part of a new one)"
+    return ContextError(
+        f"{total}: ask about a part of the document, split it, or use a model with a longer "
+        f"context (--model){kept}"
+    )
 
 
 def _fewer(bits: KVBits | None, ladder: Ladder) -> KVBits | None:

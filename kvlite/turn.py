@@ -115,6 +115,7 @@ class Turn:
         self.step: Step | None = None
         self.ladder = ladder
         self.say: Notify = _nothing
+        self._beside: tuple[str, ...] = ()
         self.given_up = len(ladder.taken)
         self.terms = Terms.of(model, cache.seen, ids, settings, ladder, answers=answers)
         self._decide(*tier_in_effect(tier, model, settings, self.terms, told))
@@ -179,7 +180,12 @@ class Turn:
         self.rules = layer_rules(
             terms.method, model.shape, terms.budget, terms.seen, held, new, terms.bits
         )
-        self.notes = (*notes(model, self.rules, terms.seen), *said)
+        self.notes = (*notes(model, self.rules, terms.seen), *said, *self._beside)
+
+    def note(self, said: tuple[str, ...]) -> None:
+        """Note what is known of what it reads, before it is read."""
+        self._beside = said
+        self.notes = (*self.notes, *said)
 
     def read(self, audience: Audience) -> None:
         """Read all tokens, or none.

@@ -7,6 +7,7 @@ from kvlite.branches import Branch, Path, Said
 from kvlite.checkpoint import Checkpoint
 from kvlite.context import Context
 from kvlite.errors import SettingError
+from kvlite.given import whole_number
 from kvlite.settings import Settings
 from kvlite.turn import Turn
 
@@ -141,10 +142,11 @@ class Ways:
         Raises:
             SettingError: there is none of that number.
         """
-        if not 0 <= branch < len(self.paths):
-            raise SettingError(
-                f"there is no branch {branch + 1}: there are {len(self.paths)} of them"
-            )
+        chosen = whole_number(branch)
+        if chosen is None or not 0 <= chosen < len(self.paths):
+            called = repr(branch) if chosen is None else chosen + 1
+            raise SettingError(f"there is no branch {called}: there are {len(self.paths)} of them")
+        branch = chosen
         if branch == self.at:
             return
         target = self.paths[branch]

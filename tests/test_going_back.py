@@ -10,9 +10,10 @@ import torch
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
-from kvlite.checkpoint import Checkpoint, checkpoint_limit
+from kvlite.checkpoint import Checkpoint
 from kvlite.conversation import Conversation
 from kvlite.errors import OutOfMemory, SettingError
+from kvlite.memory.room import checkpoint_limit
 from kvlite.offload.marks import TierMark, mark_bytes
 from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny

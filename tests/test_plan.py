@@ -261,7 +261,7 @@ def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     peak = least.peak_bytes + share * (usual.peak_bytes - least.peak_bytes)
     cap = int(peak / 0.98) + 1
     within = settings.replace({"vram": f"{cap}B"})
-    runner = open_runner(within, None, lambda tokenizer: 900)
+    runner = open_runner(within, None, lambda tokenizer, max_context: 900)
     assert runner.plan is not None
     answer = runner.generate(random_ids(900)[0].tolist(), ignore_eos=True)
     ledger = answer.ledger
@@ -279,7 +279,7 @@ def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path)
     assert open_planner(enough).best(900).fits
     below = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) - 4096}B"})
     with pytest.raises(SettingError, match=r"needs at least .* MiB .* offers .* MiB"):
-        open_runner(below, None, lambda tokenizer: 900)
+        open_runner(below, None, lambda tokenizer, max_context: 900)
 
 
 def test_each_phase_is_measured_beside_its_plan(llama: Tiny) -> None:

@@ -1,5 +1,6 @@
 """Profiles: written whole or not at all, read back as they were, refused with a sentence."""
 
+import os
 import re
 import resource
 import subprocess
@@ -110,6 +111,15 @@ def test_a_file_that_cannot_be_read(profiles: Profiles) -> None:
     with pytest.raises(SettingError, match="cannot be read") as error:
         profiles.read("odd")
     assert str(path) in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes there")
+def test_a_pipe_is_not_waited_for(profiles: Profiles) -> None:
+    pipe = put(profiles, "pipe", "")
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(SettingError, match=r"pipe\.toml is not a file: remove it"):
+        profiles.read("pipe")
 
 
 @pytest.mark.parametrize(

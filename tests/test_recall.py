@@ -14,10 +14,11 @@ from kvlite.cache.quantized import rotation
 from kvlite.conversation import Conversation
 from kvlite.engine.decode import decode_step
 from kvlite.errors import SettingError, Stopped
+from kvlite.memory.room import ram_limit
 from kvlite.methods import METHODS, parse_method
 from kvlite.offload import Recall, Tier
 from kvlite.offload.index import Index
-from kvlite.offload.room import ram_limit, tier_bytes
+from kvlite.offload.room import tier_bytes
 from kvlite.offload.swap import CANDIDATES, RECENT, SINKS
 from kvlite.offload.tier import TierLayer
 from kvlite.settings import Settings

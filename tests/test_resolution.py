@@ -100,7 +100,7 @@ def test_a_bad_flag_is_called_by_its_name() -> None:
     [
         ("temperature", "warm", "KVLITE_TEMPERATURE 'warm' is not a number"),
         ("temperature", "11", "KVLITE_TEMPERATURE 11.0 is out of range: it must be between 0"),
-        ("temperature", "nan", "KVLITE_TEMPERATURE nan is out of range"),
+        ("temperature", "nan", "KVLITE_TEMPERATURE 'nan' is not a number"),
         ("max_new_tokens", "1.5", "KVLITE_MAX_NEW_TOKENS '1.5' is not a whole number"),
         ("max_new_tokens", "9" * 5000, "is not a whole number"),
         ("max_new_tokens", "0", "KVLITE_MAX_NEW_TOKENS 0 is out of range: it must be at least 1"),

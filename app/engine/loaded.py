@@ -8,14 +8,16 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from kvlite.chat.session import Session
-from kvlite.errors import SettingError, SnapshotError
+from kvlite.errors import ContextError, SettingError, SnapshotError
 from kvlite.memory.where import Holding, holding
 from kvlite.model.calibration import Calibration
 from kvlite.model.making import load_transformers
 from kvlite.model.source import find_model
+from kvlite.model.text_limit import require_fits, text_limit
 from kvlite.runner import Runner, open_runner
 from kvlite.settings import Settings
 from kvlite.sizes import readable
@@ -28,6 +30,8 @@ from .opened import Open
 from .work import PAUSE, Work
 
 OpenTask = Callable[[Open, Work], Any]
+# Characters of a text while there is no model.
+_LONGEST = 4_000_000
 # Seconds between two looks at an answer where looking takes from computing.
 _SLOWLY = 0.3
 
@@ -48,6 +52,7 @@ class Loaded:
         self.runner: Runner | None = None
         self.holding = Holding(())
         self.open: Open | None = None
+        self._text_limit = 0
 
     @property
     def calibration(self) -> Calibration | None:
@@ -61,6 +66,29 @@ class Loaded:
         it, every look costs it some of its speed."""
         runner = self.runner
         return _SLOWLY if runner is None or runner.model.device.type == "cpu" else PAUSE
+
+    @property
+    def text_limit(self) -> int | None:
+        """The most characters that can fit the model; None while there is none."""
+        return self._text_limit if self.runner is not None else None
+
+    def require_fits(self, text: str, cancel: Event | None = None) -> None:
+        """Refuse a text that is too long for the model there is, or for any if there is none yet,
+        before it waits, is kept, or is read.
+
+        Raises:
+            ContextError: it is too long.
+            Stopped: `cancel` was set.
+        """
+        runner, most = self.runner, self.text_limit
+        if runner is not None and (most is None or len(text) <= most):
+            require_fits(runner.model.tokenizer, text, runner.shape.max_context, cancel)
+        elif len(text) > (most or _LONGEST):
+            raise ContextError(
+                f"{len(text):,} characters are more than the {most or _LONGEST:,} that can fit "
+                "the model: ask about a part of it, split it, or choose a model with a longer "
+                "context"
+            )
 
     def held_bytes(self) -> int:
         """What the model there is holds of its device."""
@@ -102,7 +130,7 @@ class Loaded:
     def load(self, settings: Settings, work: Work) -> str:
         """Load a model, once it is found; what became of the former one's memory, in a sentence."""
         load_transformers()
-        find_model(settings.model, work.begin)
+        find_model(settings.model, work.begin, work.cancel)
         self.set_aside(work)
         freed = ""
         if self.runner is not None:
@@ -112,8 +140,9 @@ class Loaded:
             freed = f"{name} is gone, {readable(let_go(device, before))} are free again"
             work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
-        runner = open_runner(settings, notify=lambda said: work.begin(said))
+        runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
         self.holding = holding(runner.model)
+        self._text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
         self.runner = runner
         self.settings = settings
         return freed

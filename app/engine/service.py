@@ -12,7 +12,8 @@ from typing import Any
 
 from kvlite.conversation import Conversation
 from kvlite.documents import Document
-from kvlite.errors import SettingError, SnapshotError
+from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.folders import data_folder
 from kvlite.settings import Settings
 
 from ..keeping.record import Record
@@ -21,11 +22,14 @@ from .going import NOTHING, Going, Sent, as_shown
 from .loaded import Loaded, OpenTask
 from .opened import Open
 from .thread import Engine
-from .uploads import read_upload
+from .uploads import Uploads
 from .work import Task, Work
 
-# Pieces of work that have ended and may still be asked about.
-_ENDED = 100
+# Pieces of work that have ended and may still be asked about, and conversations of a user that may
+# wait at once.
+_ENDED, _WAITING = 100, 16
+# Seconds that what loses nothing has to end when the app does.
+_AT_ONCE = 0.5
 
 
 class Service:
@@ -34,6 +38,7 @@ class Service:
     Attributes:
         engine: the thread that does the work.
         loaded: what it does it with.
+        uploads: documents that came, and were not read yet.
     """
 
     def __init__(self, settings: Settings, root: Path | None = None) -> None:
@@ -44,6 +49,7 @@ class Service:
         """
         self.engine = Engine()
         self.loaded = Loaded(settings)
+        self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self._root = root
         self._shelves: dict[str, Shelf] = {}
         self._lock = threading.Lock()
@@ -86,6 +92,15 @@ class Service:
         if self.under_way(owner, id) is not None:
             raise SettingError("an answer is on its way in this conversation: stop it, or wait")
 
+    def _require_few(self, owner: str) -> None:
+        """Raises SettingError if too many of a user's conversations are being answered, or wait."""
+        waiting = [key for key, going in self._going.items() if key[0] == owner and not going.ended]
+        if len(waiting) >= _WAITING:
+            raise SettingError(
+                f"{len(waiting)} of your conversations wait for an answer already: wait for one of "
+                "them, or stop it"
+            )
+
     def load(self, settings: Settings) -> Work:
         """Have a model loaded in the place of the one there is, whose memory is free first."""
 
@@ -95,11 +110,18 @@ class Service:
         return self.engine.submit(task, "Loading the model", public="the model is being loaded")
 
     def say(self, owner: str, id: str, text: str, files: Sequence[str] = ()) -> Work:
-        """Have uploaded files read, and a message answered if there is one."""
-        documents, unread = list[Document](), list(files)
+        """Have uploaded files read, and a message answered if there is one.
+
+        Raises:
+            ContextError: the message is longer than the model was trained for.
+            DocumentError: a file is none that this user uploaded.
+            SettingError: something is being done for the conversation, or too much waits.
+        """
+        documents, unread = list[Document](), [self.uploads.own(owner, file) for file in files]
+        self.loaded.require_fits(text)
 
         def opened(work: Work) -> None:
-            documents.extend(read_upload(file, work) for file in files)
+            documents.extend(self.uploads.read(file, work, self.loaded) for file in [*unread])
 
         def task(now: Open, work: Work) -> None:
             reading_s = 0.0
@@ -110,6 +132,7 @@ class Service:
                 begun = time.monotonic()
                 if now.session.read(documents, *work.audience):
                     reading_s = time.monotonic() - begun
+                self.uploads.remove(unread)
                 unread.clear()
                 now.keep()
             if text:
@@ -140,10 +163,12 @@ class Service:
         """Have message `number`, counted from 1, answered in other words.
 
         Raises:
+            ContextError: they are more than the model was trained for.
             SettingError: there are none; or something is being done for it.
         """
         if not text.strip():
             raise SettingError("a message cannot be empty: type something, or go back before it")
+        self.loaded.require_fits(text)
 
         def task(now: Open, work: Work) -> None:
             now.answer(work, now.session.edit(number, text))
@@ -189,7 +214,9 @@ class Service:
         return self._with(owner, id, "Answering from everything", task, Sent(check=True))
 
     def require_change(self, owner: str, id: str, values: dict[str, Any]) -> None:
-        """Raises SettingError if these settings of a conversation cannot change any more."""
+        """Raises a KvliteError if these settings of a conversation cannot change any more, or what
+        the model is to be told first is longer than it was trained for."""
+        self.loaded.require_fits(str(values.get("system", "")))
         if "system" in values and self.record(owner, id).said:
             raise SettingError(
                 "what the model is told first cannot change once something was said: begin a "
@@ -250,15 +277,23 @@ class Service:
         with self._lock:
             if (going := self.under_way(owner, id)) is not None:
                 going.work.cancel.set()
+            if (last := self.going(owner, id)) is not None:
+                self.uploads.remove(last.sent.files)
             try:
                 shelf.delete(id)
             finally:
                 gone = self.engine.submit(task, "Deleting")
         return gone
 
-    def close(self, seconds: float = 60) -> str:
+    def close(self, patience: float = 5, seconds: float = 60) -> str:
         """End what is being done, and keep the conversation in memory for another day; why that
-        cannot be, if so."""
+        cannot be, if so.
+
+        Args:
+            patience: seconds that what is being done has to end, where an answer may be lost; it
+                may be a library's call that never does.
+            seconds: that the conversation has to be kept.
+        """
         told = list[str]()
 
         def last(work: Work) -> None:
@@ -271,7 +306,10 @@ class Service:
             for shelf in self._shelves.values():
                 shelf.sweep()
 
-        if not self.engine.close(last, seconds):
+        now = self.engine.current
+        # While a model is loaded there is no answer to lose.
+        loses = self.loaded.open is not None and (now is None or not now.public)
+        if not self.engine.close(last, patience if loses else _AT_ONCE, seconds) and loses:
             told.append("What was being done did not end in time; an answer may be lost.")
         return " ".join(told)
 
@@ -309,12 +347,19 @@ class Service:
         """
         shelf.place(id)  # which refuses what is no id
         key = shelf.owner, id
+
+        def failed(work: Work) -> None:
+            if is_new and (work.abandoned or not isinstance(work.failure, Stopped)):
+                shelf.discard(id)
+
         with self._lock:
             self.require_idle(*key)
+            self._require_few(shelf.owner)
             shelf.require_there(id)
+            is_new = not shelf.has(id)
             if sent.text:
                 shelf.keep_draft(id, sent.text)
-            work = self.engine.submit(whole, title, first)
+            work = self.engine.submit(whole, title, first, failed=failed)
             rest = {each: going for each, going in self._going.items() if each != key}
             ended = [each for each, going in rest.items() if going.ended]
             for each in ended[: max(0, len(ended) - _ENDED)]:

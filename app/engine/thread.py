@@ -5,6 +5,7 @@ Devices, streams and inference mode belong to threads, and a web framework answe
 
 import queue
 import threading
+from collections.abc import Callable
 
 from .work import Task, Work
 
@@ -26,14 +27,22 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="kvlite engine", daemon=True)
         self._thread.start()
 
-    def submit(self, task: Task, title: str, first: Task | None = None, public: str = "") -> Work:
+    def submit(
+        self,
+        task: Task,
+        title: str,
+        first: Task | None = None,
+        public: str = "",
+        failed: Callable[[Work], None] | None = None,
+    ) -> Work:
         """Have something done, after all that was asked for before; nothing once this is closed.
 
         Args:
             first: what needs no device, done in a thread of its own before it waits its turn.
             public: what those who wait for it are told of it; without it only that they wait.
+            failed: told if it went wrong, before those who follow it.
         """
-        work = Work(task, title, public)
+        work = Work(task, title, public, failed)
         if first is None:
             self._enqueue(work)
         else:
@@ -61,13 +70,19 @@ class Engine:
         work.cancel.set()
         work.do()
 
-    def close(self, last: Task | None = None, seconds: float | None = None) -> bool:
+    def close(
+        self,
+        last: Task | None = None,
+        patience: float | None = None,
+        seconds: float | None = None,
+    ) -> bool:
         """End what is being done, do nothing more that waits, and end the thread; whether it has
         ended.
 
         Args:
             last: done all the same, after everything else.
-            seconds: to wait for it at most.
+            patience: seconds to wait at most for what is being done.
+            seconds: to wait then at most for the rest.
         """
         with self._lock:
             now = [self.current] if self.current else []
@@ -77,6 +92,9 @@ class Engine:
                 self._wait(Work(last, ""))
             self._closed = True
             self._queue.put(None)
+        for work in now:
+            if not work.ended.wait(patience):
+                return False
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

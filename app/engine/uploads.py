@@ -1,49 +1,154 @@
 """Documents that were uploaded: nothing else of this machine is read for anyone."""
 
-from collections.abc import Mapping
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradio.utils import get_upload_folder
+from kvlite.documents import Document, read_apart
+from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
 
-from kvlite.documents import Document, read_document
-from kvlite.errors import DocumentError
-
+from ..keeping.shelf import folder_of
+from .loaded import Loaded
 from .work import Work
 
 # What may be uploaded.
 SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
+# Bytes that all files may have together, and those of one user: others find room. Each counts as
+# this much at least, so that they cannot be too many.
+MOST, MOST_EACH, LEAST = 2 << 30, 1 << 30, 1 << 20
+# Seconds after which a file goes that nobody sent.
+KEPT = 3600.0
+# Documents that are read at once, and those of one user.
+_AT_ONCE, _AT_ONCE_EACH = 4, 2
+# Seconds between two looks at whether it is someone's turn.
+_BEAT = 0.05
 
 
-def read_upload(path: str, work: Work) -> Document:
-    """The document of an uploaded file.
+class Uploads:
+    """Files that were uploaded, each in a folder whose name nobody can guess; gone once they were
+    read, once their conversation is, when others come an hour later, and with the app.
 
-    Args:
-        work: shows how far it is, and may be cancelled.
-
-    Raises:
-        DocumentError: it cannot be read; the file is called what its owner calls it.
-        Stopped: someone wanted no more of it.
+    Attributes:
+        folder: where they are.
     """
-    name = Path(path).name
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise DocumentError(f"{name} is none of {', '.join(SUFFIXES)}: save it as one of them")
-    work.begin(f"Opening {name}")
+
+    def __init__(self, folder: Path) -> None:
+        """In a folder that nobody else uses."""
+        self.folder = folder
+        self._turns = threading.BoundedSemaphore(_AT_ONCE)
+        self._turns_of: dict[str, threading.BoundedSemaphore] = {}
+
+    def clear(self) -> None:
+        """Remove what an app left that was killed, or all of this one's."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def new(self, owner: str) -> Path:
+        """A folder for a file to come."""
+        self._forget_old()
+        place = self.folder / folder_of(owner) / secrets.token_urlsafe(16)
+        place.mkdir(parents=True, mode=0o700)
+        return place
+
+    def room(self, owner: str) -> int:
+        """Bytes that may still come of a user; none or less if there is no room."""
+        own = _taken(self.folder / folder_of(owner))
+        return min(MOST_EACH - own, MOST - _taken(self.folder))
+
+    def own(self, owner: str, path: Any) -> str:
+        """Where a file lies that a user names.
+
+        Raises:
+            DocumentError: it is none that he uploaded.
+        """
+        if isinstance(path, str) and "\0" not in path:
+            place, folder = Path(path).resolve(), (self.folder / folder_of(owner)).resolve()
+            if place.is_relative_to(folder) and place.is_file():
+                return str(place)
+        raise DocumentError(
+            "this is no file that was uploaded, or it was removed since: upload it, with "
+            "handle_file(PATH) in a program"
+        )
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, of which nobody needs more."""
+        for path in paths:
+            place = Path(path)
+            if place.is_relative_to(self.folder.resolve()) or place.is_relative_to(self.folder):
+                shutil.rmtree(place.parent, ignore_errors=True)
+
+    def read(self, path: str, work: Work, loaded: Loaded) -> Document:
+        """The document of an uploaded file, read in a process of its own: it takes neither the
+        time of those who are answered, nor all memory, and is stopped at once.
+
+        Args:
+            work: shows how far it is, and may be cancelled.
+            loaded: the model that it must fit.
+
+        Raises:
+            DocumentError, ContextError: it cannot be read; the file is called what its owner calls
+                it, and is gone.
+            Stopped: someone wanted no more of it.
+        """
+        name = Path(path).name
+        try:
+            if Path(path).suffix.lower() not in SUFFIXES:
+                raise DocumentError(
+                    f"{name} is none of {', '.join(SUFFIXES)}: save it as one of them"
+                )
+            own = threading.BoundedSemaphore(_AT_ONCE_EACH)
+            own = self._turns_of.setdefault(Path(path).parent.parent.name, own)
+            with _turn(own, work), _turn(self._turns, work):
+                os.utime(path)  # it is young again
+                work.begin(f"Opening {name}")
+                document = read_apart(
+                    path, limit=loaded.text_limit, progress=work.progress, cancel=work.cancel
+                )
+            loaded.require_fits(document.text, work.cancel)
+            return document
+        except Stopped:
+            raise
+        except (KvliteError, OSError) as error:
+            self.remove([path])
+            kind = type(error) if isinstance(error, KvliteError) else DocumentError
+            raise kind(str(error).replace(path, name)) from None
+
+    def _forget_old(self) -> None:
+        for place in self.folder.glob("*/*"):
+            if _used(place) < time.time() - KEPT:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _turn(turns: threading.BoundedSemaphore, work: Work) -> Iterator[None]:
+    while not turns.acquire(timeout=_BEAT):
+        require_uncancelled(work.cancel)
     try:
-        return read_document(path, progress=work.progress, cancel=work.cancel)
-    except DocumentError as error:
-        raise DocumentError(str(error).replace(path, name)) from None
+        yield
+    finally:
+        turns.release()
 
 
-def uploaded(file: Any) -> str:
-    """Where a file lies that a program names, as gradio's client does once it has uploaded it.
+def _taken(folder: Path) -> int:
+    """Bytes of the files below a folder, as they count."""
+    return sum(max(LEAST, _size(each)) for each in folder.rglob("*") if not each.is_dir())
 
-    Raises:
-        DocumentError: it names none that was uploaded.
-    """
-    path = file.get("path") if isinstance(file, Mapping) else None
-    if isinstance(path, str) and "\0" not in path:
-        place, folder = Path(path).resolve(), Path(get_upload_folder()).resolve()
-        if place.is_relative_to(folder) and place.is_file():
-            return str(place)
-    raise DocumentError("this is no file that was uploaded: give handle_file(PATH)")
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # it has just gone
+        return 0
+
+
+def _used(place: Path) -> float:
+    """When anything in a folder was changed last."""
+    try:
+        return max(each.stat().st_mtime for each in (place, *place.iterdir()))
+    except OSError:
+        return time.time()

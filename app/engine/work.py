@@ -65,16 +65,28 @@ class Work:
         failure: what went wrong, without the frames it came through.
         heed: called by whoever does it, each time it shows something.
         public: what it is called where all may know that.
+        abandoned: whether nobody wants anything of it any more.
+        ended: set once it has ended.
     """
 
-    def __init__(self, task: "Task", title: str, public: str = "") -> None:
+    def __init__(
+        self,
+        task: "Task",
+        title: str,
+        public: str = "",
+        failed: "Callable[[Work], None] | None" = None,
+    ) -> None:
         """Work to be done.
 
         Args:
             task: is given this, to say how far it is.
             title: what to call it until it says more.
+            failed: told if it went wrong, before those who follow it.
         """
         self.public = public
+        self.abandoned = False
+        self.ended = Event()
+        self._failed = failed
         self._task: Task | None = task
         self.cancel = Event()
         self.result: Any = None
@@ -121,7 +133,7 @@ class Work:
             self.begin(title)
             return True
         self._task = None
-        self.show(ended=True)
+        self._end()
         return False
 
     def do(self) -> None:
@@ -129,7 +141,19 @@ class Work:
         task, self._task = self._task, None
         self._went_well(task)
         del task  # and with it what it holds, before anyone hears that it has ended
+        self._end()
+
+    def abandon(self) -> None:
+        """End it, as nobody wants anything of it any more."""
+        self.abandoned = True
+        self.cancel.set()
+
+    def _end(self) -> None:
+        if self.failure is not None and self._failed is not None:
+            self._failed(self)
+        self._failed = None
         self.show(ended=True)
+        self.ended.set()
 
     def _went_well(self, task: "Task | None") -> bool:
         """Whether a task did; what went wrong is kept for those who follow."""

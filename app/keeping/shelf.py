@@ -7,7 +7,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from .record import Record
 
 _DELETED = "this conversation was deleted: begin a new one"
 _ID = re.compile(r"[0-9a-f]{32}")
+# Characters of a query that count.
+_QUERY = 1_000
 # Of the disk's free space, what caches of conversations that are set aside may take.
 _SHARE = 0.1
 # What tells a file from what was there before.
@@ -43,17 +45,15 @@ class Shelf:
         Args:
             root: kvlite's data folder, if not the usual one.
         """
-        # A name may have any characters; a folder may not.
-        name = f"user-{sha256(owner.encode()).hexdigest()[:32]}" if owner else "everyone"
         self.owner = owner
-        self.folder = (root or data_folder()) / "app" / name
+        self.folder = (root or data_folder()) / "app" / folder_of(owner)
         self._lock = threading.Lock()
         self._listed: dict[Path, tuple[_Written, Record]] = {}
         self._gone: set[str] = set()
 
     def records(self, query: str = "") -> list[Record]:
         """Those that match a query, the one used last first; to look at, not to change."""
-        listed = {}
+        listed, query = {}, query[:_QUERY]
         for path in self.folder.glob("*/record.json"):
             if self.is_gone(path.parent.name):
                 continue
@@ -171,6 +171,13 @@ class Shelf:
         if place.exists():
             raise SettingError(f"{place} cannot be removed whole: remove it by hand")
 
+    def discard(self, id: str) -> None:
+        """Remove one of which nothing was said, nor read: as if it had never been."""
+        with self._lock, suppress(SettingError):  # what cannot be read stays
+            now = self.record(id)
+            if not now.said and not now.waiting:
+                shutil.rmtree(self.place(id), ignore_errors=True)
+
     def sweep(self) -> None:
         """Remove what was written of those that were deleted, while that went on."""
         for id in [*self._gone]:
@@ -242,6 +249,11 @@ class Shelf:
         record.id = path.parent.name  # a copy of a folder is another conversation
         self.place(record.id)
         return record
+
+
+def folder_of(owner: str) -> str:
+    """What a user's folder is called: a name may have any characters, a folder may not."""
+    return f"user-{sha256(owner.encode()).hexdigest()[:32]}" if owner else "everyone"
 
 
 def _written(path: Path) -> _Written:

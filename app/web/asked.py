@@ -41,7 +41,8 @@ class Page(gr.Blocks):
         except gr.Error as error:
             raise refused(_in_short(error.message)) from None
         except Exception as error:
-            _LOG.warning("refused what was sent: %s: %s", type(error).__name__, error)
+            # As Python writes it: there is in it what was sent.
+            _LOG.warning("refused what was sent: %s: %s", type(error).__name__, _short(str(error)))
             raise refused(_ODD) from None
         kinds = _kinds_of(block_fn.fn)
         return [

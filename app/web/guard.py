@@ -1,21 +1,23 @@
-"""Who may come in, from where, and with what."""
+"""Who may come in, and from where."""
 
 import ipaddress
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
 
-# Bytes a document may have, and whatever else is sent.
-LARGEST, LONGEST = 200 << 20, 32 << 20
+from .bodies import OwnBodies
+from .logins import Logins
+from .origins import OwnPages
+from .routes import Routes
+
+_Header = tuple[bytes, bytes]
+
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 # Nothing is fetched from elsewhere, whatever an answer or a document has in it. The page itself
@@ -118,89 +120,13 @@ class Door:
         guards = [Middleware(Headers)]
         if self.is_private:
             guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, self.host]))
-            guards.append(Middleware(OwnPages))
-        return [*guards, Middleware(OwnFiles)]
-
-
-class OwnPages:
-    """Refuses what a browser sends for a page of elsewhere, such as files that fill the disk."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the app does, or refuse."""
-        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-            sent = Request(scope).headers
-            origin = sent.get("origin")
-            if origin is not None and origin.partition("://")[2] != sent.get("host"):
-                await _refused("This is another page's request.", 403)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class OwnFiles:
-    """Refuses what names a file by an address, which gradio would fetch; and more than anyone
-    types."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the app does, or refuse."""
-        if scope["type"] != "http" or scope["method"] != "POST" or _is_upload(scope):
-            await self.app(scope, receive, send)
-            return
-        body = bytearray()
-        try:
-            async for part in Request(scope, receive).stream():
-                body += part
-                if len(body) > LONGEST:
-                    await _refused("This is too long.", 413)(scope, receive, send)
-                    return
-        except ClientDisconnect:
-            return
-        if _names_an_address(bytes(body)):
-            await _refused("Files are uploaded here, not fetched.", 403)(scope, receive, send)
-            return
-        unread = [bytes(body)]
-
-        async def again() -> Message:
-            if unread:
-                return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            return await receive()
-
-        await self.app(scope, again, send)
-
-
-def _is_upload(scope: Scope) -> bool:
-    """Whether a request brings files, by the header that whoever reads it goes by."""
-    return Request(scope).headers.get("content-type", "").startswith("multipart/")
-
-
-def _refused(sentence: str, status: int) -> PlainTextResponse:
-    return PlainTextResponse(sentence, status_code=status)
-
-
-def _names_an_address(body: bytes) -> bool:
-    """Whether somewhere in what is sent a file's path is an address."""
-    try:
-        inner: list[Any] = [json.loads(body)]
-    except (ValueError, RecursionError):  # the app will not read it either
-        return False
-    while inner:
-        plain = inner.pop()
-        if isinstance(plain, dict):
-            if str(plain.get("path", "")).strip().lower().startswith(("http:", "https:")):
-                return True
-            inner += plain.values()
-        elif isinstance(plain, list):
-            inner += plain
-    return False
+        guards += [Middleware(OwnPages), Middleware(Routes, locked=bool(self.auth))]
+        return [*guards, Middleware(Logins), Middleware(OwnBodies)]
 
 
 class Headers:
-    """Adds to every answer what a browser must not do with it."""
+    """Adds to every answer what a browser must not do with it, and keeps what it remembers of a
+    login from other pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -210,7 +136,20 @@ class Headers:
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                own = [*_cookies(message.get("headers", ()), scope.get("scheme") == "https")]
+                names = {name for name, _ in own}
+                message["headers"] = [*own, *(each for each in _HEADERS if each[0] not in names)]
             await send(message)
 
         await self.app(scope, receive, sent)
+
+
+def _cookies(headers: Iterable[_Header], is_secure: bool) -> Iterator[_Header]:
+    """Headers, whose cookies go to this app's pages alone, and over https alone where there is
+    that: gradio sets one for each case, and one of them for all pages there are."""
+    for name, value in headers:
+        if name.lower() == b"set-cookie":
+            if is_secure and value.startswith(b"access-token-unsecure-"):
+                continue
+            value = re.sub(rb"(?i)(;\s*samesite=)none", rb"\1lax", value)
+        yield name, value

@@ -8,12 +8,13 @@ from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.cache.bits import UNCHANGED
 from kvlite.engine.fork import NO_RECALL, Choice, Recalled
 from kvlite.errors import SettingError
+from kvlite.memory.room import ram_limit
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
 from kvlite.methods.random import Random
 from kvlite.methods.rules import can_recall
 from kvlite.model.load import LoadedModel
-from kvlite.offload.room import ram_limit, tier_bytes
+from kvlite.offload.room import tier_bytes
 from kvlite.sizes import readable
 
 RECALL_BITS = ("16", "8", "4")
@@ -72,7 +73,7 @@ def recalled(given: Sequence[str], bits: Sequence[str]) -> list[Recalled | None]
     for text in given:
         if text == NO_RECALL:
             ways.append(None)
-        elif text.isdecimal():
+        elif text.isascii() and text.isdecimal() and len(text) < 10:
             ways += [Recalled(int(text), each) for each in widths]
         else:
             raise SettingError(

@@ -1,11 +1,18 @@
-"""What has been read, as keys and values: banks of KV heads, one layer, all layers."""
+"""What has been read, as keys and values: banks of KV heads, one layer, all layers.
 
-from kvlite.cache.bank import Bank
+Only what needs tensors imports torch: how many bits a user asked for is known without it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from kvlite.cache.bits import KVBits, parse_kv_bits
-from kvlite.cache.cache import KVCache
-from kvlite.cache.front import Front
-from kvlite.cache.layer import LayerCache
-from kvlite.cache.selection import Line, Selection
+
+if TYPE_CHECKING:
+    from kvlite.cache.bank import Bank
+    from kvlite.cache.cache import KVCache
+    from kvlite.cache.front import Front
+    from kvlite.cache.layer import LayerCache
+    from kvlite.cache.selection import Line, Selection
 
 __all__ = [
     "Bank",
@@ -17,3 +24,21 @@ __all__ = [
     "Selection",
     "parse_kv_bits",
 ]
+
+_HOMES = {
+    "Bank": "bank",
+    "Front": "front",
+    "KVCache": "cache",
+    "LayerCache": "layer",
+    "Line": "selection",
+    "Selection": "selection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvlite.cache' has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(f"kvlite.cache.{_HOMES[name]}"), name)
+    return found

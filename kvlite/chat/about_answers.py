@@ -7,11 +7,11 @@ from rich.style import Style
 from rich.text import Text
 
 from kvlite.audience import Notify
-from kvlite.chat.harmless import harmless
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Terminal
 from kvlite.check import Run, difference
 from kvlite.engine.reading import Progress
+from kvlite.harmless import harmless
 from kvlite.ledger import Piece
 
 # Marks tell them apart where colours do not; the colours are a pair that nobody confuses.

@@ -7,17 +7,23 @@ from kvlite.audience import NOBODY, Audience
 from kvlite.chat import saving
 from kvlite.chat.session import Session
 from kvlite.chat.terminal import Terminal
-from kvlite.documents import Document, read_document
+from kvlite.documents import Document, read_apart
 from kvlite.errors import SettingError
+from kvlite.model.text_limit import text_limit
 
 
 def read(session: Session, terminal: Terminal, argument: str) -> None:
     """Read documents for the next message."""
 
+    runner = session.runner
+    limit = text_limit(runner.tokenizer, runner.shape.max_context)
+
     def opened(path: str) -> Document:
         return terminal.work(
             f"Opening {Path(path).name}",
-            lambda progress, _, cancel: read_document(path, progress=progress, cancel=cancel),
+            lambda progress, _, cancel: read_apart(
+                path, limit=limit, progress=progress, cancel=cancel
+            ),
         )
 
     take(session, terminal, [opened(path) for path in _paths(argument)])

@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlite.branches import Branch
-from kvlite.chat.harmless import harmless
 from kvlite.chat.session import Message, Session
 from kvlite.chat.terminal import Terminal, Work
 from kvlite.documents import Document
 from kvlite.errors import SettingError, Stopped
+from kvlite.harmless import harmless
 
 
 def undo(session: Session, terminal: Terminal, argument: str) -> None:
@@ -98,7 +98,7 @@ def _number(argument: str) -> int | None:
     """
     if not argument:
         return None
-    if not argument.isdecimal():
+    if not argument.isascii() or not argument.isdecimal() or len(argument) > 9:
         raise SettingError(f"{argument!r} is not a number: count from 1")
     return int(argument)
 

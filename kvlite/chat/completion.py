@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlite.about import SUFFIX
 from kvlite.chat.commands import COMMANDS, command_named
 from kvlite.chat.options import option_named, shown_name
 from kvlite.chat.typed import command_in
 from kvlite.errors import SettingError
 from kvlite.library import library_folder
 from kvlite.settings import OPTIONS
-from kvlite.snapshot import SUFFIX
 
 
 @dataclass(frozen=True)

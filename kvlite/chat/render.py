@@ -9,7 +9,7 @@ from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.segment import Segment
 from rich.syntax import Syntax
 
-from kvlite.chat.harmless import harmless
+from kvlite.harmless import harmless
 
 Line = list[Segment]
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from kvlite import library
+from kvlite.about import SUFFIX, About, about
 from kvlite.audience import Audience
 from kvlite.chat.session import Session
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.replacing import replaced
-from kvlite.snapshot import SUFFIX, About, Snapshot
 
 _MARKDOWN = (".md", ".markdown")
 _FORCE = " --force"
@@ -73,8 +73,7 @@ def found(name: str) -> About:
         raise SettingError(f"{name} is text for people: what the model held is not in it")
     if path.suffix.lower() != SUFFIX:
         path = library.entry_path(name)
-    with Snapshot(path) as saved:
-        return saved.about
+    return about(path)
 
 
 def load(session: Session, path: Path, progress: Progress | None, reading: Audience) -> None:

@@ -173,7 +173,7 @@ class Session:
 
     def _require_room(self, text: str) -> None:
         most, seen = self.runner.shape.max_context, self.talk.cache.seen
-        new = tokens_of(self.runner.tokenizer, text)
+        new = tokens_of(self.runner.tokenizer, text, most)
         if seen + new >= most:
             raise ContextError(
                 f"{new:,} more tokens do not fit this model, which was trained for {most:,}, of "

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 
-from kvlite.chat.harmless import harmless
 from kvlite.chat.region import Region
 from kvlite.chat.render import Blocks, Line, lines_of
+from kvlite.harmless import harmless
 
 # Seconds between two drawings, and how many times as long as one takes.
 _PAUSE, _SHARE = 0.08, 8

@@ -1,9 +1,8 @@
 """Answers on standard output, as text or as JSON, and their account beside it."""
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
+from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
 
 if TYPE_CHECKING:
@@ -28,19 +27,13 @@ def print_answer(
             bar.close()
             pieces.append(piece)
             if not as_json:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
+                write(piece.text)
     ledger = pieces[-1].ledger
     if as_json:
         answer = "".join(piece.text for piece in pieces)
-        readable = sys.stdout.encoding.lower().startswith("utf")
-        print(
-            json.dumps({"answer": answer, **ledger.to_json()}, ensure_ascii=not readable),
-            flush=True,
-        )
+        print_json({"answer": answer, **ledger.to_json()}, readable=True)
         return ledger
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    write("\n")
     if account:
         screen.print(ledger.line(), style="dim")
     return ledger

@@ -60,5 +60,5 @@ def app(
     serve(
         settings,
         door,
-        tell=lambda said: screen.print(said, markup=False),
+        tell=lambda said: screen.print(said),
     )

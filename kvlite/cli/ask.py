@@ -3,13 +3,21 @@
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import FromLibrary, documents_of, from_library, named_file, open_file
+from kvlite.cli.opening import (
+    FromLibrary,
+    documents_of,
+    from_library,
+    named_file,
+    open_file,
+    require_files,
+)
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, reading
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
@@ -39,8 +47,9 @@ def ask(
         ),
     ] = None,
     question: Annotated[
-        str, typer.Argument(help="what to ask; without it, questions are asked one after another")
-    ] = "",
+        str | None,
+        typer.Argument(help="what to ask; without it, questions are asked one after another"),
+    ] = None,
     library: FromLibrary = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object an answer instead of text")
@@ -74,7 +83,10 @@ def ask(
 
       cat log.txt | kvlite ask - "What failed first?" --json
     """
-    settings, files, question = resolved.settings, list(files or ()), question.strip()
+    settings, files = resolved.settings, list(files or ())
+    if question is not None and not question.strip():
+        raise SettingError(f"the question {question!r} is empty: {_USAGE}")
+    question = (question or "").strip()
     if question and (not files or question == "-" or os.path.isfile(question)):
         files, question = [*files, question], ""
     if not files:
@@ -83,20 +95,21 @@ def ask(
         raise SettingError(
             f"standard input is the document, so no question can come from it: {_USAGE}"
         )
-    from kvlite.prompts import all_of, question_about, tokens_of
-    from kvlite.runner import open_runner
-
+    require_files(files, settings)
     screen = console(quiet)
     saved = named_file(files)
     if saved is not None:
         (_, talk), known = open_file(saved, settings, question, screen), True
     else:
-        documents = documents_of(files, screen)
+        documents = documents_of(files, settings.model, screen)
+        from kvlite.prompts import all_of, question_about, tokens_of
+        from kvlite.runner import open_runner
+
         said = question_about(documents, question) if question else all_of(documents)
         with screen.status("Loading the model") as status:
-            runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))
+            runner = open_runner(settings, status.update, partial(tokens_of, text=said))
         for why in runner.plan.changes if runner.plan else ():
-            screen.print(f"Plan: {why}", style="dim", markup=False)
+            screen.print(f"Plan: {why}", style="dim")
         found = from_library(runner, documents, screen) if library else None
         talk, known = found or runner.conversation(), found is not None
         talk.documents = tuple(documents)
@@ -123,7 +136,7 @@ def ask(
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:
-            screen.print(f"kvlite: {sentence(resolved.noted(error))}", markup=False)
+            screen.print(f"kvlite: {sentence(resolved.noted(error))}")
             failed = True
     if not asked and not _at_terminal():
         raise SettingError(f"standard input has no question: {_USAGE}")

@@ -1,12 +1,13 @@
 """`kvlite calibrate`: measure a model once, for the methods that need to know it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlite.cli.console import output, print_json
+from kvlite.cli.opening import require_files
 from kvlite.cli.options import with_model
 from kvlite.cli.screen import console, reading_bar
 from kvlite.errors import SettingError
@@ -44,6 +45,11 @@ def calibrate(
     """
     if named:
         settings = settings.replace({"model": named})
+    if out and not Path(out).resolve().parent.is_dir():
+        raise SettingError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
+    if out and Path(out).is_dir():
+        raise SettingError(f"--out {out} is a folder: name a file")
+    require_files([text] if text else [], settings)
     from kvlite.bench.prose import bundled_prose
     from kvlite.calibrate import calibrate as measure
     from kvlite.calibrate import pieces_of
@@ -52,10 +58,6 @@ def calibrate(
     from kvlite.runner import open_runner
 
     prose = read_document(text).text if text else bundled_prose()
-    if out and not Path(out).resolve().parent.is_dir():
-        raise SettingError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
-    if out and Path(out).is_dir():
-        raise SettingError(f"--out {out} is a folder: name a file")
     with console().status("Loading the model") as status:
         runner = open_runner(settings, status.update)
     pieces = pieces_of(runner.model, prose, samples, tokens)
@@ -67,13 +69,12 @@ def calibrate(
         found = replace(found, lazy_threshold=before.lazy_threshold)
     found.save(path)
     if as_json:
-        print(json.dumps({**found.to_json(), "path": str(path)}))
+        print_json({**found.to_json(), "path": str(path)})
         return
     _show(found, path)
 
 
 def _show(found: "Calibration", path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from kvlite.methods.rank import layer_groups
@@ -88,7 +89,7 @@ def _show(found: "Calibration", path: Path) -> None:
             " ".join(f"{rank:.1f}" for rank in heads),
             f"{found.lazy_shares[layer]:.3f}",
         )
-    screen = Console()
+    screen = output()
     screen.print(table)
     threshold = found.lazy_threshold
     if threshold is None:
@@ -99,4 +100,4 @@ def _show(found: "Calibration", path: Path) -> None:
     else:
         lazy = sum(share > threshold for share in found.lazy_shares)
         screen.print(f"simlayerkv: {threshold} ({lazy} of {len(groups)} layers lazy)")
-    screen.print(f"Saved in {path}", highlight=False)
+    screen.print(f"Saved in {path}")

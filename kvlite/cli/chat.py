@@ -12,7 +12,15 @@ import typer
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import FromLibrary, documents_of, from_library, named_file, open_file
+from kvlite.cli.console import output
+from kvlite.cli.opening import (
+    FromLibrary,
+    documents_of,
+    from_library,
+    named_file,
+    open_file,
+    require_files,
+)
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
@@ -70,14 +78,15 @@ def chat(
     """
     if "-" in (files or ()):
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
+    settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
+    require_files(files or (), settings)
+    screen = _screen(typed, quiet)
+    saved = named_file(files or ())
+    documents = [] if saved else documents_of(files or (), settings.model, screen)
     from kvlite.chat.session import Session
     from kvlite.prompts import all_of, tokens_of
     from kvlite.runner import open_runner
 
-    settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
-    screen = _screen(typed, quiet)
-    saved = named_file(files or ())
-    documents = [] if saved else documents_of(files or (), screen)
     said, talk = all_of(documents), None
     if saved is not None:
         with unechoed():
@@ -85,7 +94,7 @@ def chat(
     else:
         with unechoed(), screen.status("Loading the model") as status:
             runner = open_runner(
-                settings, status.update, (lambda own: tokens_of(own, said)) if said else None
+                settings, status.update, partial(tokens_of, text=said) if said else None
             )
         if documents and library:
             talk = from_library(runner, documents, screen)
@@ -94,7 +103,7 @@ def chat(
         session.resume(talk)
         documents = []
     for why in runner.plan.changes if runner.plan else ():
-        screen.print(f"Plan: {why}", style="dim", markup=False)
+        screen.print(f"Plan: {why}", style="dim")
     if typed:
         _typed(session, screen, documents, resolved.noted, as_json=as_json, quiet=quiet)
     else:
@@ -103,10 +112,8 @@ def chat(
 
 def _screen(typed: bool, quiet: bool) -> "Console":
     """Where everything but answers goes."""
-    from rich.console import Console
-
     if typed and sys.stdout.isatty():
-        return Console(file=sys.stdout, highlight=False)
+        return output()
     return console(quiet)
 
 
@@ -222,7 +229,7 @@ def _piped(
             except Stopped:
                 raise
             except KvliteError as error:
-                screen.print(f"kvlite: {sentence(noted(error))}", markup=False)
+                screen.print(f"kvlite: {sentence(noted(error))}")
                 failed = True
                 continue
             if ledger.finish_reason == "interrupted":

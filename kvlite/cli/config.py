@@ -1,11 +1,11 @@
 """`kvlite config`: what settings are in use, and where each comes from."""
 
-import json
 import os
 from typing import Annotated, Any
 
 import typer
 
+from kvlite.cli.console import output, print_json
 from kvlite.cli.options import as_text, with_origins
 from kvlite.cli.screen import console
 from kvlite.environment import unknown_variables, variable_of
@@ -46,9 +46,8 @@ def config(
             "folders": {name: str(path) for name, path in folders.items()},
             "unknown_variables": strange,
         }
-        print(json.dumps(plain))
+        print_json(plain)
         return
-    from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -60,15 +59,14 @@ def config(
     places = Table("folder", Column("path", overflow="fold"))
     for name, path in folders.items():
         places.add_row(name, Text(str(path)))
-    screen = Console(highlight=False)
+    screen = output()
     screen.print(table)
     screen.print(places)
     if resolved.profile is not None:
-        screen.print(f"Profile: {resolved.profile.name} ({resolved.profile.path})", markup=False)
+        screen.print(f"Profile: {resolved.profile.name} ({resolved.profile.path})")
     for variable in strange:
         console().print(
             f"Note: {variable} is no setting, and changes nothing: there is "
             f"{variable_of('model')}, {variable_of('kv_bits')} and so on",
             style="yellow",
-            markup=False,
         )

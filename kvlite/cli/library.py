@@ -1,11 +1,11 @@
 """`kvlite library`: what was read and said once, and how much of it is kept."""
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlite.cli.console import output, print_json
 from kvlite.cli.screen import console
 from kvlite.sizes import readable
 
@@ -49,17 +49,15 @@ def list_entries(as_json: AsJson = False) -> None:
     if as_json:
         rows = [_plain(each) for each in found]
         folder = str(library_folder())
-        print(json.dumps({"folder": folder, "bytes": total, "limit": most, "entries": rows}))
+        print_json({"folder": folder, "bytes": total, "limit": most, "entries": rows})
         return
-    from rich.console import Console
-
-    out = Console(highlight=False)
+    out = output()
     if not found:
-        out.print("The library is empty: `kvlite read FILE` puts a document there.", markup=False)
+        out.print("The library is empty: `kvlite read FILE` puts a document there.")
         return
     out.print(_table(found))
     of = "" if most is None else f" of {readable(most)}"
-    out.print(f"{readable(total)}{of} in {library_folder()}", markup=False, soft_wrap=True)
+    out.print(f"{readable(total)}{of} in {library_folder()}", soft_wrap=True)
 
 
 @app.command()
@@ -75,9 +73,9 @@ def remove(
         entry_path(name)
     freed = sum(map(remove_entry, dict.fromkeys(names)))
     if as_json:
-        print(json.dumps({"removed": names, "bytes": freed}))
+        print_json({"removed": names, "bytes": freed})
         return
-    console().print(f"Removed {', '.join(names)}: {readable(freed)} freed.", markup=False)
+    console().print(f"Removed {', '.join(names)}: {readable(freed)} freed.")
 
 
 @app.command()
@@ -95,17 +93,16 @@ def limit(
     removed = set_limit(size) if size else []
     most = current()
     if as_json:
-        print(json.dumps({"limit": most, "removed": removed}))
+        print_json({"limit": most, "removed": removed})
         return
     screen = console()
     screen.print("There is no limit." if most is None else f"The limit is {readable(most)}.")
     for name in removed:
-        screen.print(f"Removed {name}, to keep to it.", markup=False)
+        screen.print(f"Removed {name}, to keep to it.")
     total = sum(each.nbytes for each in entries())
     if most is not None and total > most:
         screen.print(
             f"Conversations take {readable(total)}, and stay: `kvlite library remove NAME`.",
-            markup=False,
         )
 
 
@@ -137,7 +134,6 @@ def _stamp(seconds: float) -> str:
 
 
 def _table(found: "list[Entry]") -> "Table":
-    from rich.markup import escape
     from rich.table import Column, Table
 
     from kvlite.library import ago
@@ -147,12 +143,12 @@ def _table(found: "list[Entry]") -> "Table":
     for each in found:
         about, size, when = each.about, readable(each.nbytes), ago(each.used)
         if about is None:
-            table.add_row(escape(each.name), size, "damaged", "", "", when)
+            table.add_row(each.name, size, "damaged", "", "", when)
             continue
         method = str(about.settings.get("method"))
         shown = "the default" if method == Settings.method else method
         model = about.model.replace("\\", "/").rstrip("/").rpartition("/")[2]
         tokens = f"{about.tokens:,}"
         size += " (light)" if about.light else ""
-        table.add_row(escape(each.name), size, tokens, escape(model), escape(shown), when)
+        table.add_row(each.name, size, tokens, model, shown, when)
     return table

@@ -3,6 +3,7 @@
 import os
 import sys
 from io import TextIOWrapper
+from traceback import format_exc
 from typing import Annotated
 
 import typer
@@ -15,12 +16,14 @@ from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
 from kvlite.cli.chat import chat
 from kvlite.cli.config import config
+from kvlite.cli.console import say
 from kvlite.cli.library import app as library
 from kvlite.cli.methods import methods
 from kvlite.cli.plan import plan
 from kvlite.cli.profile import app as profile
 from kvlite.cli.read import read
-from kvlite.errors import KvliteError, sentence
+from kvlite.cli.screen import console, ending_on_signals
+from kvlite.errors import KvliteError, sentence, shortened
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,7 +48,7 @@ app.add_typer(bench, name="bench")
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"kvlite {__version__}")
+        say(f"kvlite {__version__}")
         raise typer.Exit
 
 
@@ -68,14 +71,29 @@ def main() -> None:
     try:
         if sys.stdout is None:
             raise KvliteError("standard output is closed: there is nowhere to answer")
-        sys.exit(app(prog_name="kvlite", standalone_mode=False))
+        with ending_on_signals():
+            sys.exit(app(prog_name="kvlite", standalone_mode=False))
     except typer.TyperException as error:
         message = _usage(error)
-    except (KvliteError, OSError) as error:
+    except Exception as error:
+        if (ending := _ending(error)) is not None:
+            raise ending from None
+        if not isinstance(error, KvliteError | OSError):
+            # A mistake of kvlite's own, which may quote what it was given.
+            console().print(format_exc(), end="")
+            sys.exit(1)
         message = _unusable(error) if isinstance(error, OSError) else sentence(error)
     if message:
-        print(f"kvlite: {message}", file=sys.stderr)
+        console().print(f"kvlite: {shortened(message)}")
     sys.exit(BAD_INPUT)
+
+
+def _ending(error: BaseException | None) -> BaseException | None:
+    """What ended the program, if an error came of that: libraries that are interrupted while they
+    tidy up after themselves raise errors of their own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+        error = error.__context__
+    return error
 
 
 def _unusable(error: OSError) -> str:

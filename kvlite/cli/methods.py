@@ -1,10 +1,11 @@
 """`kvlite methods`: what there is to choose from."""
 
 import inspect
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from kvlite.cli.console import output, print_json, say
 
 if TYPE_CHECKING:
     from kvlite.methods import Method
@@ -33,22 +34,21 @@ def methods(
 
     chosen = [type(parse_method(name))] if name else list(METHODS.values())
     if as_json:
-        print(json.dumps({"methods": [_row(method) for method in chosen]}))
+        print_json({"methods": [_row(method) for method in chosen]})
         return
     if name:
-        print(_explained(chosen[0]))
+        say(_explained(chosen[0]))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    screen = Console()
+    screen = output()
     table = Table("method", "what it does", "frees memory", "answering", "paper", show_lines=True)
     for method in chosen:
         row = _row(method)
         freed = "yes" if row["frees_memory"] else "no"
         table.add_row(row["name"], row["summary"], freed, row["while_answering"], row["paper"])
     screen.print(table)
-    screen.print("Options: kvlite methods NAME", highlight=False)
+    screen.print("Options: kvlite methods NAME")
 
 
 def _row(method: "type[Method]") -> dict[str, Any]:

@@ -23,27 +23,66 @@ if TYPE_CHECKING:
 
 SUFFIX = ".kv"
 
+# Bytes of a file of which it is worth looking up whether they could fit the model.
+_LARGE = 1 << 20
+
 FromLibrary = Annotated[
     bool, typer.Option("--library/--no-library", help="open what `kvlite read` has read already")
 ]
 """A command's flag."""
 
 
-def documents_of(files: Sequence[str], screen: "Console") -> "list[Document]":
-    """The documents of files, with a bar for those that have many pages.
+def require_files(files: Sequence[str], settings: Settings) -> None:
+    """Check files that are named, and what the model is called, before anything is read and before
+    libraries are imported that take seconds.
 
     Raises:
+        DocumentError, SnapshotError: one is not there, or cannot be read.
+        SettingError: the file of a conversation is named together with others.
+        ModelError: no model can be called so.
+    """
+    from kvlite.about import about
+    from kvlite.documents import require_readable
+    from kvlite.model.source import require_model
+
+    saved = named_file(files)
+    if saved is not None:
+        about(saved)
+        return
+    for file in files:
+        require_readable(file)
+    require_model(settings.model)
+
+
+def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[Document]":
+    """The documents of files, with a bar for those that have many pages.
+
+    Args:
+        model: what will read them.
+
+    Raises:
+        ContextError: one of them cannot fit the model.
         DocumentError: one of them cannot be read.
     """
-    from rich.markup import escape
-
     from kvlite.documents import read_document
 
-    found = []
+    found, limit = [], _limit(files, model)
     for file in files:
-        with reading_bar(screen, f"Opening {escape(Path(file).name)}") as bar:
-            found.append(read_document(file, progress=bar.update))
+        with reading_bar(screen, f"Opening {Path(file).name}") as bar:
+            found.append(read_document(file, limit=limit, progress=bar.update))
     return found
+
+
+def _limit(files: Sequence[str], model: str) -> int | None:
+    """The most characters that could fit a model; None where no file is large or the model is not
+    on this machine yet."""
+    if all(file != "-" and Path(file).stat().st_size < _LARGE for file in files):
+        return None
+    from kvlite.model.source import folder_here
+    from kvlite.model.text_limit import text_limit_of
+
+    folder = folder_here(model)
+    return None if folder is None else text_limit_of(folder)
 
 
 def named_file(files: Sequence[str]) -> Path | None:
@@ -86,8 +125,8 @@ def open_file(
             runner = open_runner(
                 settings.replace({**own, **given}),
                 status.update,
-                lambda tokenizer: (
-                    tokens_of(tokenizer, asked) + (about.tokens if about.light else 0)
+                lambda tokenizer, max_context: (
+                    tokens_of(tokenizer, asked, max_context) + (about.tokens if about.light else 0)
                 ),
             )
         late = {name: given[name] for name in given if name not in own}
@@ -110,14 +149,13 @@ def from_library(
         with Snapshot(entry.path) as saved:
             talk = _opened(runner, saved, runner.settings, screen)
     except SnapshotError as error:
-        screen.print(f"kvlite: {error}", markup=False)
+        screen.print(f"kvlite: {error}")
         return None
     library.used(entry.path)
     screen.print(
         f"Opened {entry.name}, read {library.ago(entry.about.created)} "
         f"({entry.about.tokens:,} tokens, {readable(entry.nbytes)}); --no-library reads it anew.",
         style="dim",
-        markup=False,
     )
     return talk
 

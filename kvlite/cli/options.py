@@ -12,7 +12,7 @@ import typer
 from kvlite.errors import KvliteError
 from kvlite.folders import config_folder
 from kvlite.profiles import Profiles
-from kvlite.resolution import Origin, Resolved, resolve
+from kvlite.resolution import Resolved, resolve
 from kvlite.settings import OPTIONS, Settings, flag_of
 
 _HINTS = get_type_hints(Settings)
@@ -37,8 +37,14 @@ def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command
 
     @wraps(command)
     def told(resolved: Resolved, **values: Any) -> None:
-        _require_meanings(resolved.settings, resolved.outside())
+        from kvlite.meanings import require_meanings
+
+        origins = resolved.origins
         try:
+            require_meanings(
+                resolved.settings,
+                lambda name: origins[name].called(name) if name in origins else flag_of(name),
+            )
             command(resolved, **values)
         except KvliteError as error:
             resolved.noted(error)
@@ -115,16 +121,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _resolved(flags: Mapping[str, Any], profile: str | None, names: Collection[str]) -> Resolved:
     chosen = Profiles(config_folder()).chosen(profile, os.environ)
     return resolve(flags, os.environ, chosen, names)
-
-
-def _require_meanings(settings: Settings, outside: Mapping[str, Origin]) -> None:
-    """What was not typed on the command line is checked here, where it is known what to call it."""
-    if not outside:
-        return
-    from kvlite.meanings import require_meaning
-
-    for name, origin in outside.items():
-        require_meaning(name, getattr(settings, name), origin.called(name))
 
 
 def _negated(flag: str) -> str:

@@ -1,15 +1,17 @@
 """`kvlite plan`: what will fit, before anything is loaded."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlite.cli.console import output, print_json
+from kvlite.cli.opening import documents_of
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
 from kvlite.cli.starting import uncollected
 from kvlite.errors import SettingError
-from kvlite.settings import Settings, flag_of
+from kvlite.model.source import config_here
+from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.memory.plan import Plan
@@ -60,16 +62,19 @@ def plan(
         raise SettingError("give --context or --doc, not both")
     if named:
         settings = settings.replace({"model": named})
+    if doc is not None:
+        from kvlite.documents import require_readable
+
+        require_readable(doc)
     screen = console()
+    config_here(settings.model)
     with uncollected():
-        from kvlite.meanings import require_meaning
         from kvlite.memory.planning import open_planner
         from kvlite.memory.reach import reaches
+        from kvlite.prompts import all_of
 
-        for name, value in vars(settings).items():
-            require_meaning(name, value, flag_of(name))
         with screen.status("Reading the config") as status:
-            text = _text(doc)
+            text = None if doc is None else all_of(documents_of([doc], settings.model, screen))
             planner = open_planner(settings, status.update, card=card, reads_text=text is not None)
             longest = planner.shape.max_context
             most = longest - settings.max_new_tokens
@@ -83,36 +88,24 @@ def plan(
             rows = reaches(planner)
     if as_json:
         about = {"asked_tokens": tokens, "max_context": longest}
-        print(json.dumps({**made.to_json(), **about, "fitting": [row.to_json() for row in rows]}))
+        print_json({**made.to_json(), **about, "fitting": [row.to_json() for row in rows]})
         return
     _show_fitting(rows)
 
 
-def _text(doc: str | None) -> str | None:
-    if doc is None:
-        return None
-    from kvlite.documents import read_document
-    from kvlite.prompts import all_of
-
-    return all_of([read_document(doc)])
-
-
 def _show(made: "Plan", asked: int, most: int) -> None:
-    from rich.console import Console
-
     from kvlite.chat.plan_view import PlanView
 
-    out = Console(highlight=False)
+    out = output()
     if asked > made.tokens:
         out.print(f"The model was trained for {most:,} tokens, and {asked:,} were asked for.")
     out.print(PlanView(made))
 
 
 def _show_fitting(rows: "list[Reach]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("weights", "method", "KV bits", "longest text that fits")
     for row in rows:
         table.add_row(row.weights, row.method, row.kv_bits, row.shown)
-    Console(highlight=False).print(table)
+    output().print(table)

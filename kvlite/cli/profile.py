@@ -1,12 +1,12 @@
 """`kvlite profile`: settings kept under a name."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from kvlite.cli.console import output, print_json, say
 from kvlite.cli.options import as_flags, as_text, with_given
 from kvlite.cli.screen import console
 from kvlite.errors import SettingError
@@ -42,13 +42,12 @@ def listing(as_json: _Json = False) -> None:
     if as_json:
         rows = [profile.to_json() for profile in good]
         flaws = {str(path): flaw for path, flaw in broken.items()}
-        print(json.dumps({"folder": str(profiles.folder), "profiles": rows, "broken": flaws}))
+        print_json({"folder": str(profiles.folder), "profiles": rows, "broken": flaws})
         return
-    from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
-    screen = Console(highlight=False)
+    screen = output()
     if good:
         table = Table("profile", Column("settings", overflow="fold"))
         for profile in good:
@@ -58,10 +57,9 @@ def listing(as_json: _Json = False) -> None:
         screen.print(
             f"There is no profile in {profiles.folder} yet: kvlite profile save NAME --kv-bits 8 "
             "makes one",
-            markup=False,
         )
     for flaw in broken.values():
-        console().print(f"Note: {flaw}", style="yellow", markup=False)
+        console().print(f"Note: {flaw}", style="yellow")
 
 
 @app.command()
@@ -76,18 +74,17 @@ def show(name: _Name, as_json: _Json = False) -> None:
     """
     found = Profiles(config_folder()).read(name)
     if as_json:
-        print(json.dumps(found.to_json()))
+        print_json(found.to_json())
         return
-    from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
     table = Table("setting", Column("value", overflow="fold"))
     for each, value in found.values.items():
         table.add_row(each, Text(as_text(value)))
-    screen = Console(highlight=False)
+    screen = output()
     screen.print(table)
-    screen.print(str(found.path), markup=False)
+    screen.print(str(found.path))
 
 
 @app.command()
@@ -125,7 +122,7 @@ def save(
         values["model"] = lasting_name(values["model"])
     saved = Profiles(config_folder()).save(name, values, force=force)
     use = "used where none is named" if name == DEFAULT else f"use it with --profile {name}"
-    print(f"Saved in {saved.path}: {use}")
+    say(f"Saved in {saved.path}: {use}")
 
 
 @app.command()
@@ -136,4 +133,4 @@ def delete(name: _Name) -> None:
 
       kvlite profile delete mine
     """
-    print(f"Deleted {Profiles(config_folder()).delete(name)}")
+    say(f"Deleted {Profiles(config_folder()).delete(name)}")

@@ -1,6 +1,6 @@
 """`kvlite read`: documents are read once, and opened in seconds from then on."""
 
-import json
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from kvlite.cli import INTERRUPTED
-from kvlite.cli.opening import documents_of
+from kvlite.cli.console import print_json
+from kvlite.cli.opening import SUFFIX, documents_of, require_files
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
 from kvlite.errors import SettingError, SnapshotError, Stopped
@@ -44,18 +45,24 @@ def read(
       kvlite ask report.kv "What does it conclude?"
     """
     target = _target(out, name)
+    if any(file.lower().endswith(SUFFIX) for file in files):
+        raise SettingError(
+            "what is in a .kv file was read already: ask about it with `kvlite ask FILE.kv`"
+        )
+    require_files(files, settings)
     from kvlite import library
-    from kvlite.prompts import all_of, tokens_of
-    from kvlite.runner import open_runner
 
     if name or target is not None:
         _require_replaceable(library.path_of(name) if target is None else target, name or out)
     library.limit()
     screen = console(quiet)
-    documents = documents_of(files, screen)
+    documents = documents_of(files, settings.model, screen)
+    from kvlite.prompts import all_of, tokens_of
+    from kvlite.runner import open_runner
+
     said = all_of(documents)
     with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update, lambda own: tokens_of(own, said))
+        runner = open_runner(settings, status.update, partial(tokens_of, text=said))
     talk = runner.conversation()
     talk.documents = tuple(documents)
     begun = perf_counter()
@@ -79,28 +86,29 @@ def read(
             added = library.Added(out, target, talk.save(target, progress=bar.update), [])
     save_s, tokens = perf_counter() - begun, len(talk.token_ids)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "name": added.name,
-                    "path": str(added.path),
-                    "documents": [each.name for each in documents],
-                    "tokens": tokens,
-                    "bytes": added.nbytes,
-                    "read_s": read_s,
-                    "save_s": save_s,
-                    "removed": added.removed,
-                }
-            )
+        print_json(
+            {
+                "name": added.name,
+                "path": str(added.path),
+                "documents": [each.name for each in documents],
+                "tokens": tokens,
+                "bytes": added.nbytes,
+                "read_s": read_s,
+                "save_s": save_s,
+                "removed": added.removed,
+                "notes": [each.note for each in documents if each.note],
+            }
         )
         return
     screen.print(
         f"Read {tokens:,} tokens in {read_s:.1f} s; kept {readable(added.nbytes)} as "
         f"{added.name}, in {save_s:.1f} s.",
-        markup=False,
     )
+    for document in documents:
+        if document.note:
+            screen.print(f"Note: {document.note}.")
     for gone in added.removed:
-        screen.print(f"Removed {gone} from the library, to keep to its limit.", markup=False)
+        screen.print(f"Removed {gone} from the library, to keep to its limit.")
 
 
 def _require_replaceable(path: Path, called: str) -> None:
@@ -109,13 +117,12 @@ def _require_replaceable(path: Path, called: str) -> None:
     Raises:
         SettingError: a conversation is there, or a file that is not kvlite's.
     """
-    from kvlite.snapshot import Snapshot
+    from kvlite.about import about
 
     if not path.is_file() or not path.stat().st_size:
         return
     try:
-        with Snapshot(path) as saved:
-            what = "is a conversation" if saved.about.messages else ""
+        what = "is a conversation" if about(path).messages else ""
     except SnapshotError:
         what = "cannot be opened"
     if what:

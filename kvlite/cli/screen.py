@@ -1,19 +1,24 @@
 """What a command shows beside its result, on standard error: notices and progress."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event
+from signal import SIGINT, SIGTERM
+from threading import Event, Timer
 from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from kvlite.cli import TERMINATED
+from kvlite.cli.console import Screen
+
 
 def console(quiet: bool = False) -> Console:
     """Standard error as it is now, whatever is redirected later."""
-    return Console(file=sys.stderr, quiet=quiet, highlight=False, soft_wrap=True)
+    return Screen(file=sys.stderr, quiet=quiet, soft_wrap=True)
 
 
 class ReadingBar:
@@ -21,7 +26,7 @@ class ReadingBar:
 
     def __init__(self, screen: Console, title: str) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(),
@@ -37,7 +42,7 @@ class ReadingBar:
 
     def note(self, note: str) -> None:
         """Something the user should know, above the bar."""
-        self._bar.console.print(f"Note: {note}", style="yellow", markup=False)
+        self._bar.console.print(f"Note: {note}", style="yellow")
 
     def close(self) -> None:
         """Take the bar off the screen; harmless to repeat."""
@@ -65,11 +70,36 @@ def stop_on_interrupt() -> Iterator[Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = signal.signal(SIGINT, handle)
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(SIGINT, before)
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """SIGTERM ends the program as an error does: what it has begun is tidied up, the terminal
+    shows again what is typed, and temporary files go. Where Python ignores what is raised, as in
+    destructors, SIGTERM and Ctrl-C are raised once more."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(TERMINATED)
+
+    def ignored(what: "sys.UnraisableHookArgs") -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt | SystemExit):
+            number = SIGTERM if what.exc_type is SystemExit else SIGINT
+            Timer(0.01, os.kill, [os.getpid(), number]).start()  # once this has returned
+        else:
+            hook(what)
+
+    handler, hook = signal.signal(SIGTERM, end), sys.unraisablehook
+    sys.unraisablehook = ignored
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        signal.signal(SIGTERM, handler)
 
 
 @contextmanager
@@ -101,8 +131,8 @@ def unechoed() -> Iterator[None]:
 @contextmanager
 def guarded() -> Iterator[None]:
     """A Ctrl-C that comes between two things, as when an answer has just ended, ends nothing."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    before = signal.signal(SIGINT, lambda number, frame: None)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(SIGINT, before)

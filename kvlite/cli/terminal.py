@@ -9,13 +9,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from kvlite.chat.account import brief
-from kvlite.chat.harmless import harmless
 from kvlite.chat.lines import LinePrompt
 from kvlite.chat.prompt import Prompt
 from kvlite.chat.status import Gauge
 from kvlite.chat.stream import MarkdownStream, PlainStream, Shown
 from kvlite.chat.terminal import Begin, T, Work
 from kvlite.cli.answering import print_answer
+from kvlite.cli.console import write
 from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt, unechoed
 from kvlite.engine.reading import Progress
 from kvlite.ledger import Ledger
@@ -50,11 +50,11 @@ class ChatTerminal:
 
     def say(self, text: str) -> None:
         """A sentence beside the conversation."""
-        self.screen.print(Text(harmless(text), "dim"))
+        self.screen.print(Text(text, "dim"))
 
     def warn(self, text: str) -> None:
         """What went wrong."""
-        self.screen.print(Text(harmless(text), "red"))
+        self.screen.print(Text(text, "red"))
 
     def show(self, drawn: RenderableType) -> None:
         """A table or a picture."""
@@ -114,7 +114,7 @@ class ChatTerminal:
 
     def _stream(self) -> Shown:
         if self.screen.is_dumb_terminal:
-            return PlainStream(_write, self.say)
+            return PlainStream(write, self.say)
         ascii_only = self.screen.options.ascii_only
         return MarkdownStream(
             self.screen, lambda width: self.gauge.line(width, ascii_only=ascii_only)
@@ -129,8 +129,3 @@ class ChatTerminal:
                 yield bar.update
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(harmless(text))
-    sys.stdout.flush()

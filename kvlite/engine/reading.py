@@ -20,7 +20,7 @@ from kvlite.engine.rehearsal import Repetition, asked_for
 from kvlite.engine.relief import embedded, foresee, reading_offers
 from kvlite.engine.roomy import grows, rewound, roomy_copy
 from kvlite.engine.sight import require_served, sights
-from kvlite.errors import Stopped
+from kvlite.errors import require_uncancelled
 from kvlite.memory.free import ran_out
 from kvlite.memory.ladder import Ladder, T
 from kvlite.methods.base import LayerView, Outlook
@@ -181,8 +181,7 @@ class Reading:
         self._require_wanted()
 
     def _require_wanted(self) -> None:
-        if self.cancel is not None and self.cancel.is_set():
-            raise Stopped
+        require_uncancelled(self.cancel)
 
     def read(self) -> Tensor:
         """Take all tokens through all layers, compressing each as soon as it is done; next-token

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from kvlite.sizes import readable
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ class CardUse:
         return max(0, self.held - self.used)
 
 
-def card_use(device: torch.device) -> CardUse | None:
+def card_use(device: "torch.device") -> CardUse | None:
     """What a card's driver says; None where there is none to ask."""
+    import torch
+
     if device.type != "cuda":
         return None
     with _driver() as nvml:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Any
 
 from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
 from kvlite.engine.forecast import Forecast, Moment
 from kvlite.engine.reading import CHUNK
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.forecaster import Forecaster, Way
 from kvlite.memory.room import Room
 from kvlite.methods.amount import AUTO_LEAST, AUTO_SHARE, method_and_amount
@@ -155,6 +156,7 @@ class Planner:
         settings: Settings,
         offers: Sequence[tuple[str, Weights]],
         in_files: int = 0,
+        cancel: Event | None = None,
     ) -> None:
         """For some settings, of which those left open are chosen.
 
@@ -163,6 +165,7 @@ class Planner:
                 first.
             in_files: bytes of the model's files, if there are any: what a checkpoint that is
                 quantized already takes.
+            cancel: set to end a plan that is being made, which raises Stopped.
 
         Raises:
             SettingError: the method or the budget is none.
@@ -173,13 +176,15 @@ class Planner:
         self.settings = settings
         self.offers = list(offers)
         self.in_files = in_files
+        self.cancel = cancel
         self.method, _ = method_and_amount(settings.method, settings.budget)
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
-        """Tokens of a text; without the model's tokenizer, four bytes for one."""
+        """Tokens of a text, which may be more than fit; without the model's tokenizer, four bytes
+        for one."""
         tokenizer = self.forecaster.tokenizer
-        return tokens_of(tokenizer, text) if tokenizer else len(text) // 4 + 1
+        return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else len(text) // 4 + 1
 
     def plan(self, choice: Choice, tokens: int) -> Plan:
         """What a choice takes for so many tokens; `best` gives reasons."""
@@ -203,11 +208,9 @@ class Planner:
         dtype = choice.weights.dtype
         key = dtype, choice.budget, choice.kv_bits, choice.chunk, tokens
         if key not in self.known:
+            require_uncancelled(self.cancel)
             self.known[key] = self.forecaster.first_turn(
-                self.way(choice),
-                choice.weights,
-                tokens=tokens,
-                longest=self._longest(tokens),
+                self.way(choice), choice.weights, tokens=tokens, longest=self._longest(tokens)
             )
         return self.known[key]
 
@@ -330,9 +333,8 @@ class Planner:
     def reach(self, choice: Choice) -> int:
         """The most tokens that fit with a choice; 0 if there are none.
 
-        Each phase grows in a straight line with the text, but for a bend after one chunk and where
-        the budget begins to grow with it: forecasts of the longest text, and of shorter ones until
-        one fits, tell all others.
+        Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
+        and of shorter ones until one fits, tell all others.
         """
         held = self._held(choice.weights, choice.stream)
         if sum(held.values()) + self._passing(choice.weights) > self.room.tensors:

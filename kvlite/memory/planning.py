@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
 
-from kvlite.errors import ModelError, SettingError, reason
+from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.forecaster import Forecaster
 from kvlite.memory.plan import Planner
 from kvlite.memory.room import Room, card, room_of
 from kvlite.model.calibration import find_calibration
 from kvlite.model.load import PLACE, choose_device
-from kvlite.model.shape import read_config, shape_of
+from kvlite.model.shape import described, read_config
 from kvlite.model.source import find_config
 from kvlite.model.weights import EXPERTS, PLAIN, Weights, choose_weights, stored_name
 from kvlite.offload.streaming import require_streamable
@@ -26,6 +27,7 @@ def open_planner(
     *,
     card: str = "",
     reads_text: bool = False,
+    cancel: Event | None = None,
 ) -> Planner:
     """A planner from a model's config alone, also for a card that is not here.
 
@@ -33,38 +35,47 @@ def open_planner(
         notify: told before a download.
         card: what a card that is not here is called.
         reads_text: whether texts will be counted in tokens, for which the tokenizer is wanted.
+        cancel: set to end this, and plans that are being made.
 
     Raises:
         ModelError: there is no config, or of a model that cannot be run.
         SettingError: a setting is out of range, or does not fit the model.
+        Stopped: `cancel` was set.
     """
-    folder = find_config(settings.model, notify)
+    folder = find_config(settings.model, notify, cancel)
     if not card and not _elsewhere(settings):
         device = choose_device(settings.device)
-        return planner_here(settings, folder, device, reads_text=reads_text)
+        return planner_here(settings, folder, device, reads_text=reads_text, cancel=cancel)
     room = _room(settings, card)
     offers = [
         (stream, weights)
         for stream in _streams(settings, room)
         for weights in _weights_elsewhere(settings, folder)
     ]
-    return _planner(settings, folder, room, offers, reads_text)
+    return _planner(settings, folder, room, offers, reads_text, cancel)
 
 
 def planner_here(
-    settings: Settings, folder: Path, device: torch.device, *, reads_text: bool
+    settings: Settings,
+    folder: Path,
+    device: torch.device,
+    *,
+    reads_text: bool,
+    cancel: Event | None = None,
 ) -> Planner:
     """A planner for the model in a folder, on a device of this machine.
 
     Args:
-        reads_text: as for `open_planner`.
+        reads_text, cancel: as for `open_planner`.
 
     Raises:
         ModelError: its config is broken.
         SettingError: a setting is out of range, or does not fit the model or the device.
+        Stopped: `cancel` was set.
     """
     room = room_of(device, settings.vram)
-    return _planner(settings, folder, room, offers_here(settings, device, folder, room), reads_text)
+    offers = offers_here(settings, device, folder, room)
+    return _planner(settings, folder, room, offers, reads_text, cancel)
 
 
 def _planner(
@@ -73,19 +84,16 @@ def _planner(
     room: Room,
     offers: Sequence[tuple[str, Weights]],
     reads_text: bool,
+    cancel: Event | None,
 ) -> Planner:
-    from transformers import AutoConfig
-
+    require_uncancelled(cancel)
+    config, shape = described(folder)
+    require_uncancelled(cancel)
     tokenizer = _read_tokenizer(folder) if reads_text else None
-    try:
-        config = AutoConfig.from_pretrained(folder, **PLACE)
-        shape = shape_of(config)
-    except Exception as error:  # libraries fail in many ways over a stranger's file
-        path = folder / "config.json"
-        raise ModelError(f"{path} does not describe a model: {reason(error)}") from error
+    require_uncancelled(cancel)
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Planner(forecaster, room, settings, offers, in_files)
+    return Planner(forecaster, room, settings, offers, in_files, cancel)
 
 
 def _read_tokenizer(folder: Path) -> Any:
@@ -162,4 +170,4 @@ def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
 
 
 def _has_experts(folder: Path) -> bool:
-    return read_config(folder).get("model_type") in EXPERTS
+    return read_config(folder)["model_type"] in EXPERTS

@@ -45,7 +45,9 @@ def reaches(planner: Planner) -> list[Reach]:
     rows = []
     for method in methods:
         own = replace(settings, method=method)
-        others = Planner(planner.forecaster, planner.room, own, planner.offers)
+        others = Planner(
+            planner.forecaster, planner.room, own, planner.offers, cancel=planner.cancel
+        )
         bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
         for weights in dict.fromkeys(weights for _, weights in planner.offers):
             for width in bits:

@@ -2,19 +2,25 @@
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from kvlite.memory.card import spills
 from kvlite.memory.free import free_bytes
 from kvlite.sizes import readable, size_or_auto
+
+if TYPE_CHECKING:
+    import torch
+
 
 # What torch's allocator does not hand out: the driver's context, kernels, cuBLAS' workspaces.
 CONTEXT = 600 << 20
 # Left alone, since a display or another program may want it: less is safe on Linux than where a
 # driver spills to host memory instead of saying that there is no more.
 MARGIN, SPILLING_MARGIN = 700 << 20, 3 << 29
+# Of the host memory that is free, if nobody says how much: for recall, and for checkpoints.
+TIER_SHARE, CHECKPOINT_SHARE = 0.5, 0.25
 # A plan's own error.
 ERROR = 0.02
 
@@ -84,12 +90,38 @@ def capped_bytes(vram: str) -> int | None:
     return size_or_auto("--vram", vram, "24GiB, 800MB", least=1)
 
 
-def room_of(device: torch.device, vram: str) -> Room:
+def ram_limit(text: str, held: int) -> int:
+    """Bytes that a tier may take: as written, or with `auto` half of what is free without it.
+
+    Args:
+        held: bytes it takes now.
+
+    Raises:
+        SettingError: it is no size.
+    """
+    limit = size_or_auto("--recall-limit", text, "8GiB, 500MB")
+    return int(TIER_SHARE * (psutil.virtual_memory().available + held)) if limit is None else limit
+
+
+def checkpoint_limit(text: str) -> int:
+    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
+    is free.
+
+    Raises:
+        SettingError: it is no size.
+    """
+    limit = size_or_auto("--checkpoint-limit", text, "2GiB, 500MB")
+    return int(CHECKPOINT_SHARE * psutil.virtual_memory().available) if limit is None else limit
+
+
+def room_of(device: "torch.device", vram: str) -> Room:
     """What a device of this machine offers now.
 
     Raises:
         SettingError: `vram` is no size.
     """
+    import torch
+
     cap, free = capped_bytes(vram), free_bytes(device)
     if device.type == "cpu":
         total = free if cap is None else min(cap, free)
@@ -115,8 +147,10 @@ def card(vram: str, name: str = "") -> Room:
     return Room(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
 
 
-def hold(device: torch.device, vram: str) -> None:
+def hold(device: "torch.device", vram: str) -> None:
     """Keep torch's allocator on a GPU to what may be taken; a CPU's tensors a meter counts."""
+    import torch
+
     cap = capped_bytes(vram)
     if device.type == "cpu":
         return

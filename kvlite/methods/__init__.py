@@ -1,6 +1,5 @@
 """The methods kvlite knows. Adding one is one file and one line here."""
 
-from math import isfinite, nan
 from typing import get_args, get_type_hints
 
 from kvlite.errors import SettingError
@@ -22,6 +21,7 @@ from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
 from kvlite.methods.uncomp import UNComp
+from kvlite.sizes import parse_number
 
 __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
 
@@ -33,33 +33,50 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
+# More parts than any method that holds others can have, and the largest number of an option.
+_DEEPEST, _LARGEST = 8, 2**31 - 1
+
 
 def parse_method(spec: str) -> Method:
     """The method a user wrote: `kvx`, with options `kvx:omega=8,pool=31`, or one that holds
     another, `simlayerkv:threshold=0.8+kvx:omega=8`.
 
     Raises:
-        SettingError: no such method or option, or a value of the wrong kind.
+        SettingError: no such method or option, an option given twice, or a value of the wrong kind.
     """
-    own, plus, held = spec.strip().partition("+")
-    name, _, options = own.partition(":")
+    own, *held = spec.strip().split("+", _DEEPEST)
+    if len(held) == _DEEPEST:
+        raise SettingError(
+            f"--method {spec!r} holds too many methods in each other: give one or two"
+        )
+    inner = None
+    for each in reversed(held):
+        inner = _parsed(each, inner)
+    return _parsed(own, inner)
+
+
+def _parsed(text: str, inner: Method | None) -> Method:
+    """One method, and the one it holds."""
+    name, _, options = text.partition(":")
     if name not in METHODS:
         raise SettingError(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
     kind = METHODS[name]
     hints = get_type_hints(kind)
     known = {name: hints[name] for name in kind.defaults()}
     values: dict[str, object] = {}
-    if plus:
+    if inner is not None:
         if "inner" not in hints:
             holders = [each for each, other in METHODS.items() if "inner" in get_type_hints(other)]
             raise SettingError(f"method {name} holds no other: only {' and '.join(holders)} do")
-        values["inner"] = parse_method(held)
+        values["inner"] = inner
     for pair in filter(None, options.split(",")):
-        key, _, text = pair.partition("=")
+        key, _, value = pair.partition("=")
         if key not in known:
             offer = ", ".join(known) or "none"
             raise SettingError(f"method {name} has no option {key!r}: it has {offer}")
-        values[key] = _value(f"{name}:{key}", text, known[key])
+        if key in values:
+            raise SettingError(f"method {name} has option {key!r} twice: give it once")
+        values[key] = _value(f"{name}:{key}", value, known[key])
     return kind(**values)
 
 
@@ -76,10 +93,9 @@ def _value(where: str, text: str, hint: object) -> object:
         if text not in ("true", "false", "True", "False"):
             raise SettingError(f"{where}={text!r} is not true or false")
         return text.lower() == "true"
-    try:
-        number = float(text) if hint is float else int(text)
-    except ValueError:
-        number = nan
-    if not isfinite(number):
-        raise SettingError(f"{where}={text!r} is not a number")
+    number = parse_number(text, whole=hint is not float)
+    if number is None or abs(number) > _LARGEST:
+        raise SettingError(
+            f"{where}={text!r} is not a number" + (" up to 2147483647" if number else "")
+        )
     return number

@@ -12,6 +12,8 @@ from kvlite.model.shape import ModelShape
 from kvlite.sizes import UNITS
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
+# No model has heads so small that a cache of less would hold anything of use.
+LEAST_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Amount:
         assert self.nbytes is not None
         if not method.keeps_to_budget:
             raise SettingError(
-                f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
+                f"--budget {self.nbytes} bytes cannot be kept by {method.called}, whose lines vary "
                 "in length: give a number of entries"
             )
         line = _LineBytes(shape, itemsize, 4 * method.decode_rows, bits)
@@ -74,7 +76,7 @@ class Amount:
         if entries < needed:
             least = sliding + line.of(needed + grown) * heads
             raise SettingError(
-                f"--budget {self.nbytes} bytes is too little for {method.spec} with this model "
+                f"--budget {self.nbytes} bytes is too little for {method.called} with this model "
                 f"and {longest} new tokens: give at least {least} bytes"
             )
         return entries
@@ -114,7 +116,9 @@ def parse_amount(text: str | int) -> Amount:
     written = str(text).strip()
     if written == "auto":
         return Amount(share=AUTO_SHARE, least=AUTO_LEAST)
-    match = re.fullmatch(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written)
+    match = re.fullmatch(
+        r"([+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written
+    )
     if match is None:
         raise SettingError(
             f"--budget {written!r} is not a budget: give entries (512), a share (25%), "
@@ -130,7 +134,12 @@ def parse_amount(text: str | int) -> Amount:
     if unit:
         if unit not in UNITS:
             raise SettingError(f"--budget {written!r} has an unknown unit: use KiB, MiB or GiB")
-        return Amount(nbytes=int(number * UNITS[unit]))
+        nbytes = int(number * UNITS[unit])
+        if nbytes < LEAST_BYTES:
+            raise SettingError(
+                f"--budget {written} is less than any model's cache takes: give more, such as 64MiB"
+            )
+        return Amount(nbytes=nbytes)
     if number != int(number):
         raise SettingError(
             f"--budget {written!r} is not a whole number of entries: give {ceil(number)}, or a "

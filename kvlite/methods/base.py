@@ -3,16 +3,20 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-
-from kvlite.cache import Bank, Front, KVBits, LayerCache, Line, Selection
+from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
 from kvlite.methods.budgets import uniform
 from kvlite.methods.scores import Window
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
+from kvlite.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, Front, LayerCache, Line, Selection
 
 
 @dataclass(frozen=True)
@@ -89,14 +93,14 @@ class LayerView:
     """
 
     layer: int
-    banks: list[Bank]
+    banks: "list[Bank]"
     window: Window
     budget: int
     provision: int | None = None
     like: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> "list[Line]":
         """What each bank holds."""
         return [(len(bank.heads), bank.used) for bank in self.banks]
 
@@ -145,7 +149,7 @@ class Method(ABC):
         """
         if calibration is None:
             raise SettingError(
-                f"{self.spec} needs to know this model's heads and layers: run `kvlite calibrate "
+                f"{self.called} needs to know this model's heads and layers: run `kvlite calibrate "
                 "MODEL` once, which takes a few minutes"
             )
         return calibration
@@ -156,7 +160,7 @@ class Method(ABC):
         `view.provision` entries with their votes, and `share` cuts them once more."""
         return False
 
-    def share(self, layers: list[LayerCache], average: int) -> list[list[Selection]]:
+    def share(self, layers: "list[LayerCache]", average: int) -> "list[list[Selection]]":
         """What each layer keeps in the end, of the entries and votes it was provided with; summing
         to `average` a KV head and layer.
 
@@ -180,8 +184,8 @@ class Method(ABC):
         return []
 
     def merge(
-        self, lower: Sequence[Bank], upper: Sequence[Bank], bits: KVBits | None = None
-    ) -> list[tuple[Front, Front]]:
+        self, lower: "Sequence[Bank]", upper: "Sequence[Bank]", bits: KVBits | None = None
+    ) -> "list[tuple[Front, Front]]":
         """All entries of two layers in a smaller form: two fronts a bank, the lower layer's first;
         none at all if the layers cannot be merged, and stay as they are.
 
@@ -206,7 +210,7 @@ class Method(ABC):
         return self, view.budget
 
     @abstractmethod
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """Which entries of a layer stay, once it has been read; called only if it holds more
         than its budget."""
 
@@ -275,7 +279,7 @@ class Method(ABC):
         """
         return None
 
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
         """Which tokens go on into the next layer, if it is given fewer.
 
         Args:
@@ -331,7 +335,7 @@ class Method(ABC):
         """Whether a cut leaves no more than the budget."""
         return True
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """What the token at `position` overwrites in a full bank, if the method is `bounded`.
 
         Returns:
@@ -344,7 +348,7 @@ class Method(ABC):
         """Whether lines may be cut after a decode step."""
         return False
 
-    def trim(self, bank: Bank, budget: int) -> Tensor | None:
+    def trim(self, bank: "Bank", budget: int) -> "Tensor | None":
         """What a bank keeps after a decode step, where more than one entry a step goes.
 
         Returns:
@@ -357,7 +361,7 @@ class Method(ABC):
         if average < self.least_budget:
             smaller = ", or a smaller window" if "window" in self.defaults() else ""
             raise SettingError(
-                f"a budget of {average} is too small for {self.spec}: "
+                f"a budget of {average} is too small for {self.called}: "
                 f"give it at least {self.least_budget} entries (--budget){smaller}"
             )
 
@@ -375,6 +379,13 @@ class Method(ABC):
             for option in fields(cls)
             if option.metadata.get("option", True)
         }
+
+    @property
+    def called(self) -> str:
+        """What sentences call it: as a user writes it, unless that need not be written."""
+        from kvlite.methods import parse_method
+
+        return "the default method" if self == parse_method(Settings.method) else self.spec
 
     @property
     def spec(self) -> str:

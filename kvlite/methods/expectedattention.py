@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from kvlite.attention import grouped
-from kvlite.cache import Bank
 from kvlite.methods.base import Outlook
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Expected, Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,17 @@ class ExpectedAttention(Scored):
         """The sinks."""
         return self.sinks, 0
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """Expected attention among the entries after the sinks, times the length of the value."""
         assert window.expected is not None
         return [window.beside(self._bank_votes(bank, window, window.expected)) for bank in banks]
 
-    def _bank_votes(self, bank: Bank, window: Window, expected: Expected) -> Tensor:
+    def _bank_votes(self, bank: "Bank", window: Window, expected: Expected) -> "Tensor":
+        import torch
+        import torch.nn.functional as F
+
+        from kvlite.attention import grouped
+
         mean = grouped(expected.mean[:, :, None], window.kv_heads).squeeze(3)
         covariance = grouped(expected.covariance, window.kv_heads)
         votes = []
@@ -78,12 +82,14 @@ class ExpectedAttention(Scored):
             attention *= bank.values[:, :, self.sinks : bank.used].float().norm(dim=-1)
         return F.pad(attention, (bank.used - attention.shape[-1], 0))
 
-    def _logits(self, keys: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    def _logits(self, keys: "Tensor", mean: "Tensor", covariance: "Tensor") -> "Tensor":
         """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`.
 
         Args:
             keys: `(batch, n, dim)` float32, scaled.
         """
+        import torch
+
         logits = torch.matmul(keys, mean[..., None]).squeeze(-1)
         if self.use_covariance:
             logits += (torch.matmul(keys, covariance) * keys).sum(-1) / 2

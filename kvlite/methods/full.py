@@ -1,10 +1,12 @@
 """Keep everything: the yardstick."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.cache import Selection
 from kvlite.methods.base import LayerView, Method
+
+if TYPE_CHECKING:
+    from kvlite.cache import Selection
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,6 @@ class Full(Method):
         """All of it, whatever the budget."""
         return [seen] * layers
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """Never called: a full layer never holds more than its budget."""
         raise AssertionError("full keeps everything")

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from kvlite.cache import Bank
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,19 @@ class H2O(Scored):
         """One token in, one out."""
         return True
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """The attention each entry got so far."""
         return [window.beside(self._weight(bank, window.end)) for bank in banks]
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""
+        import torch
+
         _, last = self.ends(budget)
         weight = self._weight(bank, position)
         return weight.masked_fill(bank.positions > position - last, torch.inf).argmin(-1)
 
-    def _weight(self, bank: Bank, seen: int) -> Tensor:
+    def _weight(self, bank: "Bank", seen: int) -> "Tensor":
         if self.norm == "sum":
             return bank.scores()
         return bank.scores() / (seen - bank.positions[..., : bank.used])

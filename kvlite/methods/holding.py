@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
-from kvlite.cache import Bank, Front, KVBits, LayerCache, Selection
+from kvlite.cache.bits import KVBits
 from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Rehearsal
 from kvlite.methods.full import Full
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, Front, LayerCache, Selection
 
 _FULL = Full()
 
@@ -49,7 +52,7 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.shares_layers
 
-    def share(self, layers: list[LayerCache], average: int) -> list[list[Selection]]:
+    def share(self, layers: "list[LayerCache]", average: int) -> "list[list[Selection]]":
         """See `Method`."""
         return self.inner.share(layers, average)
 
@@ -63,8 +66,8 @@ class Holding(Method):
         return self.inner.pairs(windows)
 
     def merge(
-        self, lower: Sequence[Bank], upper: Sequence[Bank], bits: KVBits | None = None
-    ) -> list[tuple[Front, Front]]:
+        self, lower: "Sequence[Bank]", upper: "Sequence[Bank]", bits: KVBits | None = None
+    ) -> "list[tuple[Front, Front]]":
         """See `Method`."""
         return self.inner.merge(lower, upper, bits)
 
@@ -77,7 +80,7 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.settle(view)
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """See `Method`."""
         return self.inner.select(view)
 
@@ -121,7 +124,7 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.widths(layers, new, seen)
 
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
         """See `Method`."""
         return self.inner.narrow(view, through, width)
 
@@ -160,7 +163,7 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.keeps_to_budget
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """See `Method`."""
         return self.inner.evict(bank, budget, position)
 
@@ -169,6 +172,6 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.trims
 
-    def trim(self, bank: Bank, budget: int) -> Tensor | None:
+    def trim(self, bank: "Bank", budget: int) -> "Tensor | None":
         """See `Method`."""
         return self.inner.trim(bank, budget)

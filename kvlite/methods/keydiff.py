@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from kvlite.cache import Bank
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class KeyDiff(Scored):
         """The last token, which the next ones follow."""
         return 0, 1
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """Cosine distance from the mean direction, `(batch, heads, used)`."""
         return [1 - _to_mean(bank.keys[:, :, : bank.used].float()) for bank in banks]
 
 
-def _to_mean(keys: Tensor) -> Tensor:
+def _to_mean(keys: "Tensor") -> "Tensor":
     """Cosine between each key and the mean of all keys' directions."""
+    import torch.nn.functional as F
+
     directions = F.normalize(keys, dim=-1)
     return F.cosine_similarity(directions, directions.mean(2, keepdim=True), dim=-1)

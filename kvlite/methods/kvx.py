@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LayerView
 from kvlite.methods.budgets import LayerLine
 from kvlite.methods.scored import Observed, over_heads
 from kvlite.methods.scores import Window, pool, top
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, Selection
 
 _ALONE = "1 with middle=example and with per_layer"
 
@@ -117,7 +118,7 @@ class KVX(Observed):
         width = self.mask_width(budget)
         return width, width
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """Eq. 3 and 4."""
         votes = super().votes(banks, window)
         if not self.per_layer:
@@ -125,8 +126,10 @@ class KVX(Observed):
         positions = [window.beside(bank.positions[:, :, : bank.used]) for bank in banks]
         return over_heads(votes, positions, window.end)
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """Eq. 3 to 7."""
+        from kvlite.cache import Selection
+
         if self.middle == "budget":
             return super().select(view)
         return [
@@ -134,8 +137,10 @@ class KVX(Observed):
             for bank, each in zip(view.banks, self.heard(view), strict=True)
         ]
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
+        import torch
+
         width = self.mask_width(budget)
         votes = self._recent_votes(bank, position)
         masked = (bank.positions < width) | (bank.positions > position - width)
@@ -146,7 +151,7 @@ class KVX(Observed):
         """Lines of the "example" reading, unless they may grow."""
         return self.middle == "example" and self.decode == "evict"
 
-    def trim(self, bank: Bank, budget: int) -> Tensor | None:
+    def trim(self, bank: "Bank", budget: int) -> "Tensor | None":
         """The "example" reading's cut of a line that outgrew the limit."""
         if bank.used <= budget:
             return None
@@ -154,15 +159,17 @@ class KVX(Observed):
         order, votes = line.argsort(-1), self._recent_votes(bank, int(line.max()) + 1)
         return order.gather(-1, self._cut(votes.gather(-1, order), budget))
 
-    def _recent_votes(self, bank: Bank, end: int) -> Tensor:
+    def _recent_votes(self, bank: "Bank", end: int) -> "Tensor":
         votes = bank.scores()
         if not self.per_layer:
             return votes
         return over_heads([votes], [bank.positions[:, :, : bank.used]], end)[0]
 
-    def _cut(self, votes: Tensor, budget: int) -> Tensor:
+    def _cut(self, votes: "Tensor", budget: int) -> "Tensor":
         """The "example" reading's slots to keep of a line in order, by votes `(batch, heads,
         used)`."""
+        import torch
+
         kept = torch.arange(votes.shape[-1], device=votes.device).expand(votes.shape)
         while kept.shape[-1] > budget:
             line = kept.shape[-1]

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from kvlite.cache import Bank
 from kvlite.methods.base import Rehearsal
 from kvlite.methods.budgets import LayerLine
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,6 @@ class KVzip(Scored):
         """The sinks and the window."""
         return self.sinks, self.window
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """The most attention each entry got."""
         return [window.beside(bank.scores()) for bank in banks]

@@ -1,19 +1,23 @@
 """Slots of a line: its first entries, its last ones, and the best of those in between."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from kvlite.cache import Bank, Selection
 from kvlite.methods.scores import top
 from kvlite.methods.share import alike
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-def ends(bank: Bank, first: int, last: int, device: torch.device | None = None) -> Tensor:
+    from kvlite.cache import Bank, Selection
+
+
+def ends(bank: "Bank", first: int, last: int, device: "torch.device | None" = None) -> "Tensor":
     """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`, on the bank's
     device or another."""
+    import torch
+
     used, device = bank.used, device or bank.own_keys.device
     slots = torch.cat(
         [torch.arange(first, device=device), torch.arange(used - last, used, device=device)]
@@ -21,7 +25,7 @@ def ends(bank: Bank, first: int, last: int, device: torch.device | None = None) 
     return slots.expand(*bank.positions.shape[:2], -1)
 
 
-def with_ends(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> Tensor:
+def with_ends(scores: "Tensor", bank: "Bank", count: int, first: int, last: int) -> "Tensor":
     """Slots of the `count` best entries by score, between the `first` and the `last` ones.
 
     Args:
@@ -31,18 +35,20 @@ def with_ends(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> 
     Returns:
         `(batch, heads, first + count + last)` int64, ascending, on the scores' device.
     """
+    import torch
+
     outer = ends(bank, first, last, scores.device)[:, : scores.shape[1]]
     middle = top(scores, count) + first
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
 
 
-def between(votes: Tensor, first: int, last: int) -> Tensor:
+def between(votes: "Tensor", first: int, last: int) -> "Tensor":
     """Votes `(batch, heads, used)` of the entries between a line's ends; none of a line that is
     no longer than these."""
     return votes[..., first : max(first, votes.shape[-1] - last)]
 
 
-def to_choose(banks: Sequence[Bank], average: int, first: int, last: int) -> int:
+def to_choose(banks: "Sequence[Bank]", average: int, first: int, last: int) -> int:
     """How many entries heads may choose, all together, beside the ends of their lines.
 
     Args:
@@ -51,12 +57,17 @@ def to_choose(banks: Sequence[Bank], average: int, first: int, last: int) -> int
     return sum(len(bank.heads) * (average - min(bank.used, first + last)) for bank in banks)
 
 
-def provided(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> Selection:
+def provided(scores: "Tensor", bank: "Bank", count: int, first: int, last: int) -> "Selection":
     """`count` entries of each line, ends included, and their scores, until layers share.
 
     Args:
         scores: as in `with_ends`.
     """
+    import torch
+    import torch.nn.functional as F
+
+    from kvlite.cache import Selection
+
     if bank.used <= first + last:
         everything = ends(bank, bank.used, 0, scores.device)
         certain = torch.full(everything.shape, torch.inf, device=scores.device)
@@ -67,12 +78,12 @@ def provided(scores: Tensor, bank: Bank, count: int, first: int, last: int) -> S
 
 
 def won(
-    banks: Sequence[Bank],
-    scores: Sequence[Tensor],
+    banks: "Sequence[Bank]",
+    scores: "Sequence[Tensor]",
     counts: Sequence[Sequence[int]],
     first: int,
     last: int,
-) -> list[Selection]:
+) -> "list[Selection]":
     """What heads keep that won different numbers of entries between their ends; a line no longer
     than its ends stays whole.
 
@@ -80,6 +91,8 @@ def won(
         scores: of each bank, as in `with_ends`.
         counts: of each bank's heads.
     """
+    from kvlite.cache import Selection
+
     selections = []
     for bank, each, own in zip(banks, scores, counts, strict=True):
         if bank.used <= first + last:

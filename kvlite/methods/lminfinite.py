@@ -1,13 +1,15 @@
 """LM-Infinite: the first tokens and the most recent ones, while reading too."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LambdaMask, LayerView, Method
 from kvlite.methods.lines import ends
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, Selection
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class LMInfinite(Method):
         sinks = min(self.sinks, budget - 1)
         return LambdaMask(sinks, budget - sinks, self.limit and sinks > 0)
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """The first slots and the last ones."""
+        from kvlite.cache import Selection
+
         mask = self.mask(view.budget)
         return [Selection(bank, ends(bank, mask.sinks, mask.window)) for bank in view.banks]
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """The oldest entry that is not a sink."""
         return bank.positions.kthvalue(self.mask(budget).sinks + 1).indices

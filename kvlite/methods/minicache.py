@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from kvlite.cache import Bank, Front, KVBits, Selection
-from kvlite.cache.front import Exact
-from kvlite.cache.pair import Half, Merged, Pair, joined, packed_directions
-from kvlite.cache.selection import wide
+from kvlite.cache.bits import KVBits
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import top
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, Front, Selection
+    from kvlite.cache.pair import Merged, Pair
 
 SMALLEST = 1e-6
 
@@ -69,13 +68,15 @@ class MiniCache(Method):
             lower += 2 if whole else 1
         return pairs
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """Everything, until the pair is merged."""
+        from kvlite.cache import Selection
+
         return [Selection.everything(bank) for bank in view.banks]
 
     def merge(
-        self, lower: Sequence[Bank], upper: Sequence[Bank], bits: KVBits | None = None
-    ) -> list[tuple[Front, Front]]:
+        self, lower: "Sequence[Bank]", upper: "Sequence[Bank]", bits: KVBits | None = None
+    ) -> "list[tuple[Front, Front]]":
         """What was merged before, and after it what was not; none if an earlier turn, by another
         method, left the two layers different tokens."""
         banks = list(zip(lower, upper, strict=False))
@@ -83,7 +84,9 @@ class MiniCache(Method):
             return []
         return [self._merged(*each, bits) for each in banks]
 
-    def _merged(self, lower: Bank, upper: Bank, bits: KVBits | None) -> Pair:
+    def _merged(self, lower: "Bank", upper: "Bank", bits: KVBits | None) -> "Pair":
+        from kvlite.cache.pair import Half, joined, packed_directions
+
         own = slice(0, lower.own_used)
         keys = self._shared(lower.own_keys[:, :, own], upper.own_keys[:, :, own])
         values = self._shared(lower.own_values[:, :, own], upper.own_values[:, :, own])
@@ -95,9 +98,15 @@ class MiniCache(Method):
         before = _pair(lower, upper)
         return new if before is None else joined(before, new)
 
-    def _shared(self, lower: Tensor, upper: Tensor) -> tuple[Merged, Merged]:
+    def _shared(self, lower: "Tensor", upper: "Tensor") -> "tuple[Merged, Merged]":
         """Keys or values `(batch, heads, n, dim)` of two layers, a head at a time, so that the
         float32 copies stay small."""
+        import torch
+
+        from kvlite.cache.front import Exact
+        from kvlite.cache.pair import Merged
+        from kvlite.cache.selection import wide
+
         units = lower.new_empty(lower.shape)
         angles = torch.empty(lower.shape[:3], device=lower.device)
         magnitudes = [units.new_empty(lower.shape[:3]) for _ in range(2)]
@@ -115,7 +124,7 @@ class MiniCache(Method):
         return first, second
 
 
-def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
+def between(first: "Tensor", second: "Tensor", t: float) -> "tuple[Tensor, Tensor]":
     """Spherical interpolation of the directions of two vectors, section 4.2; straight where they
     are parallel.
 
@@ -126,6 +135,9 @@ def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
     Returns:
         Unit vectors `(..., dim)`, and the angles between the two `(...)` in radians.
     """
+    import torch
+    import torch.nn.functional as F
+
     one, two = (F.normalize(each, dim=-1, eps=SMALLEST) for each in (first, second))
     angle = (one * two).sum(-1).clamp(-1, 1).acos()
     sine = angle.sin()
@@ -136,15 +148,17 @@ def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
     return F.normalize(mixed, dim=-1, eps=SMALLEST), angle
 
 
-def _pair(lower: Bank, upper: Bank) -> Pair | None:
+def _pair(lower: "Bank", upper: "Bank") -> "Pair | None":
     """What the two merged before."""
+    from kvlite.cache.pair import Half
+
     below, above = lower.front, upper.front
     if isinstance(below, Half) and isinstance(above, Half) and below.shares_with(above):
         return below, above
     return None
 
 
-def _alike(lower: Bank, upper: Bank) -> bool:
+def _alike(lower: "Bank", upper: "Bank") -> bool:
     """Whether two banks hold the same tokens of the same heads, merged or not."""
     if lower.heads != upper.heads or lower.used != upper.used:
         return False

@@ -1,13 +1,15 @@
 """Which tokens go on into the next layer while reading, by the attention they just got."""
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvlite.methods.base import LayerView
 from kvlite.methods.scores import top, window_scores
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def votes_for_new(view: LayerView, through: int, weights: Tensor | None = None) -> Tensor:
+
+def votes_for_new(view: LayerView, through: int, weights: "Tensor | None" = None) -> "Tensor":
     """The observed attention to the tokens that went through a layer, added up over its heads,
     and over the sequences of a batch.
 
@@ -18,11 +20,13 @@ def votes_for_new(view: LayerView, through: int, weights: Tensor | None = None) 
     Returns:
         `(through,)` float32, at the window's place.
     """
+    import torch
+
     scores = [window_scores(bank, view.window, "sum", "sum", weights) for bank in view.banks]
     return torch.cat([each[..., -through:] for each in scores], 1).sum((0, 1))
 
 
-def going(votes: Tensor, width: int, last: int) -> Tensor:
+def going(votes: "Tensor", width: int, last: int) -> "Tensor":
     """The best by vote, and the last.
 
     Args:
@@ -33,6 +37,8 @@ def going(votes: Tensor, width: int, last: int) -> Tensor:
     Returns:
         `(width,)` int64, ascending.
     """
+    import torch
+
     older = votes.shape[0] - last
     recent = torch.arange(older, votes.shape[0], device=votes.device)
     return torch.cat([top(votes[:older], width - last), recent])

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from math import cos, pi
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from kvlite.cache import Selection
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.narrowing import going, votes_for_new
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Selection
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,11 @@ class PyramidInfer(Method):
             return self.ratio
         return self.ratio + (1 - self.ratio) * (cos(pi * layer / layers) + 1) / 2
 
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
         """The recent tokens, and those they look at most: attention averaged over heads, later
         rows weighing more."""
+        import torch
+
         window, bank = view.window, view.banks[0]
         recent = window.queries.shape[2]
         weights = torch.linspace(1, self.weight, recent, device=window.place)
@@ -102,6 +105,8 @@ class PyramidInfer(Method):
         votes = votes.masked_fill(first, torch.inf)
         return going(window.desk.scores(votes), width, recent)
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """Everything that went through the layer."""
+        from kvlite.cache import Selection
+
         return [Selection.everything(bank) for bank in view.banks]

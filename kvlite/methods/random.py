@@ -1,13 +1,13 @@
 """Keep entries at random: the control that a method must beat."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
-from kvlite.cache import Selection
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.lines import with_ends
+
+if TYPE_CHECKING:
+    from kvlite.cache import Selection
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ class Random(Method):
         """The window and one chosen entry."""
         return self.window + 1
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """As many random entries as fit before the window."""
+        import torch
+
+        from kvlite.cache import Selection
+
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + view.layer)
         selections = []
         for bank in view.banks:

@@ -5,12 +5,13 @@ Source: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.1 to 3.3, Eq.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def spectrum(vectors: Tensor) -> Tensor:
+def spectrum(vectors: "Tensor") -> "Tensor":
     """Eigenvalues of the covariance of centred vectors of length one (Eq. 1); they sum to 1.
 
     Vectors equal to the mean have no direction and are left out.
@@ -21,6 +22,8 @@ def spectrum(vectors: Tensor) -> Tensor:
     Returns:
         `(..., dim)` float64, falling.
     """
+    import torch
+
     centred = vectors.double() - vectors.double().mean(-2, keepdim=True)
     norms = centred.norm(dim=-1, keepdim=True)
     # What rounding leaves of equal vectors is no direction.
@@ -31,7 +34,7 @@ def spectrum(vectors: Tensor) -> Tensor:
     return eigenvalues
 
 
-def effective_rank(eigenvalues: Tensor, count: int) -> Tensor:
+def effective_rank(eigenvalues: "Tensor", count: int) -> "Tensor":
     """exp of the entropy of the `count` largest eigenvalues (Eq. 9 and 10), not normalised anew.
 
     Args:
@@ -40,18 +43,22 @@ def effective_rank(eigenvalues: Tensor, count: int) -> Tensor:
     Returns:
         `(...)` float64, from 1 to dim.
     """
+    import torch
+
     largest = eigenvalues[..., :count]
     entropy: Tensor = -torch.special.xlogy(largest, largest).sum(-1)
     return entropy.exp()
 
 
-def elbow(eigenvalues: Tensor) -> int:
+def elbow(eigenvalues: "Tensor") -> int:
     """How many eigenvalues come before the curve's elbow: the point furthest below the line from
     its first to its last.
 
     Args:
         eigenvalues: `(dim,)`, falling.
     """
+    import torch
+
     count = eigenvalues.shape[0]
     chord = torch.linspace(0, 1, count, dtype=eigenvalues.dtype)
     line = eigenvalues[0] + (eigenvalues[-1] - eigenvalues[0]) * chord

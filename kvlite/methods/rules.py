@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
-from kvlite.cache import KVBits, LayerCache, Line, Selection
+from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
 from kvlite.methods.base import LambdaMask, LayerView, Method
 from kvlite.methods.desk import ON_DEVICE, Desk
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from kvlite.cache import LayerCache, Line, Selection
+
 
 ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
 
@@ -62,7 +67,7 @@ class Rule:
         """What a token of this layer sees, if not all that is held."""
         return self.method.mask(self.budget)
 
-    def held(self, lines: Sequence[Line]) -> list[float]:
+    def held(self, lines: "Sequence[Line]") -> list[float]:
         """What counts against the budget for each line: its own entries, or the mean over all
         lines of a layer whose heads share it."""
         if not self.method.ragged:
@@ -70,17 +75,17 @@ class Rule:
         heads = sum(count for count, _ in lines)
         return [sum(count * entries for count, entries in lines) / heads] * len(lines)
 
-    def counted(self, layer: LayerCache) -> list[Line]:
+    def counted(self, layer: "LayerCache") -> "list[Line]":
         """A layer's lines as far as the budget is for them; what was merged is beside it."""
         return layer.own_lines if self.method.merges_layers else layer.lines
 
-    def keeps_all(self, lines: Sequence[Line]) -> bool:
+    def keeps_all(self, lines: "Sequence[Line]") -> bool:
         """Whether lines are within the budget, or the method never cuts any."""
         if not self.method.frees_memory or (self.method.merges_layers and self.partner is None):
             return True
         return self.provision is None and max(self.held(lines)) <= self.budget
 
-    def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
+    def capacities(self, lines: "Sequence[Line]", room: int = ROOM) -> list[int]:
         """Slots for lines, with room to grow, up to the budget if they are bounded."""
         if self.packs is not None:
             room = min(room, PACKED_ROOM)
@@ -98,9 +103,11 @@ class Rule:
         provision = self.provision if method.shares_layers else None
         return replace(self, method=method, budget=budget, provision=provision)
 
-    def cut(self, view: LayerView, room: int) -> LayerCache:
+    def cut(self, view: LayerView, room: int) -> "LayerCache":
         """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
         keep everything."""
+        from kvlite.cache import LayerCache, Selection
+
         within, over = [], view.banks
         if self.keeps_all(view.lines):
             within, over = view.banks, []
@@ -132,7 +139,7 @@ class Rule:
         self.cast_first_votes(layer, view.window)
         return layer
 
-    def cast_first_votes(self, layer: LayerCache, window: Window) -> None:
+    def cast_first_votes(self, layer: "LayerCache", window: Window) -> None:
         """For methods that judge entries by their last attention rows: let the last queries read
         be the first rows, over what was kept."""
         if not self.method.decode_rows or self.method.judges_once:
@@ -170,7 +177,7 @@ def layer_rules(
     shape: ModelShape,
     average: int,
     seen: int,
-    layers: Sequence[LayerCache] | None = None,
+    layers: "Sequence[LayerCache] | None" = None,
     new: int | None = None,
     bits: KVBits | None = None,
 ) -> list[Rule]:
@@ -246,14 +253,28 @@ def require_growing(bits: KVBits | None, method: Method, windows: bool = False) 
     """
     if bits is None or not bits.by_channel or (method.only_grows and not windows):
         return
-    what = method.spec if not method.only_grows else "this model's sliding windows"
+    what = method.called if not method.only_grows else "this model's sliding windows"
     raise SettingError(
         f"--kv-bits {bits} holds the keys of neighbouring entries together, which {what} would "
         "drop one by one: use --kv-bits 4, or a method that only adds while answering"
     )
 
 
-def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, room: int) -> None:
+def require_in_sight(method: Method, recall: str) -> None:
+    """Raises SettingError if what is dropped should come back to a method that would never look at
+    it.
+
+    Args:
+        recall: as the setting says; `auto` leaves it out.
+    """
+    if recall not in ("auto", "off") and method.mask(1) is not None:
+        raise SettingError(
+            f"{method.called} never looks at what is out of its sight, so --recall {recall} has "
+            "nothing to bring back: use --recall off"
+        )
+
+
+def merge_below(layers: "list[LayerCache]", rules: Sequence[Rule], index: int, room: int) -> None:
     """Merge a layer with the one below, if they are a pair and their method merges them now; both
     are replaced.
 
@@ -272,7 +293,7 @@ def merge_below(layers: list[LayerCache], rules: Sequence[Rule], index: int, roo
 
 
 def share_out(
-    layers: list[LayerCache], rules: list[Rule], room: int, desk: Desk = ON_DEVICE
+    layers: "list[LayerCache]", rules: list[Rule], room: int, desk: Desk = ON_DEVICE
 ) -> None:
     """Cut layers that were provided with more than their budget, once all are read; what each
     keeps, and its own budget from there on, is put in its place.
@@ -286,8 +307,8 @@ def share_out(
 
 
 def shares(
-    layers: Sequence[LayerCache], rules: Sequence[Rule], desk: Desk = ON_DEVICE
-) -> list[tuple[int, list[Selection]]]:
+    layers: "Sequence[LayerCache]", rules: Sequence[Rule], desk: Desk = ON_DEVICE
+) -> "list[tuple[int, list[Selection]]]":
     """What layers keep that were provided with more than their budget, once all are read.
 
     Args:
@@ -305,10 +326,10 @@ def shares(
 
 
 def take_share(
-    layers: list[LayerCache],
+    layers: "list[LayerCache]",
     rules: list[Rule],
     index: int,
-    selections: Sequence[Selection],
+    selections: "Sequence[Selection]",
     room: int,
 ) -> None:
     """Cut one layer to its share; that and its own budget from there on are put in its place.
@@ -316,6 +337,8 @@ def take_share(
     Args:
         room: entries that lines may grow by at once.
     """
+    from kvlite.cache import LayerCache
+
     lines = [each.line for each in selections]
     entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
     rule = replace(rules[index], provision=None, budget=ceil(entries / heads))
@@ -330,12 +353,12 @@ def _desk(method: Method, desk: Desk) -> Desk:
     return desk if method.by_attention else ON_DEVICE
 
 
-def _brought(selections: Sequence[Selection], desk: Desk) -> list[Selection]:
+def _brought(selections: "Sequence[Selection]", desk: Desk) -> "list[Selection]":
     """The same, as they are needed on the device."""
     return [replace(each, slots=desk.slots(each.slots)) for each in selections]
 
 
-def _entries(layer: LayerCache) -> int:
+def _entries(layer: "LayerCache") -> int:
     """Entries of a head that holds any, on average."""
     heads = sum(count for count, _ in layer.lines)
     return sum(count * entries for count, entries in layer.lines) // heads

@@ -4,10 +4,8 @@ budget is shared out over layers and heads, is common to all and can be combined
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from kvlite.cache import Bank, LayerCache, Selection
 from kvlite.methods.base import NO_OPTION, LayerView, Method
 from kvlite.methods.budgets import BY_VOTES, LayerLine, by_groups, layer_line
 from kvlite.methods.lines import between, provided, to_choose, with_ends, won
@@ -16,6 +14,11 @@ from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
 from kvlite.methods.share import by_spread, compete, compete_everywhere
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, LayerCache, Selection
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Scored(Method):
         )
 
     @abstractmethod
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """How much each entry matters, `(batch, heads, used)` float32 a bank, at the window's
         place: `window_scores` are there, what a bank remembers is brought by `window.beside`.
 
@@ -139,13 +142,15 @@ class Scored(Method):
             window: as many of the last queries as `observation` asked for.
         """
 
-    def heard(self, view: LayerView) -> list[Tensor]:
+    def heard(self, view: LayerView) -> "list[Tensor]":
         """The votes, where entries are chosen."""
         window = view.window.last(self.observation(view.budget))
         return [window.desk.scores(each) for each in self.votes(view.banks, window)]
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """The first, the best in between by pooled score, and the last."""
+        from kvlite.cache import Selection
+
         first, last = self.ends(view.budget)
         scores = [
             pool(between(each, first, last), self.pool, self.pooling) for each in self.heard(view)
@@ -189,7 +194,7 @@ class Scored(Method):
         ranks, wins = known.head_ranks[layer], known.head_wins[layer]
         return sorted(range(len(ranks)), key=lambda head: (-wins[head], -ranks[head], head))
 
-    def share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
+    def share(self, layers: "Sequence[LayerCache]", average: int) -> "list[list[Selection]]":
         """By the votes of all layers: all heads compete, or each layer gets a share by how its
         votes are spread ("PyramidKV", section 6.5), and its heads equal ones or what they win."""
         first, last = self.ends(average)
@@ -215,7 +220,7 @@ class Scored(Method):
         ]
 
 
-def _votes(bank: Bank) -> Tensor:
+def _votes(bank: "Bank") -> "Tensor":
     assert bank.votes is not None
     return bank.votes
 
@@ -232,12 +237,14 @@ class Observed(Scored):
     queries: Reduce = "sum"
     heads: Reduce = "mean"
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """The observed attention."""
         return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
 
 
-def over_heads(votes: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> list[Tensor]:
+def over_heads(
+    votes: "Sequence[Tensor]", positions: "Sequence[Tensor]", end: int
+) -> "list[Tensor]":
     """One vote for all heads of a layer: the mean over them, by position, since lines of earlier
     turns may differ; in the shape of each bank's.
 

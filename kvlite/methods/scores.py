@@ -6,15 +6,15 @@ grouped queries are ours (docs/architecture.md).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from kvlite.attention import capped, grouped
-from kvlite.cache import Bank
 from kvlite.methods.desk import ON_DEVICE, Desk, Logits
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 Reduce = Literal["sum", "mean", "max"]
 Pooling = Literal["max", "avg"]
@@ -32,8 +32,8 @@ class Expected:
         covariance: `(batch, heads, dim, dim)` float32.
     """
 
-    mean: Tensor
-    covariance: Tensor
+    mean: "Tensor"
+    covariance: "Tensor"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Window:
         desk: where their attention becomes a choice.
     """
 
-    queries: Tensor
+    queries: "Tensor"
     start: int
     kv_heads: int
     scale: float
@@ -68,23 +68,25 @@ class Window:
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
     @property
-    def place(self) -> torch.device:
+    def place(self) -> "torch.device":
         """Where `blocks` are."""
         return self.desk.place(self.queries.device)
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def beside(self, tensor: "Tensor") -> "Tensor":
         """Something of a bank's, where `blocks` are; so are scores that stem from elsewhere."""
         return self.desk.beside(tensor)
 
-    def distances(self, positions: Tensor) -> Tensor:
+    def distances(self, positions: "Tensor") -> "Tensor":
         """How many tokens each row comes after entries at `positions` (batch, n), `(batch, rows,
         n)`; below 0 for entries ahead of it."""
+        import torch
+
         asked = torch.arange(self.start, self.end, dtype=positions.dtype, device=positions.device)
         return asked[:, None] - positions[:, None]
 
     def blocks(
-        self, bank: Bank, head: int, *, complete: bool = True
-    ) -> Iterator[tuple[slice, Tensor]]:
+        self, bank: "Bank", head: int, *, complete: bool = True
+    ) -> "Iterator[tuple[slice, Tensor]]":
         """Attention to one head's entries, a block of rows at a time, so that the workspace stays
         at tens of megabytes.
 
@@ -112,8 +114,12 @@ class Window:
         for rows in spans:  # zip would hold a block until the next is there
             yield rows, next(attention)
 
-    def _logits(self, bank: Bank, head: int, keys: Tensor, rows: slice) -> Logits:
+    def _logits(self, bank: "Bank", head: int, keys: "Tensor", rows: slice) -> Logits:
         """Of some rows over `keys` (batch, visible, dim), the first of a bank's head."""
+        import torch
+
+        from kvlite.attention import capped, grouped
+
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
         shape = *queries.shape[:3], keys.shape[1]
         queries = (queries.float() * self.scale).flatten(1, 2)
@@ -122,7 +128,7 @@ class Window:
         early = max(0, bank.used - (self.end - self.start - rows.start))
         size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
 
-        def parts() -> Iterator[tuple[slice, Tensor]]:
+        def parts() -> "Iterator[tuple[slice, Tensor]]":
             starts = range(0, shape[3], size)
             for at in starts[:2] if keys.is_meta else starts:
                 part = slice(at, min(at + size, shape[3]))
@@ -138,12 +144,12 @@ class Window:
 
 
 def window_scores(
-    bank: Bank,
+    bank: "Bank",
     window: Window,
     over_queries: Reduce,
     over_heads: Reduce,
-    weights: Tensor | None = None,
-) -> Tensor:
+    weights: "Tensor | None" = None,
+) -> "Tensor":
     """How much attention each entry got from the window: first over rows, then over a KV
     head's query heads.
 
@@ -154,6 +160,8 @@ def window_scores(
     Returns:
         `(batch, heads of the bank, used)` float32, at the window's place.
     """
+    import torch
+
     batch, queried, count = window.queries.shape[:3]
     group, place = queried // window.kv_heads, window.place
     scores = torch.empty(batch, len(bank.heads), bank.used, device=place)
@@ -174,7 +182,7 @@ def window_scores(
     return scores
 
 
-def window_rows(bank: Bank, window: Window) -> Tensor:
+def window_rows(bank: "Bank", window: Window) -> "Tensor":
     """Where each query of the window looks among the entries that were kept, averaged over a KV
     head's query heads.
 
@@ -184,6 +192,8 @@ def window_rows(bank: Bank, window: Window) -> Tensor:
     Returns:
         `(batch, heads of the bank, rows, used)` float32, at the window's place.
     """
+    import torch
+
     shape = window.queries.shape[0], len(bank.heads), window.queries.shape[2], bank.used
     each = torch.empty(shape, device=window.place)
     for head in _looked_at(bank):
@@ -192,20 +202,22 @@ def window_rows(bank: Bank, window: Window) -> Tensor:
     return each
 
 
-def _looked_at(bank: Bank) -> range:
+def _looked_at(bank: "Bank") -> range:
     """A bank's heads, as indices; without numbers, two stand for all."""
     return range(min(2, len(bank.heads)) if bank.own_keys.is_meta else len(bank.heads))
 
 
-def _reduce(scores: Tensor, how: Reduce) -> Tensor:
+def _reduce(scores: "Tensor", how: Reduce) -> "Tensor":
     if how == "max":
         return scores.amax(1)
     return scores.mean(1) if how == "mean" else scores.sum(1)
 
 
-def pool(scores: Tensor, kernel: int, kind: Pooling) -> Tensor:
+def pool(scores: "Tensor", kernel: int, kind: Pooling) -> "Tensor":
     """Smooth scores `(batch, heads, n)` over `kernel` neighbours, so that spans are kept, not
     single tokens. The kernel shrinks to the largest odd number that fits; 1 changes nothing."""
+    import torch.nn.functional as F
+
     n = scores.shape[-1]
     kernel = min(kernel, n if n % 2 else n - 1)
     if kernel <= 1:
@@ -215,7 +227,7 @@ def pool(scores: Tensor, kernel: int, kind: Pooling) -> Tensor:
     return pooled
 
 
-def top(scores: Tensor, count: int) -> Tensor:
+def top(scores: "Tensor", count: int) -> "Tensor":
     """Indices of the `count` largest scores along the last dimension, ascending; ties go to the
     lower index, which `torch.topk` does not promise."""
     best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvlite.methods.budgets import largest_remainder
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
+
+def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]]:
     """How many of its best entries each head keeps, if the best of all heads stay.
 
     Heads of a batch are counted together: a head's k-th best score is the mean over sequences.
@@ -25,6 +26,8 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     Returns:
         A count for each head of each bank; they sum to `total`, or to all there is.
     """
+    import torch
+
     falling = [each.sort(dim=-1, descending=True).values.mean(0) for each in scores]
     kept = [min(sure, each.shape[1]) for each in falling]
     certain = sum(count * each.shape[0] for count, each in zip(kept, falling, strict=True))
@@ -44,7 +47,7 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
 
 
 def compete_everywhere(
-    scores: Sequence[Sequence[Tensor]], total: int, sure: int
+    scores: "Sequence[Sequence[Tensor]]", total: int, sure: int
 ) -> list[list[list[int]]]:
     """As `compete`, over the heads of all layers: a count for each head of each layer's banks."""
     counts = iter(compete([bank for layer in scores for bank in layer], total, sure))
@@ -58,32 +61,38 @@ def alike(counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     return [(count, tuple(heads)) for count, heads in groups]
 
 
-def entropy(votes: Tensor) -> float:
+def entropy(votes: "Tensor") -> float:
     """Nats of votes as a distribution over candidates, mean over a batch and heads.
 
     Args:
         votes: `(batch, heads, candidates)`.
     """
+    import torch
+
     share = votes / votes.sum(-1, keepdim=True).clamp(min=1e-30)
     return float(-torch.special.xlogy(share, share).sum(-1).mean())
 
 
-def gini(votes: Tensor) -> float:
+def gini(votes: "Tensor") -> float:
     """Gini coefficient of votes over candidates, 0 if all are alike, mean over a batch and heads.
 
     Args:
         votes: `(batch, heads, candidates)`.
     """
+    import torch
+
     count = votes.shape[-1]
     rank = torch.arange(1, count + 1, device=votes.device)
     weighed = (votes.sort(-1).values * (2 * rank - count - 1)).sum(-1)
     return float((weighed / (count * votes.sum(-1)).clamp(min=1e-30)).mean())
 
 
-SPREAD: dict[str, Callable[[Tensor], float]] = {"entropy": entropy, "gini": gini}
+SPREAD: dict[str, Callable[["Tensor"], float]] = {"entropy": entropy, "gini": gini}
 
 
-def by_spread(votes: Sequence[Sequence[Tensor]], kind: str, average: int, least: int) -> list[int]:
+def by_spread(
+    votes: "Sequence[Sequence[Tensor]]", kind: str, average: int, least: int
+) -> list[int]:
     """Lines of each layer in proportion to the spread of its votes.
 
     Source: "PyramidKV", section 6.5: layers with higher entropy, or a higher Gini coefficient,

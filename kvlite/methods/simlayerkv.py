@@ -1,11 +1,8 @@
 """SimLayerKV: layers that only look at the first and the recent tokens keep only these."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-
-from kvlite.cache import Bank, Selection
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.holding import Holding
@@ -13,6 +10,9 @@ from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from kvlite.cache import Bank, Selection
 
 _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
@@ -131,7 +131,7 @@ class SimLayerKV(Holding):
         """Enough for the test and for the method it holds."""
         return max(self.last, self.inner.observation(budget))
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """Never called: `settle` names another method."""
         raise AssertionError("simlayerkv leaves selection to others")
 
@@ -146,9 +146,11 @@ class SimLayerKV(Holding):
             return self.inner, view.budget
         return Streaming(self.sinks, roll=self.bound_decode), line
 
-    def attention_to_line(self, banks: list[Bank], window: Window, line: int) -> float:
+    def attention_to_line(self, banks: "list[Bank]", window: Window, line: int) -> float:
         """Share of its attention that a layer pays to `line` entries of sink and window: the mean
         over query heads and rows; of the sequences of a batch, the least."""
+        import torch
+
         shares = []
         for bank in banks:
             for head in range(len(bank.heads)):

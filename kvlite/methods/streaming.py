@@ -1,16 +1,19 @@
 """StreamingLLM: the first few tokens and the most recent ones."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from kvlite.cache import Bank, Selection
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.lines import ends
 
-_NEVER = torch.iinfo(torch.int32).max
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank, Selection
+
+
+# Of int32, what no position reaches.
+_NEVER = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,15 @@ class Streaming(Method):
         """Where the window rolls."""
         return self.roll
 
-    def select(self, view: LayerView) -> list[Selection]:
+    def select(self, view: LayerView) -> "list[Selection]":
         """The first `sinks` slots and the last ones."""
+        from kvlite.cache import Selection
+
         return [
             Selection(bank, ends(bank, self.sinks, view.budget - self.sinks)) for bank in view.banks
         ]
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """The oldest entry that is not a sink."""
         age = bank.positions.masked_fill(bank.positions < self.sinks, _NEVER)
         return age.argmin(-1)

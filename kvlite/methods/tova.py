@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from kvlite.cache import Bank
 from kvlite.methods.scored import Scored, over_heads
 from kvlite.methods.scores import Window, window_scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TOVA(Scored):
         """The last token."""
         return 1
 
-    def votes(self, banks: Sequence[Bank], window: Window) -> list[Tensor]:
+    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
         """The last token's attention."""
         votes = [window_scores(bank, window, "sum", "mean") for bank in banks]
         if not self._alike:
@@ -57,8 +58,10 @@ class TOVA(Scored):
         positions = [window.beside(bank.positions[:, :, : bank.used]) for bank in banks]
         return over_heads(votes, positions, window.end)
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """What the token before attended to least, that token itself apart."""
+        import torch
+
         votes = bank.scores()
         if self._alike:
             (votes,) = over_heads([votes], [bank.positions[:, :, : bank.used]], position)

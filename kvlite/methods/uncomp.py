@@ -1,18 +1,19 @@
 """UNComp: layers and heads grouped by the effective rank of their queries."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
-
-from kvlite.cache import Bank
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.narrowing import going, votes_for_new
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvlite.cache import Bank
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class UNComp(Observed):
     def stand_ins(self, view: LayerView) -> dict[int, int]:
         """The heads that rank last, and those that look where they do, once in a conversation:
         cosine of the window's attention (the paper's "Result of Extreme Compression")."""
+        from torch.nn.functional import cosine_similarity
+
         if not self.delete or view.like:
             return {}
         lowest = self.by_rank(view.layer)[-self.delete :]
@@ -120,7 +123,7 @@ class UNComp(Observed):
             for head in lowest
         }
 
-    def evict(self, bank: Bank, budget: int, position: int) -> Tensor:
+    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
         """Of the entries before the window, the one with the least attention in its rows, pooled
         as while reading."""
         order = bank.positions.argsort(-1)
@@ -138,7 +141,7 @@ class UNComp(Observed):
         fall = (most - min(self.least, most)) / max(1, steps)
         return [min(new, int(most - fall * group)) for group in groups]
 
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
         """The window, and the tokens it looks at most, all heads together."""
         shown = replace(view, window=view.window.last(self.window))
         votes = view.window.desk.scores(votes_for_new(shown, through))

@@ -68,7 +68,7 @@ class Calibration:
             made = cls(**values)
             made.require_sound()
             return made
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
             raise ModelError(
                 f"{name} is not a calibration of this version, or damaged: make it again with "
                 "`kvlite calibrate`"
@@ -113,7 +113,7 @@ def find_calibration(folder: Path) -> Calibration | None:
     if path.is_file():
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise ModelError(
                 f"{path} is not readable: delete it, or make it again with `kvlite calibrate` "
                 f"({error})"

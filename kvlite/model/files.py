@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 LONGEST_HEADER = 100_000_000
 
@@ -20,10 +22,10 @@ _EXPERTS = {
     "down_proj": (("down_proj",), ("w2",)),
 }
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
 }
 
 
@@ -45,9 +47,12 @@ class Stored:
     end: int
 
     @property
-    def dtype(self) -> torch.dtype | None:
+    def dtype(self) -> "torch.dtype | None":
         """Its type; None if that is no plain floating point."""
-        return _DTYPES.get(self.kind)
+        import torch
+
+        name = _DTYPES.get(self.kind)
+        return None if name is None else getattr(torch, name)
 
     @property
     def count(self) -> int:
@@ -65,12 +70,18 @@ def read_header(path: Path) -> tuple[int, dict[str, Stored]]:
         length = int.from_bytes(file.read(8), "little")
         if length > LONGEST_HEADER:
             raise ValueError(f"a header of {length} bytes")
-        header = json.loads(file.read(length))
+        try:
+            header = json.loads(file.read(length))
+        except RecursionError:
+            raise ValueError("a header that is nested too deeply") from None
     header.pop("__metadata__", None)
     start, size = 8 + length, path.stat().st_size
     tensors = {}
     for name, about in header.items():
-        begin, end = (start + offset for offset in about["data_offsets"])
+        begin, end = about["data_offsets"]
+        if not all(type(number) is int for number in (begin, end, *about["shape"])):
+            raise ValueError(f"{path.name} is damaged: sizes of {name} are no numbers")
+        begin, end = start + begin, start + end
         if not start <= begin <= end <= size:
             raise ValueError(f"{path.name} is cut short: {name} lies beyond its end")
         tensor = Stored(path, about["dtype"], tuple(about["shape"]), begin, end)

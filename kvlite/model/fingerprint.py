@@ -15,10 +15,22 @@ def fingerprint(folder: Path) -> str:
     bytes, so that a fine-tuned copy has another one.
 
     Raises:
-        ModelError: a file of weights is damaged.
+        ModelError: a file of weights is damaged, gone, or cannot be read.
     """
+    try:
+        return _digest_of(folder)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ModelError(
+            f"the model's files in {folder} cannot be read ({why}): put them back, or check their "
+            "permissions"
+        ) from error
+
+
+def _digest_of(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    # `glob` finds nothing in a folder that it may not read, and says nothing.
+    for path in sorted(each for each in folder.iterdir() if each.match("*.safetensors")):
         try:
             begin, stored = read_header(path)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -1,92 +1,221 @@
 """GGUF files: converted once to safetensors, kept under the user's cache folder by content."""
 
+import errno
 import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import redirect_stderr
-from io import StringIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from kvlite.errors import KvliteError, ModelError, reason
+from kvlite.child_process import run_in_child
+from kvlite.errors import KvliteError, ModelError, Stopped, reason, require_uncancelled
 from kvlite.folders import cache_folder
+from kvlite.model.converted import flaw, record
+from kvlite.model.gguf_header import read_header, require_magic
 from kvlite.model.shape import ADMITTED, require_admitted
+from kvlite.sizes import readable
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1
+_PARTIAL, _LOCK = ".partial-", "converting.lock"
+# What is written beside the weights: the largest tokenizers have some 35 MB.
+_BESIDE = 64 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 FLOAT32_LIMIT = 1 << 30
 
 
-def converted_folder(gguf: Path, notify: Callable[[str], None] | None = None) -> Path:
+def converted_folder(
+    gguf: Path,
+    notify: Callable[[str], None] | None = None,
+    cancel: Event | None = None,
+) -> Path:
     """The safetensors folder of a GGUF file, made on first use (about 20 s for 135M weights).
 
     Weights are written in float32, those of files above 1 GiB in bfloat16, which takes half.
 
-    It is written to a temporary folder and renamed, so it is whole or not there. The name is
-    the SHA-256 of the file's content: a changed file is converted anew.
+    It is written to a temporary folder and renamed, so it is whole or not there; one that was
+    damaged since is made anew. The name is the SHA-256 of the file's content: a changed file is
+    converted anew. Of several who want one at a time, all but the first wait.
+
+    Args:
+        notify: told before a conversion, and before waiting for another.
+        cancel: set to end it; nothing is left behind.
 
     Raises:
-        ModelError: the file is not a whole GGUF, its architecture is not admitted, or it cannot
-            be converted.
+        ModelError: the file is not a whole GGUF, its architecture is not admitted, it cannot
+            be converted, or there is no room for what comes of it.
+        Stopped: `cancel` was set.
     """
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = cache_folder() / "models" / f"{gguf.stem}-{digest[:16]}-v{_FORMAT}"
-    if folder.is_dir():
-        return folder
-    _check(gguf)
-    if notify is not None:
-        notify(f"Converting {gguf.name} to safetensors, once, into {folder.parent}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    say = notify or (lambda said: None)
     try:
-        try:
-            _convert(gguf, partial)
-        except KvliteError:
-            raise
-        except Exception as error:  # libraries fail in many ways over a stranger's file
-            raise ModelError(f"{gguf} cannot be converted: {reason(error)}") from error
-        try:
-            partial.rename(folder)
-        except OSError:
-            # Another process finished the same conversion first.
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        folder = _folder_of(gguf, cancel)
+        if folder.is_dir() and flaw(folder) is None:
+            return folder
+        header = read_header(gguf)
+    except OSError as error:
+        raise ModelError(
+            f"{gguf} cannot be read ({error.strerror}): check it and its permissions"
+        ) from None
+    require_admitted(_GGUF_NAMES.get(header.architecture, header.architecture), str(gguf))
+    header.require_sizes()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.parent, say, cancel):
+            _convert_into(folder, gguf, header.numbers, say, cancel)
+    except OSError as error:
+        raise _unusable(folder.parent, error) from error
     return folder
 
 
-def _check(gguf: Path) -> None:
-    """Raises ModelError unless the file is a whole GGUF of an admitted architecture."""
-    from gguf import GGUFReader
+def sweep() -> None:
+    """Remove what conversions left that were killed, unless one is going on."""
+    from filelock import FileLock, Timeout
 
-    with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelError(f"{gguf} is not a GGUF file: its first bytes are not 'GGUF'")
+    models = cache_folder() / "models"
+    with suppress(OSError, Timeout):
+        if not any(models.glob(f"{_PARTIAL}*")):
+            return
+        with FileLock(models.parent / _LOCK, timeout=0):
+            _sweep(models)
+
+
+def _sweep(models: Path) -> None:
+    for partial in models.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def already_converted(gguf: Path) -> Path | None:
+    """The safetensors folder of a GGUF file if there is one, whole or not."""
     try:
-        reader = GGUFReader(gguf)
-        architecture = reader.fields["general.architecture"].contents()
-        end = max(int(t.data_offset) + int(t.n_bytes) for t in reader.tensors)
-    except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
-        raise ModelError(f"{gguf} is truncated or damaged ({error}): download it again") from None
-    if end > gguf.stat().st_size:
-        raise ModelError(f"{gguf} is truncated: download it again")
-    require_admitted(_GGUF_NAMES.get(architecture, architecture), str(gguf))
+        folder = _folder_of(gguf, None)
+    except OSError:
+        return None
+    return folder if folder.is_dir() else None
+
+
+def _folder_of(gguf: Path, cancel: Event | None) -> Path:
+    name = f"{gguf.stem}-{_digest(gguf, cancel)[:16]}-v{_FORMAT}"
+    return cache_folder() / "models" / name
+
+
+def _digest(gguf: Path, cancel: Event | None) -> str:
+    digest = hashlib.sha256()
+    with gguf.open("rb", buffering=0) as file:
+        require_magic(file, gguf)
+        file.seek(0)
+        while block := file.read(8 << 20):
+            require_uncancelled(cancel)
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _alone(models: Path, say: Callable[[str], None], cancel: Event | None) -> Iterator[None]:
+    """While nobody else converts; what those left who were killed is removed."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(models.parent / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"Waiting for another kvlite, which converts a model into {models}")
+        try:
+            lock.acquire(cancel_check=None if cancel is None else cancel.is_set)
+        except Timeout:
+            raise Stopped from None
+    try:
+        _sweep(models)
+        yield
+    finally:
+        lock.release()
+
+
+def _convert_into(
+    folder: Path, gguf: Path, numbers: int, say: Callable[[str], None], cancel: Event | None
+) -> None:
+    """Make the folder of a GGUF file, unless it was made meanwhile."""
+    if folder.is_dir():
+        damage = flaw(folder)
+        if damage is None:
+            return
+        say(f"Converting {gguf.name} anew: of {folder}, {damage}")
+        shutil.rmtree(folder)
+    else:
+        say(f"Converting {gguf.name} to safetensors, once, into {folder.parent}")
+    small = gguf.stat().st_size < FLOAT32_LIMIT
+    _require_room(gguf, numbers * (4 if small else 2) + _BESIDE, folder.parent)
+    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder.parent))
+    try:
+        try:
+            run_in_child(_convert, gguf, partial, cancel=cancel)
+        except KvliteError:
+            raise
+        except MemoryError as error:
+            raise ModelError(
+                f"{gguf} cannot be converted: there is not memory enough ({error}); close other "
+                "programs, or take a smaller model"
+            ) from error
+        except Exception as error:  # libraries fail in many ways over a stranger's file
+            if _is_full(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            if isinstance(error, OSError) and error.errno is not None:  # the system's own
+                raise
+            raise ModelError(f"{gguf} cannot be converted: {reason(error)}") from error
+        record(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            # Another kvlite, older than the lock, finished the same conversion first.
+            if not folder.is_dir():
+                raise
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(partial)
+
+
+def _require_room(gguf: Path, needed: int, models: Path) -> None:
+    free = shutil.disk_usage(models).free
+    if needed > free:
+        raise ModelError(
+            f"{gguf.name} takes {readable(needed)} once it is converted, and {models} has "
+            f"{readable(free)} free: make room there, or name another folder (KVLITE_CACHE)"
+        )
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a disk was full, as Python says it or as Rust does."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(f"(os error {number})" in str(error) for number in _FULL)
+
+
+def _unusable(models: Path, error: OSError) -> ModelError:
+    if error.errno in _FULL:
+        return ModelError(
+            f"{models} has no room for the converted model: make room there, or name another "
+            "folder (KVLITE_CACHE)"
+        )
+    return ModelError(
+        f"{models} cannot hold a converted model ({error.strerror or error}): check it and its "
+        "permissions, or name another folder (KVLITE_CACHE)"
+    )
 
 
 def _convert(gguf: Path, folder: Path) -> None:
+    """The work of a child process, which draws what transformers draws where nobody sees it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kvlite.model.load import require_whole
+    from kvlite.model.load import PLACE, require_whole
     from kvlite.model.making import making_modules
 
     small = gguf.stat().st_size < FLOAT32_LIMIT
-    place: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-    # transformers draws thousands of progress lines.
-    with making_modules(), redirect_stderr(StringIO()):
+    place: dict[str, Any] = {"gguf_file": gguf.name, **PLACE}
+    with making_modules():
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
@@ -102,6 +231,5 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    with redirect_stderr(StringIO()):
-        model.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -4,11 +4,14 @@ import hashlib
 import json
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import SnapshotError
 from kvlite.model.fingerprint import fingerprint
-from kvlite.model.load import LoadedModel
+
+if TYPE_CHECKING:
+    from kvlite.model.load import LoadedModel
+
 
 _SIZES = ("model_type", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "windows")
 
@@ -33,7 +36,7 @@ class Identity:
     template: str
 
     @classmethod
-    def of(cls, model: LoadedModel) -> "Identity":
+    def of(cls, model: "LoadedModel") -> "Identity":
         """A loaded model's.
 
         Raises:

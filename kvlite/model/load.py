@@ -4,18 +4,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from kvlite.errors import ModelError, SettingError, reason
+from kvlite.errors import ModelError, SettingError, Stopped, reason
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.layers import Layers
-from kvlite.model.making import making_modules
-from kvlite.model.shape import ModelShape, shape_of
+from kvlite.model.making import loading, making_modules
+from kvlite.model.shape import ModelShape, described
 from kvlite.model.weights import (
     Weights,
     held_tensors,
@@ -156,6 +157,7 @@ def load_model(
     calibration: Calibration | None = None,
     tokenizer: Any = None,
     opened: Opened | None = None,
+    cancel: Event | None = None,
 ) -> LoadedModel:
     """Load safetensors from `folder`; nothing in it is executed.
 
@@ -163,22 +165,25 @@ def load_model(
         tokenizer: its own, if it was read before.
         opened: gives the module, instead of `load_module`; its decoder layers' weights may lie
             elsewhere than on `device`.
+        cancel: set to end it when the weight that is being read is there.
 
     Raises:
+        Stopped: `cancel` was set.
         ModelError: files are missing, damaged or do not fit together, or a library that quantized
             weights need is not installed.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
+    config, shape = described(folder)
     try:
-        with without_progress_lines():
-            config = AutoConfig.from_pretrained(folder, **PLACE)
-            shape = shape_of(config)
+        with without_progress_lines(), loading(cancel):
             if weights.stored:
                 _require_packed(config.quantization_config, weights, device)
             module, found = (opened or load_module)(folder, device=device, weights=weights)
             if tokenizer is None:
                 tokenizer = AutoTokenizer.from_pretrained(folder, **PLACE)
+    except Stopped:
+        raise
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     require_whole(found, str(folder), exactly=weights.stored)

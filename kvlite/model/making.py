@@ -2,12 +2,15 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from threading import Event
 from typing import Any
 
 import torch
+
+from kvlite.errors import require_uncancelled
 
 _LOCK = threading.RLock()
 
@@ -21,6 +24,36 @@ def making_modules() -> Iterator[None]:
     """
     with _LOCK:
         yield
+
+
+@contextmanager
+def loading(cancel: Event | None) -> Iterator[None]:
+    """While weights are loaded, of which the next one is not begun once `cancel` is set.
+
+    Raises:
+        Stopped: it was.
+    """
+    from transformers.utils import logging
+
+    def followed(make: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if given:
+            given = _each(given[0], cancel), *given[1:]
+        return make(*given, **options)
+
+    with making_modules():
+        require_uncancelled(cancel)
+        before = logging.set_tqdm_hook(followed)
+        try:
+            yield
+        finally:
+            logging.set_tqdm_hook(before)
+    require_uncancelled(cancel)
+
+
+def _each(things: Iterable[Any], cancel: Event | None) -> Iterator[Any]:
+    for thing in things:
+        require_uncancelled(cancel)
+        yield thing
 
 
 def load_transformers() -> None:

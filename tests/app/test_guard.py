@@ -1,15 +1,12 @@
 """Who may come in."""
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
 
 from kvlite.errors import SettingError
-from kvlite_app.web.guard import Door, OwnFiles, is_loopback, parse_auth
+from kvlite_app.web.guard import Door, is_loopback, parse_auth
 
 LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8", "LOCALHOST", "[::1]", " localhost "]
+EVERYWHERE = ["OwnPages", "Routes", "Logins", "OwnBodies"]
 REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
 
 
@@ -34,49 +31,8 @@ def test_a_public_address_needs_one_too() -> None:
 
 def test_only_a_loopback_address_is_held_to_its_names() -> None:
     names = [each.cls.__name__ for each in Door().middleware()]
-    assert names == ["Headers", "TrustedHostMiddleware", "OwnPages", "OwnFiles"]
-    assert [each.cls.__name__ for each in Door("0.0.0.0").middleware()] == ["Headers", "OwnFiles"]
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    body = await Request(scope, receive).body()
-    await Response(body)(scope, receive, send)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"data": [{"path": "https://example.org/a.pdf", "meta": {"_type": "gradio.FileData"}}]}',
-        '[[{"\\u0070ath": " HTTP://169.254.169.254/"}]]',
-    ],
-)
-def test_nothing_is_fetched_for_a_program_that_names_an_address(body: str) -> None:
-    answer = TestClient(OwnFiles(echo)).post("/", content=body)
-    assert answer.status_code == 403
-    assert answer.text == "Files are uploaded here, not fetched."
-
-
-def test_who_sends_two_kinds_is_taken_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = '{"path": "https://example.org"}'
-    kinds = [("content-type", "application/json"), ("content-type", "multipart/x")]
-    visitor = TestClient(OwnFiles(echo))
-    assert visitor.post("/", content=body, headers=kinds).status_code == 403
-    assert visitor.post("/", content=body, headers=kinds[::-1]).text == body  # read as an upload
-    monkeypatch.setattr("kvlite_app.web.guard.LONGEST", len(body) - 1)
-    assert visitor.post("/", content=body).status_code == 413
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"data": [{"path": "/tmp/a.pdf"}, "see \\"path\\": \\"https://example.org\\""]}',
-        "path=https://example.org",
-        "[" * 100_000,
-        "",
-    ],
-)
-def test_what_names_none_arrives_as_it_was_sent(body: str) -> None:
-    assert TestClient(OwnFiles(echo)).post("/", content=body).text == body
+    assert names == ["Headers", "TrustedHostMiddleware", *EVERYWHERE]
+    assert [each.cls.__name__ for each in Door("0.0.0.0").middleware()] == ["Headers", *EVERYWHERE]
 
 
 def test_users_are_read_as_written() -> None:

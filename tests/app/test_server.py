@@ -1,5 +1,6 @@
 """The app as programs and strangers find it: by HTTP and by gradio's client."""
 
+import os
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from kvlite.errors import SettingError
 from kvlite_app.keeping.record import Record
 from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.serve import _alone, _free_port
-from kvlite_app.web.guard import LARGEST
+from kvlite_app.web.uploading import LARGEST
 from tests.app.conftest import Server, client, serving, waited
 
 ROOT = Path(__file__).parents[2]
@@ -107,13 +108,13 @@ def test_files_of_this_machine_are_not_read(server: Server, tmp_path: Path) -> N
     paths += [next(server.data.rglob("record.json"), server.data), f"{ROOT}/../{ROOT.name}/app"]
     with http(server) as web:
         for path in paths:
-            assert web.get(f"/gradio_api/file={path}").status_code == 403
+            assert web.get(f"/gradio_api/file={path}").status_code == 404
         for path in ("/monitoring", "/monitoring/summary", "/gradio_api/runs"):
             assert web.get(path).status_code in (403, 404)
         (mine,) = web.post("/gradio_api/upload", files={"files": ("a.txt", b"Hello")}).json()
-        assert web.get(f"/gradio_api/file={mine}").text == "Hello"
+        assert web.get(f"/gradio_api/file={mine}").status_code == 404  # nor what was uploaded
         before = len(records(server))
-        beside = f"{Path(mine).parent}/../../{secret.relative_to('/tmp')}"
+        beside = f"{Path(mine).parent}/../{os.path.relpath(secret, Path(mine).parents[1])}"
         for path in (str(secret), beside, f"file://{secret}"):
             for file in (
                 path,

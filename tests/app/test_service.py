@@ -20,21 +20,10 @@ from kvlite_app.engine.work import Work
 from kvlite_app.keeping.record import Record
 from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.views.history import history
-from tests.app.conftest import waited
+from tests.app.conftest import upload, waited
 
 A, B = "a" * 32, "b" * 32
-
-
-@pytest.fixture
-def given(tiny_folder: Path) -> Settings:
-    return Settings(model=str(tiny_folder), max_new_tokens=4)
-
-
-@pytest.fixture
-def service(given: Settings, tmp_path: Path) -> Iterator[Service]:
-    service = Service(given, tmp_path)
-    yield service
-    service.close()
+HERONS = b"Herons live by the water."
 
 
 def kept(service: Service, id: str = A) -> Record:
@@ -296,16 +285,15 @@ def test_settings_of_a_conversation_change_without_opening_it(
     assert texts(kept(service)) == ["One.", "Two."]
 
 
-def test_files_are_opened_while_others_are_answered(service: Service, tmp_path: Path) -> None:
-    good, bad = tmp_path / "a.txt", tmp_path / "b.pdf"
-    good.write_text("Herons live by the water.")
-    bad.write_bytes(b"nothing")
-    go, files = blocked(service), [str(good), str(bad)]
+def test_files_are_opened_while_others_are_answered(service: Service) -> None:
+    good, bad = upload(service, "a.txt", HERONS), upload(service, "b.pdf", b"nothing")
+    go, files = blocked(service), [good, bad]
     with pytest.raises(DocumentError, match=r"b\.pdf"):
         service.say("", A, "What is in them?", files).wait()
     going = service.going("", A)
-    assert going is not None and going.sent.files == files  # to be put into the box again
-    assert kept(service).draft == "What is in them?"
+    assert going is not None and going.sent.files == files
+    assert (Path(good).is_file(), Path(bad).exists()) == (True, False)  # what can be sent again
+    assert going.sent.text == "What is in them?"
     work = service.say("", A, "What is in it?", files[:1])
     go.set()
     work.wait()
@@ -314,21 +302,22 @@ def test_files_are_opened_while_others_are_answered(service: Service, tmp_path: 
     assert any("documents were read in" in each for each in json.loads(account.read_text())["told"])
     going = service.going("", A)
     assert going is not None and going.sent.files == []
+    assert not Path(good).exists()
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_opening_files_can_be_ended(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    service: Service, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     begun = threading.Event()
 
-    def forever(path: str, progress: Any, cancel: threading.Event) -> Any:
+    def forever(path: str, *, cancel: threading.Event, **_: Any) -> Any:
         begun.set()
         assert cancel.wait(60)
         raise Stopped
 
-    monkeypatch.setattr("kvlite_app.engine.uploads.read_document", forever)
-    work = service.say("", A, "What is in it?", [str(tmp_path / "a.txt")])
+    monkeypatch.setattr("kvlite_app.engine.uploads.read_apart", forever)
+    work = service.say("", A, "What is in it?", [upload(service, "a.txt", HERONS)])
     assert begun.wait(60)
     work.cancel.set() if end == "stop" else service.close()
     with pytest.raises(Stopped):

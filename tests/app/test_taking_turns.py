@@ -22,7 +22,7 @@ from kvlite_app.keeping.record import Record
 from kvlite_app.keeping.shelf import Shelf
 from kvlite_app.pricing import Pricer
 from kvlite_app.tuning import Tuning
-from tests.app.conftest import waited
+from tests.app.conftest import upload, waited
 from tests.app.test_service import blocked
 from tests.cli.conftest import model_of
 from tests.conftest import SIZES
@@ -259,15 +259,14 @@ def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
     assert record.said[-2].text == "Are you there?"
 
 
-def test_a_message_is_on_disk_while_its_document_is_read(make: Make, tmp_path: Path) -> None:
+def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     id = new(service)
     answering(first := service.say("", id, "Hello"))
     first.cancel.set()
     first.wait()
-    file = tmp_path / "heron.txt"
-    file.write_text("Herons live by the water. " * 40)
-    answering(work := service.say("", id, "Where do they live?", [str(file)]))
+    file = upload(service, "heron.txt", b"Herons live by the water. " * 40)
+    answering(work := service.say("", id, "Where do they live?", [file]))
     record = service.shelf("").record(id)  # as it would be found after a power cut
     assert record.draft == "Where do they live?"
     assert record.waiting == ["heron.txt"]

@@ -22,6 +22,7 @@ from kvlite_app.layout import lay_out
 from kvlite_app.showing import BEGUN, ENDED
 from kvlite_app.talking import Talking
 from kvlite_app.visit import Visit, visit_of
+from tests.app.conftest import upload
 from tests.app.test_service import A, B, blocked, no_room, stops
 
 TAB: Any = gr.Request(session_hash="tab")
@@ -131,14 +132,15 @@ def test_only_what_is_sent_leaves_the_box(
 
 
 def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
-    talking: Talking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    talking: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file := tmp_path / "a.pdf").write_bytes(b"nothing")
-    talking.say(A, 0, "", said("What is in it?", str(file)), TAB)
+    good, bad = (upload(talking.service, name, b"nothing") for name in ("a.txt", "b.pdf"))
+    talking.say(A, 0, "", said("What is in it?", good, bad), TAB)
     followed(talking, A)
     view = talking.ended(A, 0, ENDED, said(""), TAB)
-    assert box(talking, view)["value"] == said("What is in it?", str(file))
-    assert "a.pdf" in view[talking.parts.status]
+    assert box(talking, view)["value"] == said("What is in it?", good)
+    assert "b.pdf" in view[talking.parts.status]
+    assert talking.service.shelf("").records() == []  # nothing was said
     monkeypatch.setattr(Session, "say", stops)
     talking.say(A, 0, "", said("And without?"), TAB)
     followed(talking, A)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvlite_app.web.guard import LARGEST
+from kvlite_app.web.uploading import LARGEST
 from tests.app.conftest import Server, Visitor, answered, send
 
 expect: Any = pytest.importorskip("playwright.sync_api").expect

@@ -117,10 +117,10 @@ def test_what_does_not_fit_is_refused_and_does_not_wait(
     assert "trained for 1,024" in chat.refused(f"/read {long}")
     assert chat.session.waiting == []
     chat(f"/read {text}")
+    long.write_text(TEXT * 14)
     said = chat.refused(f"/read {long}")
-    new = tokens_of(
-        chat.session.runner.tokenizer, f"Document: long.txt\n\n{long.read_text().strip()}"
-    )
+    told = f"Document: long.txt\n\n{long.read_text().strip()}"
+    new = tokens_of(chat.session.runner.tokenizer, told, 1024)
     assert f"{new:,} more tokens do not fit" in said and f"{seen(chat):,} are read" in said
     assert len(chat.session.waiting) == 1
     chat("Who sat?")

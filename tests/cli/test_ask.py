@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.cli.conftest import Done, Run, tokens
-from tests.test_documents import Stdin
+from tests.documents.files import Stdin
 
 
 def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:

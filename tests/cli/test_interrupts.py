@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kvlite.cli.screen import ReadingBar
 from kvlite.engine.text import TextStream
 from tests.cli.conftest import Done, Run
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 def interrupted(module: str, owner: str, method: str, call: int, *args: object) -> Done:
@@ -104,3 +105,75 @@ def test_interrupted_while_loading(
 
     monkeypatch.setattr("kvlite.runner.load_model", interrupt)
     assert kvlite("ask", text, "What?") == Done(INTERRUPTED, "", "")
+
+
+def test_interrupt_while_a_library_tidies_up(
+    kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tidied_up_badly(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("trying to pop from empty mode stack")
+
+    monkeypatch.setattr("kvlite.runner.load_model", tidied_up_badly)
+    with pytest.raises(KeyboardInterrupt):
+        kvlite("ask", text, "What?")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_in_a_destructor_is_not_lost(
+    kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    class Deleted:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def load_model(*_: object, **__: object) -> None:
+        Deleted()
+        time.sleep(600)
+        raise AssertionError("went on")
+
+    monkeypatch.setattr("kvlite.runner.load_model", load_model)
+    assert kvlite("ask", text, "What?") == Done(128 + number, "", "")
+
+
+def test_terminated_wherever_it_is(model: Path, text: Path) -> None:
+    """In the middle of a step, from which nothing else is heard."""
+    code = """
+import os, signal, sys
+from kvlite.engine.text import TextStream
+push = TextStream.push
+def watched(self, token):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return push(self, token)
+TextStream.push = watched
+from kvlite.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", code, "ask", str(text), "What?", "--model", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert Done(done.returncode, done.stdout, done.stderr) == Done(TERMINATED, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ends_soon_after_a_signal(model: Path, text: Path, number: signal.Signals) -> None:
+    """Without the second that Python takes to tear torch down."""
+    code = f"""
+import atexit, signal, sys, time
+begun = time.monotonic()
+class Slow:
+    def __del__(self):
+        time.sleep(600)
+sys.modules["slow"] = Slow()
+atexit.register(lambda: print("tidied up", flush=True))
+import kvlite.runner
+def load_model(*_, **__):
+    signal.raise_signal({int(number)})
+kvlite.runner.load_model = load_model
+from kvlite.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", code, "ask", str(text), "What?", "--model", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert Done(done.returncode, done.stdout, done.stderr) == Done(128 + number, "tidied up\n", "")

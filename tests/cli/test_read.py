@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -250,8 +249,10 @@ def test_a_light_file_is_read_again(
 class Letters:
     """A tokenizer that knows nothing else."""
 
-    def encode(self, text: str) -> list[str]:
-        return [*text]
+    chat_template = None
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [*map(ord, text)]
 
 
 def test_a_light_file_must_fit_as_it_was_read(
@@ -260,8 +261,8 @@ def test_a_light_file_must_fit_as_it_was_read(
     """What is planned for is all that is read again, not just the question."""
     asked: list[int] = []
 
-    def planned(settings: object, notify: object, reads: Callable[[Any], int]) -> None:
-        asked.append(reads(Letters()))
+    def planned(settings: object, notify: object, reads: Callable[..., int]) -> None:
+        asked.append(reads(Letters(), 8192))
         raise SettingError("seen")
 
     monkeypatch.setattr("kvlite.runner.open_runner", planned)

@@ -12,7 +12,8 @@ import torch
 
 from kvlite.model.source import _embedded_gguf
 from tests.cli.conftest import LIMIT, Refused, Run, one_sentence, tokens
-from tests.test_documents import encrypted, pdf
+from tests.configs import PUBLISHED
+from tests.documents.files import encrypted, pdf
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -121,7 +122,8 @@ def test_bytes_that_are_no_text_in_arguments(kvlite: Run, model: Path, tmp_path:
         ('{"model_type": "gpt2"}', "'gpt2'", "it runs llama, "),
         ("{", "config.json", "not readable JSON"),
         ("[1]", "config.json", "not a JSON object"),
-        ('{"model_type": "llama"}', "pytorch_model.bin", "no .safetensors weights"),
+        ('{"model_type": "llama"}', "config.json", "has no hidden_size"),
+        (json.dumps(PUBLISHED["Llama-3.1-8B"]), "pytorch_model.bin", "no .safetensors weights"),
     ],
 )
 def test_bad_model_folder(
@@ -140,10 +142,11 @@ def test_weights_that_cannot_be_had(
     config = json.loads((folder / "config.json").read_text())
     ask = ["ask", text, "What?", "--model", folder, "--weights"]
     four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    mixtral = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     for changes, weights, said in (
         ({"quantization_config": four_bits}, "bf16", ("--weights bf16", "nf4", "leave --weights")),
         ({"quantization_config": four_bits}, "nf4", ("--weights nf4", "leave --weights out")),
-        ({"model_type": "mixtral"}, "int8", ("--weights int8", "'mixtral'", "use bf16 or fp16")),
+        (mixtral, "int8", ("--weights int8", "'mixtral'", "use bf16 or fp16")),
     ):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
         refused([*ask, weights], folder, *said)
@@ -173,7 +176,7 @@ def test_document_longer_than_the_model_knows(
     kvlite: Run, model: Path, tmp_path: Path, said: list[str]
 ) -> None:
     path = tmp_path / "long.txt"
-    path.write_text("One word follows another. " * 300)
+    path.write_text("One word follows another. " * 97)
     done = kvlite("ask", path, "What?", "--model", model)
     read = tokens(model, said[0])
     assert read > LIMIT

@@ -19,6 +19,7 @@ from kvlite.cli.bench.options import (
     Tokens,
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
+from kvlite.cli.opening import require_files
 from kvlite.cli.options import with_model
 from kvlite.settings import Settings
 
@@ -65,6 +66,7 @@ def fidelity(
 
       kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
     """
+    require_files([file] if file else [], settings)
     from kvlite.bench.fidelity import FidelityRow, parts, tallies
     from kvlite.bench.fidelity import fidelity as measured
     from kvlite.bench.grid import choices, recalled, require_memory

@@ -1,6 +1,5 @@
 """One run of the bench: open the folder and the model, keep every row, report."""
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvlite.cli import INTERRUPTED
+from kvlite.cli.console import output, print_json
 from kvlite.cli.screen import console, reading_bar
 from kvlite.settings import Settings
 
@@ -92,7 +92,6 @@ def run(
         screen.print(
             f"Stopped after {len(folder.rows):,} of {total:,} rows. To go on: "
             f"kvlite {shlex.join(command)}",
-            markup=False,
         )
         raise typer.Exit(INTERRUPTED)
 
@@ -115,17 +114,16 @@ def _report(
         if can_draw():
             measurement.draw(rows, folder.path)
         else:
-            screen.print(NO_PLOTS, markup=False)
+            screen.print(NO_PLOTS)
     if as_json:
         report = {"machine": machine, "folder": str(folder.path), "rows": folder.rows}
-        print(json.dumps(report))
+        print_json(report)
     elif lines:
         _print_table(lines, machine)
-    screen.print(f"Rows, table and plots: {folder.path}", markup=False)
+    screen.print(f"Rows, table and plots: {folder.path}")
 
 
 def _print_table(lines: "Sequence[Line]", machine: Mapping[str, str]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
 
     caption = ", ".join(f"{name} {value}" for name, value in machine.items())
@@ -134,7 +132,7 @@ def _print_table(lines: "Sequence[Line]", machine: Mapping[str, str]) -> None:
     table = Table(*columns, caption=caption)
     for line in lines:
         table.add_row(*line.cells().values())
-    Console().print(table)
+    output().print(table)
 
 
 def _new_folder(command: str) -> Path:

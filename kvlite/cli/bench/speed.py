@@ -14,6 +14,7 @@ from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.cli.options import with_model
 from kvlite.errors import SettingError
 from kvlite.settings import Settings
+from kvlite.sizes import parse_number
 
 if TYPE_CHECKING:
     from kvlite.runner import Runner
@@ -47,7 +48,8 @@ def speed(
 
       kvlite bench speed --tokens 7000 --budget 256 --recall 128
     """
-    if recall != "off" and not recall.isdigit():
+    entries = 0 if recall == "off" else parse_number(recall, whole=True)
+    if entries is None:
         raise SettingError(f"--recall {recall!r} is no number of entries: give 128, or off")
     settings = settings.replace(
         {
@@ -55,7 +57,7 @@ def speed(
             "budget": budget,
             "kv_bits": kv_bits,
             "recall": "off" if recall == "off" else "ram",
-            "recall_entries": 0 if recall == "off" else int(recall),
+            "recall_entries": entries,
         }
     )
     from kvlite.bench.grid import require_room

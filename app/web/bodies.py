@@ -1,0 +1,206 @@
+"""What is sent: no more than anyone types, nothing to fetch, and nothing about other users."""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .routes import user_of
+
+# Bytes of whatever is sent that is no document, and of all of that at once.
+LONGEST, TOGETHER = 32 << 20, 128 << 20
+# Lists, mappings and commas in it: each becomes an object many times its size.
+_PARTS = 1_000_000
+# Seconds in which some more of it must come.
+PATIENCE = 60.0
+# Tabs of a user's that are remembered, and characters of what a tab is known by.
+_TABS, _NAME = 1_000, 100
+_HEARTBEAT, _CALL = "/gradio_api/heartbeat/", "/gradio_api/call/"
+
+
+async def body_of(scope: Scope, receive: Receive, most: int) -> bytes | None:
+    """What is sent; None if it is longer.
+
+    Raises:
+        ClientDisconnect: whoever sends it has gone, or sends no more.
+    """
+    body = bytearray()
+    async for part in parts_of(scope, receive):
+        body += part
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+async def parts_of(scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+    """What is sent, as it comes.
+
+    Raises:
+        ClientDisconnect: whoever sends it has gone, or sends no more.
+    """
+    parts = Request(scope, receive).stream()
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(parts), PATIENCE)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise ClientDisconnect from None
+
+
+def sent_again(body: bytes, receive: Receive) -> Receive:
+    """Where an app receives what was read already."""
+    unread = [body]
+
+    async def again() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+class Sessions:
+    """Whose each tab is: what is shown there is nobody else's to follow, or to end."""
+
+    def __init__(self) -> None:
+        self._owner: dict[str, str] = {}
+        self._tabs: dict[str, OrderedDict[str, None]] = {}
+
+    def is_of(self, session: str, user: str) -> bool:
+        """Whether a tab is this user's, as it is from now on if it was nobody's."""
+        if len(session) > _NAME or self._owner.setdefault(session, user) != user:
+            return False
+        tabs = self._tabs.setdefault(user, OrderedDict())
+        tabs[session] = None
+        tabs.move_to_end(session)
+        if len(tabs) > _TABS:
+            del self._owner[tabs.popitem(last=False)[0]]
+        return True
+
+
+class OwnBodies:
+    """Refuses what names a file by an address, which gradio would fetch; what is about another
+    user's tab or event; and more than anyone types."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.sessions = Sessions()
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the app does, or refuse."""
+        if scope["type"] != "http" or is_upload(scope):
+            await self.app(scope, receive, send)
+            return
+        body = bytearray()
+        try:
+            refused = await self._read(scope, receive, body)
+            answer = refused or self._refusal(scope, bytes(body))
+            again = receive if _looks(scope) else sent_again(bytes(body), receive)
+            await (answer or self.app)(scope, again, send)
+        except ClientDisconnect:
+            return
+        finally:
+            self._held -= len(body)
+
+    async def _read(
+        self, scope: Scope, receive: Receive, body: bytearray
+    ) -> PlainTextResponse | None:
+        """Read what is sent; why it is refused, if it is."""
+        if _looks(scope):
+            return None
+        async for part in parts_of(scope, receive):
+            body += part
+            self._held += len(part)
+            if len(body) > LONGEST:
+                return _refused("This is too long.", 413)
+            if self._held > TOGETHER:
+                return _refused("Too much is sent at once: try again.", 503)
+        too_many = sum(map(body.count, (b"[", b"{", b","))) > _PARTS
+        return _refused("This is too long.", 413) if too_many else None
+
+    def _refusal(self, scope: Scope, body: bytes) -> PlainTextResponse | None:
+        """Why a request is refused, if it is."""
+        plain = None if _looks(scope) else _plain(body)
+        kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
+        if _takes_json(scope) and not (kind == "application/json" and isinstance(plain, dict)):
+            return _refused("Send a JSON object, as application/json.", 400)
+        if _names_an_address(plain):
+            return _refused("Files are uploaded here, not fetched.", 403)
+        user = user_of(scope) or ""
+        own = all(self.sessions.is_of(each, user) for each in _tabs(scope, plain))
+        if own and all(_asker(scope, each) in (None, user) for each in _events(scope, plain)):
+            return None
+        return _refused("This is another user's.", 403)
+
+
+def _looks(scope: Scope) -> bool:
+    """Whether nothing is sent with a request."""
+    return scope["method"] in ("GET", "HEAD")
+
+
+def is_upload(scope: Scope) -> bool:
+    """Whether a request brings files."""
+    return (scope["method"], scope["path"].rstrip("/")) == ("POST", "/gradio_api/upload")
+
+
+def _takes_json(scope: Scope) -> bool:
+    """Whether what is sent there can only be JSON: gradio stumbles over anything else."""
+    return not _looks(scope) and scope["path"].startswith("/gradio_api/")
+
+
+def _refused(sentence: str, status: int) -> PlainTextResponse:
+    return PlainTextResponse(sentence, status_code=status)
+
+
+def _plain(body: bytes) -> Any:
+    """What a body says; None if it is no JSON."""
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tabs(scope: Scope, plain: Any) -> Iterator[str]:
+    """The tabs that a request is about."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    yield from parse_qs(query, keep_blank_values=True).get("session_hash", ())
+    if scope["path"].startswith(_HEARTBEAT):
+        yield scope["path"].removeprefix(_HEARTBEAT).rstrip("/")
+    if isinstance(plain, dict) and isinstance(plain.get("session_hash"), str):
+        yield plain["session_hash"]
+
+
+def _events(scope: Scope, plain: Any) -> Iterator[str]:
+    """The events that a request is about."""
+    if scope["path"].startswith(_CALL) and scope["method"] != "POST":
+        yield scope["path"].rstrip("/").rpartition("/")[2]
+    if isinstance(plain, dict) and isinstance(plain.get("event_id"), str):
+        yield plain["event_id"]
+
+
+def _asker(scope: Scope, event: str) -> str | None:
+    """Who asked for an event, None if there is none of this id; "" where nobody logs in."""
+    found: Any = scope["app"].get_blocks()._queue.event_ids_to_events.get(event)
+    return None if found is None else found.username or ""
+
+
+def _names_an_address(plain: Any) -> bool:
+    """Whether somewhere in what is sent a file's path is an address."""
+    inner = [plain]
+    while inner:
+        each = inner.pop()
+        if isinstance(each, dict):
+            if str(each.get("path", "")).strip().lower().startswith(("http:", "https:")):
+                return True
+            inner += each.values()
+        elif isinstance(each, list):
+            inner += each
+    return False

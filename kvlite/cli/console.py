@@ -1,0 +1,73 @@
+"""The one way to print: whatever comes from outside, no terminal is told what to do by it."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.status import Status
+from rich.style import StyleType
+from rich.text import Text
+
+from kvlite.harmless import escaped, harmless
+
+
+class _PlainStatus(Status):
+    """A spinner whose title is text, not markup."""
+
+    def update(self, status: RenderableType | None = None, **how: Any) -> None:
+        super().update(Text(status) if isinstance(status, str) else status, **how)
+
+
+class Screen(Console):
+    """A console that takes text as it is: neither control characters nor markup, emoji codes or
+    links in it mean anything."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **how)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The parts of what is printed, tables and bars included."""
+        for text, style, control in super().render(renderable, options):
+            plain = style.update_link(None) if style is not None and style.link else style
+            yield Segment(text if control else harmless(text), plain, control)
+
+    def out(self, *objects: Any, **how: Any) -> None:
+        """Text that is not wrapped."""
+        super().out(*(harmless(str(each)) for each in objects), **how)
+
+    def status(self, status: RenderableType, **how: Any) -> Status:
+        """A spinner and a title."""
+        title = Text(status) if isinstance(status, str) else status
+        return _PlainStatus(title, console=self, **how)
+
+
+def output() -> Screen:
+    """Standard output as it is now."""
+    return Screen(file=sys.stdout)
+
+
+def say(text: str, *, style: StyleType | None = None) -> None:
+    """Print lines on standard output, however long."""
+    output().print(text, style=style, soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """Write a part of an answer to standard output: to a terminal without what it would obey, to a
+    file or another program as it is."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def print_json(value: Any, *, readable: bool = False) -> None:
+    """Print a value as one line of JSON on standard output.
+
+    Args:
+        readable: whether letters of all languages are shown as such, where they can be.
+    """
+    encoded = (sys.stdout.encoding or "ascii").lower().startswith("utf")
+    print(escaped(json.dumps(value, ensure_ascii=not (readable and encoded))), flush=True)

@@ -1,0 +1,193 @@
+"""Tokens that mark the structure of a conversation, and text that is encoded without any.
+
+A tokenizer makes an added token of whatever spells it, also in a document. Which of them are
+controls has nothing to do with their names: Phi-3's `<|end|>` and Llama 3's `<|eot_id|>` have none,
+Qwen's `<tool_call>` is not even flagged as special.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+_HTML = re.compile(
+    "</?(a|b|blockquote|br|caption|code|div|em|h[1-6]|hr|i|img|li|ol|p|pre|s|span|strong|sub|sup|"
+    "table|tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
+
+# What stands before text that goes on from other text, lest it get the space of a beginning.
+_BEFORE = "\n"
+
+_Offsets = tuple[list[int], list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokens of a text.
+
+    Attributes:
+        begins: where in the text each of them begins; not known of slow tokenizers.
+    """
+
+    ids: list[int]
+    begins: list[int] | None
+
+
+class Controls:
+    """A tokenizer's control tokens.
+
+    These are all its added tokens, but for those that are ordinary text: white space; and what is
+    neither flagged as special nor in the chat template, and only a word, one character, or an HTML
+    tag, of which Gemma adds many.
+    Whatever can mark a turn is flagged, in the template, or spelled like none of these; and what is
+    taken for a control by mistake is still read, as its characters.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Find them."""
+        self.tokenizer = tokenizer
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        flagged = {token.content for token in added.values() if token.special}
+        self._spelled: dict[int, str] = {
+            number: token.content
+            for number, token in added.items()
+            if not _ordinary(token.content, flagged, template)
+        }
+        for number in {*getattr(tokenizer, "all_special_ids", [])} - {*self._spelled}:
+            self._spelled[number] = tokenizer.convert_ids_to_tokens(number)
+        self._unknown = getattr(tokenizer, "unk_token_id", None)
+        self._fast = getattr(tokenizer, "is_fast", False)
+
+    def among(self, ids: Sequence[int]) -> list[int]:
+        """Those that are among tokens, in order."""
+        return [token for token in ids if token in self._spelled]
+
+    def outside(
+        self, text: str, spans: Sequence[tuple[int, int]], expected: Sequence[int]
+    ) -> Encoded | None:
+        """The tokens of a template's text with what was said in it.
+
+        Args:
+            spans: where what was said begins and ends, each time; controls in it are encoded as
+                the characters that they are spelled with.
+            expected: the controls of the template's own text.
+
+        Returns:
+            None where it has other controls than that, since the template's text and what was said
+            make some together, or where the tokenizer does not tell where its tokens come from.
+        """
+        if not self._fast:
+            return None
+        ids, offsets = self._encoded([text])[0]
+        controls = [at for at, token in enumerate(ids) if token in self._spelled]
+        forged = {
+            at
+            for at in controls
+            if any(offsets[at][0] < end and offsets[at][1] > begin for begin, end in spans)
+        }
+        own = [at for at in controls if at not in forged]
+        if [ids[at] for at in own] != [*expected]:
+            return None
+        made, begins, at = list[int](), list[int](), 0
+        for start in sorted(forged):
+            if start < at:
+                continue  # it was in the text that the one before it began
+            made += ids[at:start]
+            begins += [begin for begin, _ in offsets[at:start]]
+            at = next((each for each in own if each > start), len(ids))
+            first = offsets[start][0]
+            last = offsets[at][0] if at < len(ids) else len(text)
+            for begin, token in self._spell(text[first:last]):
+                made.append(token)
+                begins.append(first + begin)
+        made += ids[at:]
+        begins += [begin for begin, _ in offsets[at:]]
+        return Encoded(made, begins)
+
+    def alone(self, text: str) -> Encoded:
+        """The tokens of a text, none of which is a control."""
+        made = self.outside(text, [(0, len(text))], [])
+        if made is not None:
+            return made
+        pattern = "|".join(map(re.escape, self._spelled.values())) or "$^"
+        cuts = [match.start() + 1 for match in re.finditer(pattern, text)]
+        pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
+        ids = [token for piece in pieces for token in self._slowly(piece)]
+        return Encoded([token for token in ids if token not in self._spelled], None)
+
+    def _spell(self, text: str) -> list[tuple[int, int]]:
+        """Tokens of a text that goes on from other text, none of them a control, by where in it
+        they begin: it is cut inside each control, until there is none."""
+        pieces, made = [(0, text)], list[tuple[int, int]]()
+        while pieces:
+            encoded = self._going_on([piece for _, piece in pieces])
+            cut = list[tuple[int, str]]()
+            for (start, piece), (ids, offsets) in zip(pieces, encoded, strict=True):
+                cuts = {
+                    cut
+                    for token, offset in zip(ids, offsets, strict=True)
+                    if self._is_spelled(token, piece[slice(*offset)])
+                    for cut in self._inside(piece, token, *offset)
+                }
+                if not cuts:
+                    begins = (start + begin for begin, _ in offsets)
+                    made += zip(begins, ids, strict=True)
+                elif len(piece) == 1:
+                    made += [(start, token) for token in self._slowly("\ufffd")]
+                else:
+                    edges = sorted({0, *cuts, len(piece)})
+                    cut += [(start + a, piece[a:b]) for a, b in pairwise(edges)]
+            pieces = cut
+        return sorted(made, key=lambda each: each[0])
+
+    def _inside(self, text: str, token: int, begin: int, end: int) -> tuple[int, ...]:
+        """Where to cut a control that stands in a text: in its middle if white space around it, or
+        the tokenizer's normalization, makes it longer or shorter than it is spelled."""
+        spelled = self._spelled[token]
+        found = text.find(spelled, begin, end)
+        if found >= 0 and len(spelled) > 1:
+            return (found + 1,)
+        return ((begin + end) // 2,) if end - begin > 1 else (begin, end)
+
+    def _is_spelled(self, token: int, text: str) -> bool:
+        """Whether a token of a text is a control; the unknown one also stands for what is none."""
+        spelled = self._spelled.get(token)
+        return spelled is not None and (token != self._unknown or spelled in text)
+
+    def _going_on(self, texts: Sequence[str]) -> list[_Offsets]:
+        """Tokens of texts, without the space that some tokenizers put before a beginning."""
+        before, width = self._slowly(_BEFORE), len(_BEFORE)
+        made = list[_Offsets]()
+        for text, (ids, offsets) in zip(
+            texts, self._encoded([_BEFORE + text for text in texts]), strict=True
+        ):
+            rest = offsets[len(before) :]
+            if ids[: len(before)] == before and all(begin >= width for begin, _ in rest[:1]):
+                shifted = [(begin - width, end - width) for begin, end in rest]
+                made.append((ids[len(before) :], shifted))
+            else:
+                made += self._encoded([text])
+        return made
+
+    def _encoded(self, texts: Sequence[str]) -> list[_Offsets]:
+        made = self.tokenizer([*texts], add_special_tokens=False, return_offsets_mapping=True)
+        return [*zip(made["input_ids"], made["offset_mapping"], strict=True)]
+
+    def _slowly(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def _ordinary(spelled: str, flagged: set[str], template: str) -> bool:
+    """Whether a token is ordinary text."""
+    words = spelled.replace("\u2581", " ").split()
+    if not words or spelled in flagged or spelled in template:
+        return not words
+    if len(spelled) == 1:
+        return True
+    tag = _HTML.fullmatch(spelled)
+    if tag is not None:  # Phi-3's </s> is none: its <s> is flagged
+        return flagged.isdisjoint((f"<{tag[1]}>", f"</{tag[1]}>"))
+    return all(map(str.isalnum, words))

@@ -1,0 +1,196 @@
+"""The bytes of a file or of standard input, as far as they may be many."""
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO, Literal, NoReturn, TextIO
+
+from kvlite.documents.following import Following
+from kvlite.errors import DocumentError
+from kvlite.sizes import readable
+
+Kind = Literal["text", "html", "pdf", "zip", "docx", "other"]
+
+# Longer than what the longest trained context, of ten million tokens, takes.
+TEXT_LIMIT = 64 * 2**20
+# For formats that hold pictures and fonts besides.
+FILE_LIMIT = 200 * 2**20
+_PIECE = 2**20
+# Enough to tell what a file is.
+_HEAD = 1024
+
+_REMEDIES = {
+    ".doc .rtf .odt .ods .odp .xls .xlsx .ppt .pptx .pages": "save it as .docx, .pdf or text",
+    ".epub .mobi .azw .azw3 .djvu": "convert it to text, for example with Calibre's ebook-convert",
+    ".png .jpg .jpeg .gif .bmp .tif .tiff .webp .heic": "run OCR on it, for example tesseract",
+    ".zip .gz .bz2 .xz .zst .7z .rar .tar .tgz": "unpack it and name the file inside",
+}
+_REFUSED = {suffix: remedy for names, remedy in _REMEDIES.items() for suffix in names.split()}
+_UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+_NOT_FILES = (
+    (stat.S_ISDIR, "is a folder: name one of the files in it."),
+    (stat.S_ISFIFO, "is a pipe, not a file: give it as standard input, which is named -."),
+    (stat.S_ISSOCK, "is a socket, not a file: save what comes from it to a file and name that."),
+)
+
+
+def require_readable(path: str) -> None:
+    """Check that a path leads to a file that could be read as a document; its first bytes are all
+    that is looked at. "-" is standard input.
+
+    Raises:
+        DocumentError: in one sentence with the remedy, if it does not.
+    """
+    if path == "-":
+        return
+    with _opened(path) as file:
+        kind = kind_of(_first_bytes(path, file), path)
+        _require_small(path, os.fstat(file.fileno()).st_size, kind)
+
+
+def kind_of(head: bytes, path: str) -> Kind:
+    """What a file is; its first bytes count for more than its suffix, and are all there is for
+    standard input."""
+    suffix = "" if path == "-" else os.path.splitext(path)[1].lower()
+    if head.startswith(b"%PDF-"):
+        return "pdf"
+    if head.startswith(b"PK"):
+        return "zip"
+    if suffix == ".pdf":
+        return "pdf"
+    if suffix == ".docx":
+        return "docx"
+    if suffix in _REFUSED or head.startswith(b"{\\rtf"):
+        return "other"
+    if suffix in (".html", ".htm", ".xhtml"):
+        return "html"
+    if path == "-" and re.match(rb"(?i)\s*<(!doctype )?html\b", head[:200]):
+        return "html"
+    return "text"
+
+
+def refuse_format(label: str, path: str) -> NoReturn:
+    """Raises DocumentError: there is no reading such files."""
+    remedy = _REFUSED.get(os.path.splitext(path)[1].lower(), _REFUSED[".rtf"])
+    raise DocumentError(f"{label} is not in a format kvlite reads: {remedy}.")
+
+
+def bytes_of(path: str, following: Following) -> bytes:
+    """All bytes of a file, or of standard input for "-".
+
+    Raises:
+        DocumentError: there are none to be had, or too many.
+        ContextError: there are more than could fit.
+        Stopped: someone cancelled.
+    """
+    if path == "-":
+        return _all(path, _standard_input(), None, following) or _nothing_piped()
+    with _opened(path) as file:
+        return _all(path, file, os.fstat(file.fileno()).st_size, following)
+
+
+def _all(path: str, file: BinaryIO, size: int | None, following: Following) -> bytes:
+    """Everything in a file.
+
+    Args:
+        size: what it should come to, if that is known; it is refused by that.
+    """
+    pieces = list[bytes]()
+    head, read, kind = b"", 0, None
+    for piece in _pieces(path, file):
+        following.check()
+        pieces.append(piece)
+        read += len(piece)
+        head = head if len(head) >= _HEAD else head + piece[:_HEAD]
+        if kind is None or read <= _HEAD:
+            kind = kind_of(head, path)
+        _require_small(following.label, max(read, size or 0), kind)
+        if kind == "text":
+            _require_fitting(following, head, max(read, size or 0))
+    return b"".join(pieces)
+
+
+def _pieces(path: str, file: BinaryIO) -> Iterator[bytes]:
+    read = getattr(file, "read1", file.read)  # which does not wait for a full piece
+    try:
+        while piece := read(_PIECE):
+            yield piece
+    except OSError as error:
+        _refuse_unread(path, error)
+
+
+def _first_bytes(path: str, file: BinaryIO) -> bytes:
+    return next(_pieces(path, file), b"")[:_HEAD]
+
+
+def _require_small(label: str, size: int, kind: Kind) -> None:
+    limit = TEXT_LIMIT if kind in ("text", "html") else FILE_LIMIT
+    if size > limit:
+        what = {"text": "of text", "html": "of HTML"}.get(kind, "in one file")
+        most = f"{readable(limit)} {what}"
+        held = f"has {readable(size)}, and kvlite reads at most {most}"
+        if label == "standard input":  # which was not read to its end
+            held = f"has more than {most}, the most that kvlite reads"
+        raise DocumentError(
+            f"{label} {held}: split it, or save the part that you need as a file of its own."
+        )
+
+
+def _require_fitting(following: Following, head: bytes, size: int) -> None:
+    """Refuse text of which there is too much in any encoding: no character takes more than four
+    bytes, but for the two of a line's end in UTF-32."""
+    if following.limit is None:
+        return
+    widest = 8 if head.startswith(_UTF32) else 4
+    if size > widest * following.limit + widest:
+        following.refuse(f"has {size // widest:,} characters or more")
+
+
+def _standard_input() -> BinaryIO:
+    # Python leaves None where the stream was closed.
+    stream: TextIO | None = sys.stdin
+    if stream is None:
+        raise DocumentError("standard input is closed: pipe a document into it, or name a file.")
+    return stream.buffer
+
+
+def _nothing_piped() -> NoReturn:
+    raise DocumentError("standard input is empty: pipe a document into it (it is read once).")
+
+
+def _opened(path: str) -> BinaryIO:
+    """A regular file, open for reading; nothing else is opened, and nothing is waited for."""
+    try:
+        _require_regular(path, os.stat(path).st_mode)  # opening some devices does something
+        flags = ("O_BINARY", "O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK")
+        wanted = sum(getattr(os, flag, 0) for flag in flags)
+        file = os.fdopen(os.open(path, os.O_RDONLY | wanted), "rb")
+    except (OSError, ValueError) as error:
+        _refuse_unread(path, error)
+    try:
+        _require_regular(path, os.fstat(file.fileno()).st_mode)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _require_regular(path: str, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    why = next((why for is_it, why in _NOT_FILES if is_it(mode)), None)
+    raise DocumentError(f"{path} {why or 'is a device, not a file: name a file.'}")
+
+
+def _refuse_unread(path: str, error: OSError | ValueError) -> NoReturn:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        where = "" if os.path.isabs(path) else f" from {os.getcwd()}"
+        raise DocumentError(f"There is no file {path!r}: check the path{where}.") from None
+    if isinstance(error, PermissionError):
+        raise DocumentError(
+            f"{path} may not be read by you: change its permissions (`chmod +r`) or copy it."
+        ) from None
+    reason = getattr(error, "strerror", None) or error
+    raise DocumentError(f"{path!r} cannot be read ({reason}): check path and disk.") from error

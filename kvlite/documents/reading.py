@@ -1,0 +1,83 @@
+"""Any file as a document."""
+
+import itertools
+import os
+import threading
+
+from kvlite.documents.document import Document, one_kind_of_newline
+from kvlite.documents.following import Following, Told
+from kvlite.documents.opening import bytes_of, kind_of, refuse_format
+from kvlite.documents.plain_text import decoded
+from kvlite.errors import DocumentError
+
+
+def read_document(
+    path: str,
+    *,
+    limit: int | None = None,
+    progress: Told | None = None,
+    cancel: threading.Event | None = None,
+) -> Document:
+    """Read a text, Markdown, HTML, PDF or Word (.docx) file; "-" reads standard input.
+
+    The file's first bytes count for more than its suffix, and are all there is for standard input.
+
+    Args:
+        limit: the most characters that could fit the model: a longer text is refused by its size
+            before it is read, anything else as soon as so much text came out of it.
+        progress: told how much of the file is done, and of how much: pages, or bytes.
+        cancel: set to end it.
+
+    Raises:
+        DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
+        ContextError: it is longer than `limit`.
+        Stopped: `cancel` was set.
+    """
+    label, name = ("standard input", "stdin") if path == "-" else (path, os.path.basename(path))
+    following = Following(label, limit, progress, cancel)
+    try:
+        pages, text = _read(path, following)
+    except MemoryError as error:
+        raise too_large_for_memory(label) from error
+    if not text.strip():
+        raise DocumentError(f"{label} holds no text: name a file that has some.")
+    ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
+    text = text if pages else one_kind_of_newline(text)
+    if limit is not None and len(text) > limit:
+        following.refuse(f"has {len(text):,} characters")
+    return Document(name, text, ends[:-1], following.missed)
+
+
+def too_large_for_memory(label: str) -> DocumentError:
+    """What is raised where reading a document took all the memory there is for it."""
+    return DocumentError(
+        f"{label} takes more memory to open than there is: split it, or save it as text."
+    )
+
+
+def _read(path: str, following: Following) -> tuple[list[str], str]:
+    """A file's pages, if it has any, and its text."""
+    data = bytes_of(path, following)
+    if not data.strip():
+        return [], ""
+    kind = kind_of(data[:1024], path)
+    if kind == "zip":
+        from kvlite.documents.word import is_word
+
+        kind = "docx" if is_word(data) else kind_of(b"", path)
+    if kind == "pdf":
+        from kvlite.documents.pdf import pdf_pages
+
+        pages = pdf_pages(data, following)
+        return pages, "\n".join(pages)
+    if kind == "docx":
+        from kvlite.documents.word import word_text
+
+        return [], word_text(data, following)
+    if kind == "other":
+        refuse_format(following.label, path)
+    if kind == "html":
+        from kvlite.documents.html import html_text
+
+        return [], html_text(decoded(data, following, html=True), following)
+    return [], decoded(data, following)

@@ -1,0 +1,101 @@
+"""Models of Hugging Face, from its cache on this machine or from the hub."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from kvlite.child_process import run_in_child
+from kvlite.errors import ModelError, reason
+from kvlite.sizes import readable
+
+_UNSTORED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT),
+)
+_WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+def fetched(
+    repo: str,
+    notify: Callable[[str], None] | None = None,
+    cancel: Event | None = None,
+    *,
+    only: str = "",
+) -> Path:
+    """The folder of a Hugging Face repository, or of one file of it, from the cache or the hub.
+
+    A download that is ended goes on where it was when it is asked for again.
+
+    Args:
+        notify: told before it begins, and at each percent of what is downloaded.
+        cancel: set to end it.
+
+    Raises:
+        ModelError: there is no such repository, or neither network nor room for it.
+        Stopped: `cancel` was set.
+    """
+    say = notify or (lambda said: None)
+    say(f"Looking for {repo} in the local cache and on Hugging Face")
+    last = -1
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if total and last != (last := 100 * done // total):
+            say(f"Downloading {repo}: {readable(done)} of {readable(total)}")
+
+    return run_in_child(_fetch, repo, only, progress=tell, cancel=cancel)
+
+
+def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
+    """The work of a child process, which can be ended while it waits for the network."""
+    from huggingface_hub import constants, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        if only:
+            return Path(hf_hub_download(repo, only)).parent
+        bar = _bar(progress)
+        return Path(snapshot_download(repo, allow_patterns=list(_WANTED_FILES), tqdm_class=bar))
+    except HFValidationError as error:
+        raise ModelError(f"no model {repo!r}: {error}") from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{repo} is not in the local Hugging Face cache and the hub cannot be reached: "
+            "check the name and the network, or give a folder"
+        ) from None
+    except HfHubHTTPError as error:
+        raise ModelError(
+            f"Hugging Face refused {repo}: {str(error).splitlines()[0]} (is the name right, and "
+            "are you logged in with `hf auth login` if it is gated?)"
+        ) from None
+    except Exception as error:  # of the network, in the words of whichever library was using it
+        if isinstance(error, OSError) and error.errno in _UNSTORED:
+            raise ModelError(
+                f"{repo} cannot be stored in {constants.HF_HUB_CACHE} ({error.strerror}): make "
+                "room there, or name another folder (HF_HOME)"
+            ) from None
+        raise ModelError(
+            f"{repo} cannot be downloaded ({reason(error)}): check the network and ask for it "
+            "again, what has come is kept"
+        ) from None
+
+
+def _bar(progress: Callable[[int, int], None]) -> Any:
+    """A bar that is not drawn, and says how many bytes are there."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *given: Any, **options: Any) -> None:
+            # The hub counts twice: bytes as they come, and as they are written.
+            self.tells = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
+            super().__init__(*given, **options)
+
+        def update(self, n: float | None = 1) -> Any:
+            shown = super().update(n)
+            if self.tells:
+                progress(int(self.n), int(self.total or 0))
+            return shown
+
+    return Bar

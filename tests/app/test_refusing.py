@@ -1,0 +1,146 @@
+"""What is refused, left or stuck: nothing is left of it, and nobody waits for it."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlite.chat.session import Session
+from kvlite.errors import ContextError, DocumentError, SettingError, Stopped
+from kvlite.settings import Settings
+from kvlite_app.engine.service import Service
+from tests.app.conftest import upload, waited
+from tests.app.test_service import HERONS, A, B, blocked, kept, stops, texts
+
+
+def test_what_cannot_fit_is_refused_before_it_waits_or_is_kept(service: Service) -> None:
+    service.say("", A, "One.").wait()
+    go = blocked(service)
+    for text in ("word " * 4_000_000, "word " * 3_000):
+        with pytest.raises(ContextError):
+            service.say("", B, text)
+        with pytest.raises(ContextError):
+            service.edit("", A, 1, text)
+        with pytest.raises(ContextError):
+            service.change("", B, {"system": text})
+    go.set()
+    assert kept(service).draft == ""
+    assert not service.shelf("").has(B)  # nor is there a conversation of it
+    assert service.under_way("", B) is None
+
+
+def test_before_there_is_a_model_a_message_is_bounded(given: Settings, tmp_path: Path) -> None:
+    service = Service(given, tmp_path)
+    with pytest.raises(ContextError, match="can fit"):
+        service.say("", A, "a" * 5_000_000)
+    assert not service.shelf("").has(A)
+    service.close()
+
+
+def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> None:
+    service.say("", A, "One.").wait()
+    for content in (b"word " * 4_000_000, b"word " * 3_000):
+        path = upload(service, "long.txt", content)
+        with pytest.raises(ContextError):
+            service.say("", B, "What is in it?", [path]).wait()
+        assert not Path(path).exists()
+        going = service.going("", B)
+        assert going is not None and going.sent.text == "What is in it?"  # for the box
+    assert [each.id for each in service.shelf("").records()] == [A]
+
+
+def test_what_was_refused_or_left_leaves_no_conversation(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DocumentError):
+        service.say("", A, "What is in it?", [upload(service, "a.pdf", b"nothing")]).wait()
+    go = blocked(service)
+    left = service.say("", B, "Are you there?")
+    assert service.shelf("").has(B)
+    left.abandon()
+    go.set()
+    with pytest.raises(Stopped):
+        left.wait()
+    assert service.shelf("").records() == []
+    assert [*service.shelf("").folder.glob("*")] == []
+    service.say("", A, "One.").wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "say", stops)
+        work = service.say("", A, "Two.")
+        work.abandon()
+        with pytest.raises(Stopped):
+            work.wait()
+    assert texts(kept(service)) == ["One."]  # what was said stays
+
+
+def test_uploads_go_with_their_conversation(service: Service) -> None:
+    go = blocked(service)
+    path = upload(service, "a.txt", HERONS)
+    work = service.say("", A, "What is in it?", [path])
+    waited(lambda: work.shown.before == 1)
+    assert Path(path).exists()
+    service.forget("", A)
+    assert not Path(path).exists()
+    go.set()
+
+
+def test_another_s_upload_is_not_read(service: Service) -> None:
+    path = upload(service, "a.txt", HERONS, owner="ann")
+    with pytest.raises(DocumentError, match="no file that was uploaded"):
+        service.say("ben", A, "What is in it?", [path])
+    assert Path(path).exists()
+
+
+def test_documents_are_read_in_another_process_two_at_a_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = list[str](), threading.Event()
+
+    def slow(_: Any, path: str, **given: Any) -> Any:
+        begun.append(path)
+        assert given["memory"] == 2 << 30
+        while not go.wait(0.01):
+            if given["cancel"].is_set():
+                raise Stopped
+        raise MemoryError
+
+    monkeypatch.setattr("kvlite.documents.apart.run_in_child", slow)
+    ids = [f"{number:032x}" for number in range(3)]
+    works = [service.say("", id, "", [upload(service, f"{id}.txt", HERONS)]) for id in ids]
+    waited(lambda: len(begun) == 2)
+    third = next(work for work, id in zip(works, ids, strict=True) if id not in "".join(begun))
+    third.cancel.set()
+    with pytest.raises(Stopped):
+        third.wait()
+    go.set()
+    others = [work for work in works if work is not third]
+    for work in others:
+        with pytest.raises(DocumentError, match="takes more memory to open"):
+            work.wait()
+
+
+def test_a_user_s_conversations_that_wait_are_not_too_many(service: Service) -> None:
+    go = blocked(service)
+    for number in range(16):
+        service.say("ann", f"{number:032x}", "Hello")
+    with pytest.raises(SettingError, match="16 of your conversations wait"):
+        service.say("ann", A, "Hello")
+    service.say("ben", A, "Hello").cancel.set()
+    go.set()
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_what_never_ends_keeps_nobody_from_closing(
+    given: Settings, tmp_path: Path, loads: bool
+) -> None:
+    service, go = Service(given, tmp_path), threading.Event()
+    service.say("", A, "One.").wait()
+    public = "the model is being loaded" if loads else ""
+    stuck = service.engine.submit(lambda work: go.wait(600), "", public=public)
+    waited(lambda: service.engine.current is stuck)
+    told = service.close(patience=0.1)
+    assert told == (
+        "" if loads else "What was being done did not end in time; an answer may be lost."
+    )
+    go.set()

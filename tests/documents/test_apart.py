@@ -1,0 +1,44 @@
+"""Documents read in a process of their own."""
+
+import sys
+from pathlib import Path
+from threading import Event, Timer
+from time import monotonic
+
+import pytest
+
+from kvlite.documents import apart, read_apart, read_document
+from kvlite.errors import ContextError, DocumentError, Stopped
+
+from .files import Save, Stdin, pdf
+
+
+def test_it_is_read_as_here(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, told = save("a.pdf", pdf(["one", "two", None])), list[tuple[int, int]]()
+    assert read_apart(path, progress=lambda *at: told.append(at)) == read_document(path)
+    assert told[0] == (1, 3)  # the others may come too soon to be seen
+    with pytest.raises(ContextError, match="no more than 3 characters"):
+        read_apart(path, limit=3)
+    with pytest.raises(DocumentError, match="There is no file"):
+        read_apart(path + ".gone")
+    monkeypatch.setattr(sys, "stdin", Stdin(b"piped"))
+    assert read_apart("-").text == "piped"
+
+
+def test_it_is_stopped_wherever_it_is(save: Save) -> None:
+    """Nothing in the library that takes this page apart looks at who follows."""
+    path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 400_000)), Event()
+    Timer(1, cancel.set).start()
+    started = monotonic()
+    with pytest.raises(Stopped):
+        read_apart(path, cancel=cancel)
+    assert monotonic() - started < 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are held to there")
+def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "_MEMORY", 100 * 2**20)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"word " * 10_000_000)
+    with pytest.raises(DocumentError, match="takes more memory to open than there is"):
+        read_apart(str(path))

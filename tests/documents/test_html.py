@@ -1,0 +1,179 @@
+"""The visible text of web pages."""
+
+import time
+from threading import Event
+
+import pytest
+
+from kvlite.documents import read_document
+from kvlite.errors import DocumentError, Stopped
+
+from .files import Save, read_or_refuse, refusal
+
+
+def html(save: Save, markup: str | bytes) -> str:
+    return read_document(save("a.html", markup)).text
+
+
+def test_html_gives_its_visible_text(save: Save) -> None:
+    text = html(
+        save,
+        "<!DOCTYPE html><html><head><title>T &amp; x</title><style>p{}</style></head><body>"
+        "<script>var a = '<p>no</p>';</script><template>no</template><noscript>no</noscript>"
+        "<h1>Head</h1>\n\n<p>One  <b> two</b>,\nthree<!-- no -->.</p>\n<p></p><p>Four</p>"
+        "<p hidden>no</p>"
+        "<div>a<div>b</div></div>c<br>d<br><br>e</body></html>",
+    )
+    assert text == "T & x\n\nHead\n\nOne two, three.\n\nFour\n\na\nb\nc\nd\n\ne"
+
+
+def test_html_lists(save: Save) -> None:
+    markup = "<p>x<ul><li><p>a</p></li>\n<li>b<ul><li>c</li></ul></li></ul><ol><li>d<li>e</ol>f"
+    assert html(save, markup) == "x\n- a\n- b\n- c\n1. d\n2. e\n\nf"
+
+
+def test_html_tables_keep_their_cells_apart(save: Save) -> None:
+    text = html(
+        save,
+        "<table><thead><tr><th></th><th>Price</th></tr></thead>\n<tr>\n<td><p>Pear</p></td>\n"
+        "<td><p>3</p></td>\n</tr><tr><td>Fig<td>4</table>",
+    )
+    assert text == "| Price\nPear | 3\nFig | 4"
+    assert html(save, "<p>a</p><table><tr></tr></table><p>b</p>") == "a\n\nb"
+
+
+@pytest.mark.parametrize("markup", ["<p>x{}y</p>", "<pre>{}</pre>z", "<td>x{}<td>y"])
+@pytest.mark.parametrize("space", ["&nbsp;", "\t", "\xa0 "])
+def test_html_with_much_space_is_read_in_time(save: Save, markup: str, space: str) -> None:
+    """A pattern that tries every start of a run of spaces would take minutes."""
+    text = html(save, markup.format(space * 200_000))
+    assert len(text) < 500_000
+
+
+def test_html_that_is_wrong_is_read_as_browsers_read_it(save: Save) -> None:
+    assert html(save, f"<p>x &#{'9' * 5000}; y</p>") == "x \ufffd y"
+    assert html(save, "<p>a<![foo bar]]>b</i></div>c<p>d<") == "abc\n\nd<"
+
+
+@pytest.mark.parametrize("markup", ["<!-- only -->", "\1", "<?xml version='1.0'?>", "<!"])
+def test_html_without_any_element_is_refused(save: Save, markup: str) -> None:
+    with pytest.raises(DocumentError):
+        html(save, markup + "\n")
+
+
+def test_html_preformatted_text_keeps_its_indentation(save: Save) -> None:
+    markup = "<p>x</p><pre>def  f():\n    return 1<br>  # end</pre>y"
+    assert html(save, markup) == "x\n\ndef  f():\n    return 1\n  # end\n\ny"
+
+
+def test_html_encoding_is_utf8_then_what_the_page_declares(save: Save) -> None:
+    declared = '<meta charset="cp1254"><p>güneşli bir gün, çok şükür</p>'
+    assert html(save, declared.encode("cp1254")) == "güneşli bir gün, çok şükür"
+    declared = '<meta charset="cp866"><p>Привет, как дела?</p>'
+    assert html(save, declared.encode("cp866")) == "Привет, как дела?"
+    assert html(save, '<meta charset="cp866"><p>Grüße</p>'.encode()) == "Grüße"
+    assert html(save, '<meta charset="nonsense"><p>Grüße aus Köln</p>'.encode("latin-1")) == (
+        "Grüße aus Köln"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.htm", "a.xhtml", "A.HTML"])
+@pytest.mark.filterwarnings("error")
+def test_xhtml_is_read_without_warnings(save: Save, name: str) -> None:
+    markup = '<?xml version="1.0"?><body><p>a <![CDATA[& b]]></p></body>'
+    assert read_document(save(name, markup)).text == "a & b"
+    assert read_document(save(name, "https://example.org/")).text == "https://example.org/"
+
+
+def test_html_with_many_gaps_takes_no_quadratic_time(save: Save) -> None:
+    def seconds(gaps: int) -> float:
+        markup, start = "a" + "<p> </p>" * gaps + "b", time.thread_time()
+        assert html(save, markup) == "a\n\nb"
+        return time.thread_time() - start
+
+    few, many = (min(seconds(gaps) for _ in range(5)) for gaps in (1500, 6000))
+    assert many < 9 * few  # or 16 times that
+
+
+def test_html_may_nest_deeper_than_python_recurses(save: Save) -> None:
+    assert html(save, "<div>" * 3000 + "x") == "x"
+
+
+def test_html_without_visible_text_is_refused(save: Save) -> None:
+    assert "holds no text" in refusal(save("a.html", "<html><script>x</script><p> </p></html>"))
+
+
+# What stands in no text, or in none that is shown
+
+
+def test_html_form_values_and_details_are_read(save: Save) -> None:
+    markup = (
+        "<details><summary>More</summary><p>Inside</details>"
+        "<form>Name <input value='Ann &amp; Bo'> <input type=hidden value=no>"
+        "<input type=password value=no><br><input type=checkbox checked>yes<br>"
+        "<input type=radio>never<br><textarea>two\nlines <b></textarea>"
+        "<select><option>a<option selected>b</select><input type=submit value=Send></form>"
+        "<p hidden=until-found>found</p>"
+    )
+    assert html(save, markup) == (
+        "More\n\nInside\n\nName Ann & Bo\n[x] yes\n[ ] never\ntwo lines <b>\na\nb\nSend\n\nfound"
+    )
+
+
+def test_html_pictures_are_described_and_counted(save: Save) -> None:
+    markup = (
+        "<p>a <img src=x alt='A  cat'><img src=y><img src=line alt=''>"
+        "<svg><title>Sales</title><text>2024</text></svg>"
+        "<video>no</video><iframe src=x>no</iframe><object>instead</object>"
+    )
+    document = read_document(save("a.html", markup))
+    assert document.text == "a [Picture: A cat]\n\nSales\n\n2024instead"
+    assert document.not_read == (
+        "3 pictures",
+        "1 video",
+        "1 embedded page",
+        "1 embedded object",
+    )
+
+
+def test_html_list_numbers_are_those_shown(save: Save) -> None:
+    markup = "<ol start=3><li>a<li>b<li value=9>c<li>d</ol><ol start=x><li>e</ol>"
+    assert html(save, markup) == "3. a\n4. b\n9. c\n10. d\n1. e"
+
+
+@pytest.mark.parametrize(
+    "markup",
+    ["<a ", "<!--", "</", "<?", "<![", "<!", "&", "<p a=b ", "<a x='", "<script>", "<textarea><"],
+)
+def test_html_of_nothing_but_beginnings_is_read_in_time(save: Save, markup: str) -> None:
+    """The parser that Python has takes 48 seconds for 60 KB of the first."""
+    started = time.thread_time()
+    read_or_refuse(save("a.html", "<p>x</p>" + markup * 100_000))
+    assert time.thread_time() - started < 5
+
+
+def test_html_nested_deeper_than_any_page_is_refused(save: Save) -> None:
+    markup = "<div>" * 1_000_000 + "</p>" * 1_000_000
+    assert "nests elements more than 4,000 deep" in refusal(save("a.html", markup))
+
+
+def test_html_is_the_same_in_whatever_pieces_it_is_read(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markup = "<p>a &amp; b &nbsp; <b>c</b> \U0001f600 é</p><!-- x --><ul><li>x &lt; y</ul>"
+    whole = html(save, markup)
+    for piece in (1, 2, 3, 7):
+        monkeypatch.setattr("kvlite.documents.html._PIECE", piece)
+        assert html(save, markup) == whole
+
+
+def test_html_can_be_stopped_within_the_page(save: Save) -> None:
+    path, cancel, told = save("a.html", "<p>word " * 200_000), Event(), list[int]()
+
+    def stop(done: int, total: int) -> None:
+        told.append(done)
+        cancel.set()
+
+    with pytest.raises(Stopped):
+        read_document(path, progress=stop, cancel=cancel)
+    assert told == [0]

@@ -1,0 +1,321 @@
+"""What stands beside a Word document's paragraphs, or in them as no plain text."""
+
+import contextlib
+import struct
+import tracemalloc
+from threading import Event
+
+import pytest
+
+from kvlite.documents import read_document, word
+from kvlite.errors import ContextError, DocumentError, Stopped
+
+from .files import Save, raw_word, refusal, rezipped, run
+
+
+def paragraph(*inside: str) -> str:
+    return f"<w:p>{''.join(inside)}</w:p>"
+
+
+def text(save: Save, body: str, **parts: str) -> str:
+    document = read_document(save("a.docx", raw_word(body, **parts)))
+    assert document.not_read == ()
+    return document.text
+
+
+def test_notes_and_comments_follow_the_paragraph_that_refers_to_them(save: Save) -> None:
+    body = (
+        paragraph(
+            run("One"), '<w:r><w:footnoteReference w:id="2"/></w:r>', run(" two"),
+            '<w:r><w:footnoteReference w:id="3"/></w:r>', run(" end"),
+            '<w:r><w:endnoteReference w:id="1"/></w:r>', run("."),
+            '<w:r><w:commentReference w:id="0"/></w:r>',
+        )
+        + paragraph(run("Again"), '<w:r><w:footnoteReference w:id="2"/></w:r>')
+    )  # fmt: skip
+    notes = (
+        '<w:footnote w:id="-1" w:type="separator"><w:p><w:r><w:separator/></w:r></w:p></w:footnote>'
+        f'<w:footnote w:id="2">{paragraph("<w:r><w:footnoteRef/></w:r>", run("First"))}'
+        f"{paragraph(run('note'))}</w:footnote>"
+        f'<w:footnote w:id="3">{paragraph(run("Second"))}</w:footnote>'
+    )
+    found = text(
+        save,
+        body,
+        footnotes=notes,
+        endnotes=f'<w:endnote w:id="1">{paragraph(run("Source"))}</w:endnote>',
+        comments=f'<w:comment w:id="0" w:author="Ann">{paragraph(run("Why?"))}</w:comment>',
+    )
+    assert found == (
+        "One[1] two[2] end[endnote 1].\n[1] First note\n[2] Second\n[endnote 1] Source\n"
+        "[Comment by Ann: Why?]\nAgain[1]"
+    )
+
+
+def test_headers_and_footers_are_read_once(save: Save) -> None:
+    section = (
+        '<w:sectPr><w:headerReference w:type="{}" r:id="{}"/><w:footerReference r:id="{}"/>'
+        "</w:sectPr>"
+    )
+    body = (
+        paragraph(f"<w:pPr>{section.format('default', 'header1', 'footer1')}</w:pPr>", run("a"))
+        + paragraph(run("b"))
+        + section.format("first", "header2", "footer1")
+    )
+    found = text(
+        save,
+        body,
+        header1=paragraph(run("Secret")) + paragraph(),
+        header2=paragraph(run("Secret")) + paragraph(run("Cover")),
+        footer1=paragraph(run("Page 1")),
+    )
+    assert found == "Secret\nCover\na\nb\nPage 1"
+
+
+def test_text_boxes_are_read_once_after_their_paragraph(save: Save) -> None:
+    box = f"<w:txbxContent>{paragraph(run('in a box'))}{paragraph(run('of two'))}</w:txbxContent>"
+    drawn = (
+        f"<w:r><mc:AlternateContent><mc:Choice><w:drawing>{box}</w:drawing></mc:Choice>"
+        f"<mc:Fallback><w:pict>{box}</w:pict></mc:Fallback></mc:AlternateContent></w:r>"
+    )
+    old = f"<w:r><w:pict><v:textbox>{box}</v:textbox></w:pict></w:r>"
+    fallback = (
+        f"<w:r><mc:AlternateContent><mc:Fallback>{old}</mc:Fallback></mc:AlternateContent></w:r>"
+    )
+    for form in (drawn, old, fallback):
+        body = paragraph(run("before"), form, run(" after")) + paragraph(run("next"))
+        assert text(save, body) == "before after\nin a box\nof two\nnext"
+    art = '<w:r><w:pict><v:shape><v:textpath string="DRAFT"/></v:shape></w:pict></w:r>'
+    assert text(save, paragraph(run("a"), art)) == "a\nDRAFT"
+
+
+def test_what_follows_an_entity_is_read(save: Save) -> None:
+    begins = '<!DOCTYPE w:document [<!ENTITY firm "Smith and Sons">]>'
+    body = paragraph(run("To &firm; of London"))
+    document = read_document(save("a.docx", raw_word(body, begins=begins)))
+    assert document.text == "To Smith and Sons of London"
+    assert "is damaged" in refusal(save("a.docx", raw_word(paragraph(run("a &none; b")))))
+
+
+def test_no_entity_reads_another_file_or_fills_memory(save: Save) -> None:
+    secret = save("secret.txt", "secret")
+    outer = f'<!DOCTYPE w:document [<!ENTITY x SYSTEM "file://{secret}">]>'
+    path = save("a.docx", raw_word(paragraph(run("a &x; b")), begins=outer))
+    with contextlib.suppress(DocumentError):
+        assert "secret" not in read_document(path).text
+    laughs = '<!ENTITY l0 "lol">' + "".join(
+        f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 12)
+    )
+    body, begins = paragraph(run("&l11;")), f"<!DOCTYPE w:document [{laughs}]>"
+    assert "damaged" in refusal(save("a.docx", raw_word(body, begins=begins)))
+
+
+def test_pictures_are_counted_and_their_descriptions_read(save: Save) -> None:
+    drawn = (
+        '<w:r><w:drawing><wp:docPr name="x"{}/><a:graphic><pic:pic/></a:graphic></w:drawing></w:r>'
+    )
+    old = '<w:r><w:pict><v:shape alt="Logo"><v:imagedata/></v:shape></w:pict></w:r>'
+    embedded = "<w:r><w:object><v:shape><v:imagedata/></v:shape><o:OLEObject/></w:object></w:r>"
+    charts = "<w:r><w:drawing><c:chart/></w:drawing><w:drawing><dgm:relIds/></w:drawing></w:r>"
+    body = paragraph(
+        run("a "), drawn.format(' descr="A cat"'), drawn.format(""), old, embedded, charts
+    )
+    document = read_document(save("a.docx", raw_word(body)))
+    assert document.text == "a [Picture: A cat][Picture: Logo]"
+    assert document.not_read == ("3 pictures", "1 embedded object", "1 chart", "1 diagram")
+
+
+def test_notes_headers_and_symbols_that_are_missing_are_counted(save: Save) -> None:
+    body = paragraph(
+        run("a"), '<w:r><w:footnoteReference w:id="9"/></w:r>',
+        '<w:r><w:sym w:font="Wingdings" w:char="F0E0"/><w:sym w:font="X" w:char="2192"/></w:r>',
+    ) + '<w:sectPr><w:headerReference r:id="gone"/></w:sectPr>'  # fmt: skip
+    document = read_document(save("a.docx", raw_word(body)))
+    assert document.text == "a[1]→"
+    assert {*document.not_read} == {"1 footnote", "1 symbol", "1 header"}
+
+
+def test_equations_are_read_in_one_line(save: Save) -> None:
+    def own(tag: str, *inside: str) -> str:
+        return f"<m:{tag}>{''.join(inside)}</m:{tag}>"
+
+    def letters(some: str) -> str:
+        return own("r", own("t", some))
+
+    half = own("f", own("num", letters("a+b")), own("den", letters("2")))
+    square = own("sSup", own("e", letters("x")), own("sup", letters("2")))
+    assert text(save, paragraph(run("y = "), own("oMath", half, letters("+"), square))) == (
+        "y = (a+b)/(2)+x^(2)"
+    )
+
+
+def test_breaks_hyphens_fields_and_changes(save: Save) -> None:
+    body = paragraph(
+        '<w:pPr><w:tabs><w:tab w:val="left"/></w:tabs></w:pPr>',
+        "<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:noBreakHyphen/><w:t>c</w:t><w:softHyphen/>"
+        '<w:br/><w:t>d</w:t><w:br w:type="page"/><w:t>e</w:t></w:r>',
+        f"<w:hyperlink>{run('f')}</w:hyperlink><w:del>{run('no')}</w:del>",
+        '<w:r><w:fldChar w:fldCharType="begin"/><w:instrText>PAGE</w:instrText></w:r>' + run("7"),
+    )
+    assert text(save, body) == "a\tb-c\ndef7"
+
+
+def cell(inside: str, properties: str = "") -> str:
+    return f"<w:tc><w:tcPr>{properties}</w:tcPr>{paragraph(run(inside))}</w:tc>"
+
+
+def test_a_cell_merged_with_those_below_stands_in_each_row(save: Save) -> None:
+    below = "<w:vMerge/>"
+    rows = (
+        cell("wide", '<w:gridSpan w:val="2"/>') + cell("x"),
+        cell("1") + cell("tall", '<w:vMerge w:val="restart"/>') + cell("y"),
+        cell("2") + cell("", below) + cell("z"),
+    )
+    table = f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in rows)}</w:tbl>"
+    assert text(save, table) == "wide | x\n1 | tall | y\n2 | tall | z"
+
+
+NUMBERING = (
+    '<w:abstractNum w:abstractNumId="0">'
+    '<w:lvl w:ilvl="0"><w:start w:val="1"/><w:numFmt w:val="decimal"/><w:pStyle w:val="H1"/>'
+    '<w:lvlText w:val="%1."/></w:lvl>'
+    '<w:lvl w:ilvl="1"><w:start w:val="1"/><w:numFmt w:val="lowerLetter"/>'
+    '<w:lvlText w:val="%1(%2)"/></w:lvl></w:abstractNum>'
+    '<w:abstractNum w:abstractNumId="1"><w:lvl w:ilvl="0"><w:numFmt w:val="bullet"/>'
+    '<w:lvlText w:val="&#xF0B7;"/></w:lvl></w:abstractNum>'
+    '<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>'
+    '<w:num w:numId="2"><w:abstractNumId w:val="1"/></w:num>'
+    '<w:num w:numId="3"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0">'
+    '<w:startOverride w:val="7"/></w:lvlOverride></w:num>'
+)
+STYLES = (
+    '<w:style w:type="paragraph" w:styleId="H1"><w:pPr><w:numPr><w:numId w:val="1"/></w:numPr>'
+    '</w:pPr></w:style><w:style w:type="paragraph" w:styleId="H1b"><w:basedOn w:val="H1"/>'
+    "</w:style>"
+)
+
+
+def item(inside: str, number: int, level: int = 0) -> str:
+    listed = f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
+    return paragraph(f"<w:pPr>{listed}</w:pPr>", run(inside))
+
+
+def test_list_numbers_and_bullets_are_read(save: Save) -> None:
+    """They stand nowhere in the text, and contracts refer to them."""
+    styled = '<w:pPr><w:pStyle w:val="{}"/></w:pPr>'
+    body = (
+        paragraph(styled.format("H1"), run("Rent"))
+        + item("monthly", 1, 1)
+        + item("in advance", 1, 1)
+        + paragraph(styled.format("H1b"), run("Term"))
+        + item("one year", 1, 1)
+        + item("apples", 2)
+        + item("seven", 3)
+        + item("eight", 3)
+        + item("plain", 0)
+    )
+    assert text(save, body, numbering=NUMBERING, styles=STYLES) == (
+        "1. Rent\n1(a) monthly\n1(b) in advance\n2. Term\n2(a) one year\n- apples\n7. seven\n"
+        "8. eight\nplain"
+    )
+    document = read_document(save("a.docx", raw_word(item("a", 5), numbering=NUMBERING)))
+    assert (document.text, document.not_read) == ("a", ("1 list number",))
+
+
+def everything() -> bytes:
+    """A document of all that can be read, and some that cannot."""
+    drawn = '<w:r><w:drawing><wp:docPr descr="A cat"/><pic:pic/></w:drawing></w:r>'
+    box = f"<w:r><w:pict><w:txbxContent>{paragraph(run('box'))}</w:txbxContent></w:pict></w:r>"
+    wide, below = '<w:gridSpan w:val="2"/>', "<w:vMerge/>"
+    row = f"<w:tr>{cell('a', wide)}{cell('b', below)}</w:tr>"
+    refers = '<w:r><w:footnoteReference w:id="2"/><w:commentReference w:id="0"/></w:r>'
+    section = '<w:sectPr><w:headerReference r:id="header1"/></w:sectPr>'
+    equation = "<m:oMath><m:f><m:num><m:r><m:t>x</m:t></m:r></m:num></m:f></m:oMath>"
+    symbol = '<w:r><w:sym w:char="F0E0"/><w:br/></w:r>'
+    return raw_word(
+        paragraph(run("one"), refers, drawn, box, equation, symbol)
+        + f"<w:tbl>{row}{row}</w:tbl>{item('x', 1, 1)}{section}",
+        begins='<!DOCTYPE w:document [<!ENTITY e "entity">]>',
+        footnotes=f'<w:footnote w:id="2">{paragraph(run("note"))}</w:footnote>',
+        comments=f'<w:comment w:id="0" w:author="A">{paragraph(run("why"))}</w:comment>',
+        header1=paragraph(run("head")),
+        numbering=NUMBERING,
+        styles=STYLES,
+    )
+
+
+# What unpacks to too much
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word, "UNPACKED_LIMIT", 10**6)
+    bomb = raw_word("<w:p/>" * 300_000)
+    assert len(bomb) < 100_000
+    tracemalloc.start()
+    try:
+        assert "unpacks to more than 976.6 KiB" in refusal(save("a.docx", bomb))
+        assert tracemalloc.get_traced_memory()[1] < 12 * 10**6
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_denser_than_any_document_is_refused(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word, "_DENSE_FROM", 10**6)
+    message = refusal(save("a.docx", raw_word("<w:p/>" * 300_000)))
+    assert "unpacks to more than 150 times its size" in message
+
+
+def test_empty_lines_count_as_characters(save: Save) -> None:
+    path = save("a.docx", raw_word(paragraph(run("a")) + "<w:p/>" * 100 + paragraph(run("b"))))
+    assert len(read_document(path, limit=103).text) == 103
+    with pytest.raises(ContextError, match="has 103 characters"):
+        read_document(path, limit=101)
+
+
+def test_many_parts_count_together(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word, "UNPACKED_LIMIT", 10**6)
+    ids = [f"header{i}" for i in range(20)]
+    sections = "".join(f'<w:sectPr><w:headerReference r:id="{id}"/></w:sectPr>' for id in ids)
+    parts = {id: paragraph(run("x" * 100_000)) for id in ids}
+    assert "unpacks to more than" in refusal(save("a.docx", raw_word(sections, **parts)))
+
+
+def test_what_an_archive_says_of_its_parts_is_not_believed(save: Save) -> None:
+    """A part that says it is small is unpacked no further."""
+    bomb = bytearray(raw_word("<w:p/>" * 500_000))
+    name = b"word/document.xml"
+    struct.pack_into("<I", bomb, bomb.index(name) - 30 + 22, 1000)
+    struct.pack_into("<I", bomb, bomb.rindex(name) - 46 + 24, 1000)
+    tracemalloc.start()
+    try:
+        refusal(save("a.docx", bytes(bomb)))
+        assert tracemalloc.get_traced_memory()[1] < 12 * 10**6
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_of_very_many_parts_is_refused(save: Save) -> None:
+    content = rezipped(raw_word(paragraph(run("x"))), "", bytes)
+    assert "has more than 20,000 parts" in refusal(save("a.docx", content + b"PK\1\2" * 30_000))
+
+
+def test_deep_markup_is_read_without_recursion(save: Save) -> None:
+    deep = 50_000
+    body = "<w:sdt>" * deep + paragraph(run("x")) + "</w:sdt>" * deep
+    assert text(save, body) == "x"
+
+
+def test_extracting_one_paragraph_can_be_stopped(save: Save) -> None:
+    path, cancel, told = save("a.docx", raw_word(paragraph(run("x" * 10**6)))), Event(), []
+
+    def stop(done: int, total: int) -> None:
+        told.append((done, total))
+        cancel.set()
+
+    with pytest.raises(Stopped):
+        read_document(path, progress=stop, cancel=cancel)
+    assert len(told) == 1 and told[0][0] < told[0][1] / 10

@@ -1,0 +1,222 @@
+"""What is done before anything is read ends when it is cancelled: each stage between its steps."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlite.calibrate import calibrate
+from kvlite.errors import ModelError, Stopped
+from kvlite.memory.planning import open_planner
+from kvlite.memory.reach import reaches
+from kvlite.model.load import load_model
+from kvlite.model.source import find_config, find_model
+from kvlite.model.weights import Weights
+from kvlite.offload.streaming import load_streamed
+from kvlite.runner import open_runner
+from kvlite.settings import Settings
+from tests.configs import PUBLISHED
+from tests.conftest import Tiny
+
+FP32 = Weights("fp32", torch.float32)
+CPU = torch.device("cpu")
+
+
+class After(threading.Event):
+    """Set once it was asked so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.asked = 0
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        return self.asked > self.times
+
+
+@pytest.mark.parametrize("stream", ["off", "disk", "ram"])
+def test_loading_ends_before_the_next_weight(stream: str, tiny_folder: Path) -> None:
+    def load(cancel: threading.Event) -> Any:
+        if stream == "off":
+            return load_model(tiny_folder, device=CPU, weights=FP32, cancel=cancel)
+        return load_streamed(stream, tiny_folder, device=CPU, weights=FP32, cancel=cancel)
+
+    never = After(10**6)
+    load(never)
+    assert never.asked >= (2 if stream == "disk" else 20)
+    for times in (0, 1, never.asked - 1):
+        with pytest.raises(Stopped):
+            load(After(times))
+    load(After(10**6))
+
+
+def test_opening_ends_at_each_stage(tiny_folder: Path) -> None:
+    settings = Settings(model=str(tiny_folder), device="cpu")
+    never = After(10**6)
+    open_runner(settings, None, lambda tokenizer, max_context: 9, never)
+    assert never.asked > 20
+    for times in (0, 1, 2, 3, 4, never.asked - 1):
+        with pytest.raises(Stopped):
+            open_runner(settings, None, lambda tokenizer, max_context: 9, After(times))
+
+
+def test_planning_ends_before_the_next_forecast(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Llama-3.1-8B"]))
+    settings = Settings(model=str(tmp_path), vram="8GiB")
+    cancel = threading.Event()
+    planner = open_planner(settings, card="a card", cancel=cancel)
+    planner.best(1000)
+    known = len(planner.known)
+    cancel.set()
+    planner.best(1000)  # it is known what that takes
+    with pytest.raises(Stopped):
+        planner.best(2000)
+    with pytest.raises(Stopped):
+        reaches(planner)
+    with pytest.raises(Stopped):
+        open_planner(settings, card="a card", cancel=cancel)
+    assert len(planner.known) == known
+
+
+def test_measuring_ends_before_the_next_layer(llama: Tiny) -> None:
+    torch.manual_seed(0)
+    pieces = [torch.randint(3, 199, (64,)).tolist() for _ in range(2)]
+    never, told = After(10**6), list[tuple[int, int]]()
+    whole = calibrate(llama.model, "tiny", "numbers", pieces, cancel=never)
+    assert never.asked >= 2 * 4
+    with pytest.raises(Stopped):
+        calibrate(
+            llama.model,
+            "tiny",
+            "numbers",
+            pieces,
+            lambda *at: told.append(at),
+            cancel=After(never.asked - 1),
+        )
+    assert told == [(1, 2)]
+    assert calibrate(llama.model, "tiny", "numbers", pieces) == whole
+
+
+# --- downloads -----------------------------------------------------------------------------------
+
+
+class Hub(ThreadingHTTPServer):
+    """A hub with one repository, `a/b`, which may fall silent."""
+
+    daemon_threads = True
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.files = files
+        self.silent = threading.Event()
+        self.asked = threading.Event()
+        self.over = threading.Event()
+
+
+class Answering(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.server.asked.set()
+        if self.server.silent.is_set():
+            self.server.over.wait(60)
+            return
+        path = self.path.partition("?")[0]
+        name, files = path.rpartition("/")[2], self.server.files
+        if path.startswith("/api/"):
+            siblings = [{"rfilename": each} for each in files]
+            about: Any = {"id": "a/b", "sha": "1" * 40, "siblings": siblings}
+            if "/tree/" in path:
+                about = [
+                    {"type": "file", "path": each, "size": len(files[each]), "oid": "2" * 40}
+                    for each in files
+                ]
+            self.answer(json.dumps(about).encode(), "application/json")
+        elif name in files:
+            self.answer(files[name], "application/octet-stream")
+        else:
+            self.send_error(404)
+
+    def answer(self, content: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Repo-Commit", "1" * 40)
+        self.send_header("ETag", f'"{hash(content):x}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    hub = Hub({name: (tiny_folder / name).read_bytes() for name in names})
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    yield hub
+    hub.over.set()
+    hub.shutdown()
+    hub.server_close()
+
+
+def test_a_model_is_downloaded_and_it_is_said_how_much(hub: Hub, tiny_folder: Path) -> None:
+    said = list[str]()
+    config = find_config("a/b", said.append)
+    assert json.loads((config / "config.json").read_bytes())["model_type"] == "llama"
+    folder = find_model("a/b", said.append)
+    assert (folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+    total = sum(map(len, hub.files.values()))
+    assert said[0] == "Looking for a/b in the local cache and on Hugging Face"
+    assert any(each.startswith("Downloading a/b: ") for each in said), (said, total)
+
+
+@pytest.mark.parametrize("find", [find_model, find_config])
+def test_a_download_that_waits_for_the_network_ends(hub: Hub, find: Any) -> None:
+    hub.silent.set()
+    cancel, ended = threading.Event(), list[BaseException]()
+
+    def download() -> None:
+        try:
+            find("a/b", None, cancel)
+        except Stopped as stopped:
+            ended.append(stopped)
+
+    thread = threading.Thread(target=download)
+    thread.start()
+    assert hub.asked.wait(60)
+    cancel.set()
+    thread.join(10)
+    assert not thread.is_alive() and len(ended) == 1
+
+
+def test_a_download_that_breaks_off_is_one_sentence(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files["model.safetensors"] = b"x"
+    hub.files["config.json"] = b"{}"
+    with pytest.raises(ModelError, match=r"config\.json has no model_type"):
+        find_model("a/b")
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "taken"))
+    with pytest.raises(ModelError, match=r"a/b cannot be stored in .*taken.*HF_HOME"):
+        find_model("a/b")
+    hub.files.clear()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "other"))
+    with pytest.raises(ModelError) as error:
+        find_config("a/b")
+    assert "a/b" in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,145 @@
+"""Work in a process of its own: its result, its errors, its end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvlite.child_process import run_in_child
+from kvlite.errors import DocumentError, KvliteError, Stopped
+
+
+def double(number: int) -> int:
+    print("libraries print", number)
+    return 2 * number
+
+
+def count(upto: int, progress: Callable[[int, int], None]) -> str:
+    for number in range(upto):
+        progress(number + 1, upto)
+        progress(number + 1, upto)  # too soon to be seen
+        time.sleep(0.1)
+    return "counted"
+
+
+def refuse(name: str) -> None:
+    raise DocumentError(f"{name} is refused")
+
+
+def hold(nbytes: int) -> int:
+    return len(bytearray(nbytes))
+
+
+def write_pid_and_sleep(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+class OddError(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def fail_oddly() -> None:
+    raise OddError("this", "that")
+
+
+def leave(_: str) -> None:
+    os._exit(3)
+
+
+def die() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def test_result_comes_back_whatever_is_printed() -> None:
+    assert run_in_child(double, 21) == 42
+
+
+def test_progress_is_repeated_in_the_parent() -> None:
+    seen = list[tuple[int, int]]()
+    assert run_in_child(count, 3, progress=lambda *at: seen.append(at)) == "counted"
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is nice there")
+def test_others_go_first() -> None:
+    assert run_in_child(os.nice, 0) > os.nice(0)
+
+
+def test_errors_keep_their_type_and_sentence() -> None:
+    with pytest.raises(DocumentError, match=r"a\.pdf is refused"):
+        run_in_child(refuse, "a.pdf")
+    with pytest.raises(RuntimeError, match="OddError: this and that"):
+        run_in_child(fail_oddly)
+
+
+def test_a_child_that_ends_is_an_error() -> None:
+    with pytest.raises(MemoryError, match="killed"):
+        run_in_child(die)
+    with pytest.raises(KvliteError, match="exit code 3"):
+        run_in_child(os._exit, 3)
+    with pytest.raises(KvliteError, match="exit code 3"):
+        run_in_child(leave, "x" * 10_000_000)
+
+
+def test_nothing_of_the_current_folder_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "pickle", "resource"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert run_in_child(abs, -3) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
+def test_memory_is_limited() -> None:
+    assert run_in_child(hold, 50 << 20, memory=300 << 20) == 50 << 20
+    with pytest.raises(MemoryError):
+        run_in_child(hold, 2 << 30, memory=300 << 20)
+
+
+def _begun(path: Path) -> psutil.Process:
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.01)
+    return psutil.Process(int(path.read_text()))
+
+
+def test_cancel_ends_the_child(tmp_path: Path) -> None:
+    path, cancel = tmp_path / "pid", threading.Event()
+    found = list[psutil.Process]()
+
+    def stop() -> None:
+        found.append(_begun(path))
+        cancel.set()
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(Stopped):
+        run_in_child(write_pid_and_sleep, str(path), cancel=cancel)
+    assert not found[0].is_running()
+
+
+def test_child_ends_with_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    script = tmp_path / "script.py"  # without a guard, as people write them
+    script.write_text(
+        textwrap.dedent(f"""
+        from kvlite.child_process import run_in_child
+        from tests.test_child_process import write_pid_and_sleep
+        run_in_child(write_pid_and_sleep, {str(path)!r})
+        """)
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
+    parent = subprocess.Popen([sys.executable, str(script)], env=env)
+    child = _begun(path)
+    parent.kill()
+    parent.wait()
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()

@@ -1,0 +1,229 @@
+"""A config.json: those that are published are taken, those of no model refused in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from kvlite.errors import ModelError
+from kvlite.model import config_check
+from kvlite.model.shape import ADMITTED, read_config, read_shape
+from tests.configs import PUBLISHED
+from tests.conftest import ARCHITECTURES, SIZES
+
+NEEDED = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+
+
+def write(folder: Path, config: Any) -> Path:
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as error:
+        read_config(folder)
+    said = str(error.value)
+    assert str(folder / "config.json") in said
+    assert "\n" not in said and len(said) < 500
+    assert said.isprintable()
+    return said
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_taken(name: str, tmp_path: Path) -> None:
+    config = PUBLISHED[name]
+    assert read_config(write(tmp_path, config)) == config
+
+
+def test_published_configs_are_of_every_architecture() -> None:
+    assert {config["model_type"] for config in PUBLISHED.values()} == {*ADMITTED}
+
+
+@pytest.mark.parametrize("name", ["Phi-3.5-mini-instruct", "gemma-3-270m", "Qwen3-30B-A3B"])
+def test_published_configs_have_a_shape(name: str, tmp_path: Path) -> None:
+    config = PUBLISHED[name]
+    shape = read_shape(write(tmp_path, config))
+    assert (shape.layers, shape.hidden) == (config["num_hidden_layers"], config["hidden_size"])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
+    kind, changes = ARCHITECTURES[name]
+    config = getattr(transformers, kind)
+    for options in ({}, {**SIZES, **changes}):
+        config(**options).save_pretrained(tmp_path)
+        assert read_config(tmp_path)["model_type"] in ADMITTED
+
+
+@pytest.mark.parametrize("key", NEEDED)
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "gemma-3-1b-it", "Qwen3-30B-A3B"])
+def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
+    config = PUBLISHED[name]
+    folder = write(tmp_path, {each: config[each] for each in config if each != key})
+    assert f"config.json has no {key}" in refusal(folder)
+    assert f"{key} is null: it must be" in refusal(write(tmp_path, {**config, key: None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("Mistral-7B-v0.3", "num_key_value_heads"),
+        ("Mixtral-8x7B-v0.1", "num_local_experts"),
+        ("Qwen3-30B-A3B", "num_experts"),
+        ("Qwen3-30B-A3B", "num_experts_per_tok"),
+        ("Qwen3-30B-A3B", "moe_intermediate_size"),
+    ],
+)
+def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_path: Path) -> None:
+    config = PUBLISHED[name]
+    folder = write(tmp_path, {each: config[each] for each in config if each != key})
+    assert f"config.json has no {key}" in refusal(folder)
+
+
+LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
+ROPE = PUBLISHED[LLAMA]["rope_scaling"]
+IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
+    (LLAMA, {"num_attention_heads": 0}, "num_attention_heads is 0"),
+    (LLAMA, {"num_attention_heads": True}, "num_attention_heads is true"),
+    (LLAMA, {"num_attention_heads": "32"}, 'num_attention_heads is "32"'),
+    (LLAMA, {"num_attention_heads": 32.0}, "num_attention_heads is 32.0"),
+    (LLAMA, {"num_attention_heads": [32]}, r"num_attention_heads is [32]"),
+    (LLAMA, {"num_key_value_heads": 64}, "num_key_value_heads is 64: it must divide"),
+    (LLAMA, {"num_key_value_heads": 5}, "num_key_value_heads is 5: it must divide"),
+    (LLAMA, {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+    (LLAMA, {"hidden_size": 4100}, "hidden_size is 4100: num_attention_heads, which is 32"),
+    (LLAMA, {"hidden_size": 32 * 127}, "hidden_size is 4064: 32 heads of it would have an odd"),
+    (LLAMA, {"hidden_size": "wide"}, 'hidden_size is "wide"'),
+    (LLAMA, {"hidden_size": 10**30}, "hidden_size is 1000"),
+    (LLAMA, {"head_dim": 65}, "head_dim is 65: it must be even"),
+    (LLAMA, {"head_dim": -1}, "head_dim is -1"),
+    (LLAMA, {"num_hidden_layers": 1_000_000}, "a whole number from 1 to 1,000"),
+    (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    (LLAMA, {"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+    (LLAMA, {"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+    (LLAMA, {"max_position_embeddings": 1e30}, "max_position_embeddings is 1e+30"),
+    (LLAMA, {"max_position_embeddings": True}, "max_position_embeddings is true"),
+    (LLAMA, {"max_position_embeddings": "8192"}, 'max_position_embeddings is "8192"'),
+    (LLAMA, {"vocab_size": 10**12}, "vocab_size is 1000000000000"),
+    (LLAMA, {"model_type": ["llama"]}, 'model_type is ["llama"]'),
+    (LLAMA, {"model_type": None}, "model_type is null"),
+    (LLAMA, {"hidden_act": "abra"}, 'hidden_act is "abra"'),
+    (LLAMA, {"hidden_act": 3}, "hidden_act is 3"),
+    (LLAMA, {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
+    (LLAMA, {"rms_norm_eps": "small"}, 'rms_norm_eps is "small"'),
+    (LLAMA, {"rope_theta": 0}, "rope_theta is 0"),
+    (LLAMA, {"tie_word_embeddings": "yes"}, 'tie_word_embeddings is "yes"'),
+    (LLAMA, {"torch_dtype": "float99"}, 'torch_dtype is "float99"'),
+    (LLAMA, {"dtype": 16}, "dtype is 16"),
+    (LLAMA, {"pad_token_id": 128256}, "pad_token_id is 128256"),
+    (LLAMA, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+    (LLAMA, {"sliding_window": -4096}, "sliding_window is -4096"),
+    (LLAMA, {"rope_scaling": "linear"}, 'rope_scaling is "linear"'),
+    (LLAMA, {"rope_scaling": {"rope_type": "abra"}}, 'rope_scaling.rope_type is "abra"'),
+    (LLAMA, {"rope_scaling": {"type": ["yarn"]}}, 'rope_scaling.type is ["yarn"]'),
+    (LLAMA, {"rope_scaling": {"type": "linear"}}, "has no rope_scaling.factor"),
+    (LLAMA, {"rope_scaling": {**ROPE, "factor": 0}}, "rope_scaling.factor is 0"),
+    (LLAMA, {"rope_scaling": {**ROPE, "factor": "8"}}, 'rope_scaling.factor is "8"'),
+    (LLAMA, {"rope_scaling": {**ROPE, "high_freq_factor": None}}, "no rope_scaling.high_freq"),
+    (LLAMA, {"rope_parameters": {"rope_type": "yarn"}}, "has no rope_parameters.factor"),
+    (LLAMA, {"quantization_config": True}, "quantization_config is true"),
+    (LLAMA, {"quantization_config": ["awq"]}, 'quantization_config is ["awq"]'),
+    (LLAMA, {"quantization_config": {}}, "quantization_config is {}"),
+    (LLAMA, {"quantization_config": {"quant_method": 4}}, "names its quant_method"),
+    ("Phi-3.5-mini-instruct", {"rope_scaling": {"type": "longrope"}}, "no rope_scaling.short"),
+    (
+        "Phi-3.5-mini-instruct",
+        {"rope_scaling": {"type": "longrope", "short_factor": 1, "long_factor": [1]}},
+        "rope_scaling.short_factor is 1",
+    ),
+    (EXPERTS, {"num_experts": 0}, "num_experts is 0"),
+    (EXPERTS, {"num_experts": 10**9}, "num_experts is 1000000000"),
+    (EXPERTS, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129: there are 128 experts"),
+    (EXPERTS, {"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
+    (EXPERTS, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    (EXPERTS, {"mlp_only_layers": 3}, "mlp_only_layers is 3"),
+    (GEMMA, {"layer_types": ["full_attention"]}, "it must list one kind for 18 layers"),
+    (GEMMA, {"layer_types": "full_attention"}, 'layer_types is "full_attention"'),
+    (GEMMA, {"layer_types": [["a"]] * 18}, '["a"] is none of full_attention'),
+    (GEMMA, {"layer_types": ["linear_attention"] * 18}, '"linear_attention" is none of'),
+    (GEMMA, {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+    (GEMMA, {"rope_parameters": {"full_attention": 5}}, "rope_parameters.full_attention is 5"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "reason"), IMPOSSIBLE)
+def test_values_that_no_model_has_are_refused(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    assert reason in refusal(write(tmp_path, {**PUBLISHED[name], **changes}))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"model_type": "llama", "vocab_size": NaN}', "NaN is no number"),
+        ('{"model_type": "llama", "vocab_size": -Infinity}', "-Infinity is no number"),
+        ('{"vocab_size": 5, "vocab_size": 6}', '"vocab_size" is 5, and 6 further down'),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+        (f'{{"vocab_size": {"9" * 5000}}}', "not readable JSON"),
+        ("\x1b[31m", "not readable JSON"),
+        ("5", "not a JSON object"),
+        ("{}", "has no model_type"),
+    ],
+)
+def test_text_that_is_no_config_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    assert reason in refusal(write(tmp_path, text))
+
+
+def test_a_config_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(100 << 20)
+    assert "104,857,600 bytes long" in refusal(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    assert "not a file" in refusal(tmp_path)
+
+
+def test_the_same_value_twice_does_no_harm(tmp_path: Path) -> None:
+    text = json.dumps(PUBLISHED[LLAMA])
+    write(tmp_path, text[:-1] + ', "vocab_size": 128256}')
+    assert read_config(tmp_path)["vocab_size"] == 128256
+
+
+def test_what_transformers_refuses_is_told_without_its_validators_name(tmp_path: Path) -> None:
+    config = {**PUBLISHED[LLAMA], "initializer_range": "a"}
+    with pytest.raises(ModelError, match=r"config\.json does not .*'initializer_range'") as error:
+        read_shape(write(tmp_path, config))
+    assert "Strict" not in str(error.value)
+
+
+def test_the_most_layers_are_counted_in_time(tmp_path: Path) -> None:
+    config = {**PUBLISHED[LLAMA], "num_hidden_layers": config_check.MOST["num_hidden_layers"]}
+    assert read_shape(write(tmp_path, config)).layers == 1000
+
+
+def test_a_config_is_refused_without_torch(tmp_path: Path) -> None:
+    write(tmp_path, {"model_type": "llama"})
+    code = (
+        "import sys; sys.argv = ['kvlite', 'plan', sys.argv[1]]\n"
+        "from kvlite.cli.main import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "has no hidden_size" in ran.stderr and ran.stderr.count("\n") == 1
+    assert ran.stdout == "False\n"
