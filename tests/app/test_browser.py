@@ -456,10 +456,12 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         expect(page.get_by_test_id("user")).to_have_count(2)
 
         page.get_by_role("button", name="This conversation").click()
-        page.locator("#name textarea, #name input").fill("")
+        name = page.locator("#name textarea, #name input")
+        expect(name).to_have_value("Where do herons live?")  # what comes late would be over it
+        name.fill("")
         page.get_by_role("button", name="Rename").click()
         expect(page.get_by_text("a conversation needs a name")).to_be_visible()
-        page.locator("#name textarea, #name input").fill("Herons & <b>others</b>")
+        name.fill("Herons & <b>others</b>")
         page.get_by_role("button", name="Rename").click()
         expect(page.locator("#listing label").first).to_have_text("Herons & <b>others</b>")
 
