@@ -1,0 +1,159 @@
+"""All that golden runs know of kvlite beyond its public functions, to be adapted here and nowhere
+else when names change. What is recorded has names of its own, and they stay."""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import kvlite
+
+# Recorded name: attribute of an answer's account. Seconds, peaks of the process and sentences are
+# not recorded; of notes and fallbacks it is how many there are.
+METRICS = {
+    "finish_reason": "finish_reason",
+    "method": "method",
+    "kv_bits": "kv_bits",
+    "dtype": "dtype",
+    "weights": "weights",
+    "budget": "budget",
+    "num_prompt_tokens": "prompt_tokens",
+    "num_reread_tokens": "again_tokens",
+    "num_seen_tokens": "seen_tokens",
+    "num_new_tokens": "generated_tokens",
+    "mean_kept_entries": "kept_entries_mean",
+    "kv_bytes": "kv_bytes",
+    "full_kv_bytes": "full_kv_bytes",
+    "recall_index_bytes": "index_bytes",
+    "recall_store_bytes": "tier_bytes",
+    "recall_store_place": "tier_place",
+    "recalled_bytes": "recalled_bytes",
+    "recall_hit_rate": "recall_hit_rate",
+    "streamed_weight_bytes": "streamed_bytes",
+    "score_bytes_to_host": "score_bytes_to_host",
+    "score_bytes_back": "score_bytes_back",
+    "planned_peak_bytes": "planned_peak_bytes",
+    "planned_phase_bytes": "planned_phase_bytes",
+}
+COUNTED = {"num_warnings": "notes", "num_fallbacks": "rungs"}
+
+
+def metrics(account: Any) -> dict[str, Any]:
+    """What an answer's account says that is the same in every run."""
+    found = {name: getattr(account, attribute) for name, attribute in METRICS.items()}
+    found |= {name: len(getattr(account, attribute)) for name, attribute in COUNTED.items()}
+    return found
+
+
+def kept_positions(talk: kvlite.Conversation) -> list[dict[int, list[int]]]:
+    """Of each layer, by KV head, which tokens' entries it holds, ascending."""
+    return [
+        {
+            head: sorted(bank.positions[0, index, : bank.used].tolist())
+            for bank in layer.banks
+            for index, head in enumerate(bank.heads)
+        }
+        for layer in talk.cache.layers
+    ]
+
+
+def command(*args: object) -> str:
+    """What the program prints on standard output, in this process."""
+    from kvlite.cli.main import main
+
+    out = io.StringIO()
+    with (
+        patch.object(sys, "argv", ["kvlite", *map(str, args)]),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
+    return out.getvalue()
+
+
+def command_json(*args: object) -> Any:
+    """The one JSON object that the program prints."""
+    return json.loads(command(*args, "--json"))
+
+
+PLAN = {
+    "weights": "weights",
+    "stream_weights": "stream",
+    "budget": "budget",
+    "kv_bits": "kv_bits",
+    "chunk": "chunk",
+    "num_tokens": "tokens",
+    "max_new_tokens": "answer_tokens",
+    "fits": "fits",
+    "peak_bytes": "peak_bytes",
+    "kv_bytes": "kv_bytes",
+    "host_bytes": "host_bytes",
+    "device_bytes": "device_bytes",
+    "tensor_bytes": "tensor_bytes",
+}
+PHASES = {"load": "load", "prefill": "read", "select": "choose", "decode": "answer"}
+PARTS = {
+    "weights": "weights",
+    "weight_in_flight": "a weight on its way",
+    "kv_cache": "KV cache",
+    "hidden_states": "hidden states",
+    "layer_kv": "one layer's KV",
+    "workspace": "activations and scores",
+}
+
+
+def plan(*args: object) -> dict[str, Any]:
+    """What `kvlite plan` predicts, byte by byte."""
+    said = command_json("plan", *args)
+    found = {name: said[key] for name, key in PLAN.items()}
+    found["num_reasons"] = len(said["reasons"])
+    for name, phase in PHASES.items():
+        parts = said["phases"][phase]
+        known = {part: parts.pop(key) for part, key in PARTS.items() if key in parts}
+        found[f"{name}_bytes"] = known | parts
+    found["max_context"] = [
+        [each["weights"], each["method"] == "full", each["kv_bits"], each["tokens"]]
+        for each in said["fitting"]
+    ]
+    return found
+
+
+@contextlib.contextmanager
+def app_service(model: Path, data: Path) -> Iterator[Any]:
+    """The app without its pages, on a data folder."""
+    from kvlite.settings import Settings
+    from kvlite_app.engine.service import Service
+
+    service = Service(Settings(model=str(model), device="cpu", max_new_tokens=6), data)
+    try:
+        service.load(service.loaded.settings).wait()
+        yield service
+    finally:
+        service.close()
+
+
+def app_conversations(service: Any) -> list[dict[str, Any]]:
+    """What the app's list shows of all conversations, and what was said in them."""
+    return [
+        {
+            "id": each.id,
+            "name": each.title,
+            "said": [[message.role, message.text, [*message.documents]] for message in each.said],
+            "num_branches": len(each.branches),
+            "waiting": each.waiting,
+            "draft": each.draft,
+            "changed": each.changed,
+        }
+        for each in sorted(service.shelf("").records(), key=lambda each: each.id)
+    ]
+
+
+def app_do(service: Any, what: str, id: str, *args: Any) -> None:
+    """Have the app `say`, `edit`, `undo`, `branch`, `switch` or `regenerate`, and wait."""
+    work = getattr(service, what)("", id, *args)
+    work.wait()
+    assert work.failure is None, work.failure
