@@ -106,6 +106,11 @@ class Play:
         self.talk = self.runner.open(path)
         self._note("reopen_light" if light else "reopen")
 
+    def resume(self, path: Path) -> None:
+        """Go on from a file that was saved at some time."""
+        self.talk = self.runner.open(path)
+        self._note("open")
+
     def _streamed(self, step: str, pieces: Iterable[kvlite.Piece]) -> None:
         heard = list(pieces)
         ids = [piece.token_id for piece in heard]

@@ -80,6 +80,30 @@ def command_json(*args: object) -> Any:
     return json.loads(command(*args, "--json"))
 
 
+def asked(*args: object) -> dict[str, Any]:
+    """What `kvlite ask` answers, and from how much that was read now, or before."""
+    said = command_json("ask", *args)
+    names = {"answer": "answer"} | {key: METRICS[key] for key in ("num_prompt_tokens", "kv_bytes")}
+    names["num_seen_tokens"] = METRICS["num_seen_tokens"]
+    return {name: said[key] for name, key in names.items()}
+
+
+def library() -> list[dict[str, Any]]:
+    """What `kvlite library` lists."""
+    keys = ("name", "bytes", "tokens", "messages", "documents", "method", "light", "flaw")
+    return [{key: each[key] for key in keys} for each in command_json("library")["entries"]]
+
+
+def configured(*args: object) -> dict[str, Any]:
+    """Settings that `kvlite config` says come from elsewhere than the defaults, and from where."""
+    said = command_json("config", *args)["settings"]
+    return {
+        name: [each["value"], each["from"], each.get("name")]
+        for name, each in said.items()
+        if each["from"] != "default"
+    }
+
+
 PLAN = {
     "weights": "weights",
     "stream_weights": "stream",
@@ -124,7 +148,7 @@ def plan(*args: object) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def app_service(model: Path, data: Path) -> Iterator[Any]:
-    """The app without its pages, on a data folder."""
+    """The app without its pages, on a data folder; to be handed to the functions below."""
     from kvlite.settings import Settings
     from kvlite_app.engine.service import Service
 
@@ -137,19 +161,36 @@ def app_service(model: Path, data: Path) -> Iterator[Any]:
 
 
 def app_conversations(service: Any) -> list[dict[str, Any]]:
-    """What the app's list shows of all conversations, and what was said in them."""
+    """What the app shows of all conversations, and how many of their answers have an account."""
+    from kvlite_app.keeping.record import keys_of
+
+    shelf = service.shelf("")
     return [
         {
             "id": each.id,
             "name": each.title,
-            "said": [[message.role, message.text, [*message.documents]] for message in each.said],
-            "num_branches": len(each.branches),
+            "messages": [[said.role, said.text, [*said.documents]] for said in each.said],
+            "branches": [[branch.title, branch.current] for branch in each.branches],
+            "elsewhere": each.elsewhere,
             "waiting": each.waiting,
             "draft": each.draft,
             "changed": each.changed,
+            "num_accounts": sum(bool(shelf.account(each.id, key)) for key in keys_of(each.said)),
         }
-        for each in sorted(service.shelf("").records(), key=lambda each: each.id)
+        for each in sorted(shelf.records(), key=lambda each: each.id)
     ]
+
+
+def app_search(service: Any, query: str) -> list[str]:
+    """Ids of the conversations that the app finds."""
+    return sorted(each.id for each in service.shelf("").records(query))
+
+
+def app_upload(service: Any, id: str, name: str, content: bytes) -> None:
+    """Have the app read a document."""
+    path = service.uploads.new("") / name
+    path.write_bytes(content)
+    app_do(service, "say", id, "", [str(path)])
 
 
 def app_do(service: Any, what: str, id: str, *args: Any) -> None:

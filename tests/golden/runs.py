@@ -244,7 +244,7 @@ RUNS = [
     _run("llama", outgrowing, "kvx", beyond_context="compact"),
     _run("gemma3", outgrowing, "snapkv:window=8", beyond_context="compact", kv_bits="8"),
     _run("llama", sampled, "full"),
-    _run("llama", token_turns, DEFAULT, 60, {"stream": "disk"}, recall="ram"),
+    _run("llama", token_turns, "snapkv:window=8", 48, {"stream": "disk"}, recall="ram"),
     _run("gemma3", chat, "h2o", 48, {"stream": "disk"}),
     _run("llama", short_of_memory, "full", "auto", {"vram": "1700KiB"}, measure="tensors"),
     _run("llama", short_of_memory, DEFAULT, 400, {"vram": "1500KiB"}, measure="tensors"),
