@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -160,11 +160,13 @@ class Visitor:
     Attributes:
         outside: addresses elsewhere that it was asked for.
         errors: of the page.
+        events: what its pages asked the app to do, and how that was answered.
     """
 
     context: Any
     outside: list[str]
     errors: list[str]
+    events: list[str] = field(default_factory=list)
 
     def open(self, address: str) -> Any:
         """Another tab."""
@@ -172,7 +174,9 @@ class Visitor:
 
         page = self.context.new_page()
         page.set_default_timeout(SLOW)
-        page.on("request", lambda request: self._requested(request.url, address))
+        page.on("request", lambda request: self._requested(request, address))
+        page.on("response", lambda response: self._answered(response))
+        page.on("requestfailed", lambda request: self._note("failed", request))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on(
             "console",
@@ -184,10 +188,20 @@ class Visitor:
         expect(page.locator("#here textarea, #here input")).not_to_have_value("")
         return page
 
-    def _requested(self, url: str, address: str) -> None:
-        parts = urlsplit(url)
+    def _requested(self, request: Any, address: str) -> None:
+        parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob") and parts.netloc != urlsplit(address).netloc:
-            self.outside.append(url)
+            self.outside.append(request.url)
+        self._note("asked", request)
+
+    def _answered(self, response: Any) -> None:
+        self._note(str(response.status), response.request)
+
+    def _note(self, what: str, request: Any) -> None:
+        if "/gradio_api/" in request.url:
+            sent = (request.post_data or "")[:300] if what == "asked" else ""
+            path = request.url.split("/gradio_api/")[1]
+            self.events.append(f"{time.monotonic():.2f} {what} {path} {sent}")
 
 
 @pytest.fixture
@@ -198,6 +212,11 @@ def visitor(chromium: Any) -> Iterator[Visitor]:
     )
     visitor = Visitor(context, [], [])
     yield visitor
+    print(
+        "\n".join(each for each in visitor.events if '"fn_index":' in each or "asked" not in each)[
+            -20000:
+        ]
+    )
     context.close()
     assert visitor.outside == []
     assert visitor.errors == []

@@ -260,6 +260,7 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
     page = visitor.open(server.address)
     for text in ("Of larks.", "Of wrens."):
         page.locator("#new").click()
+        expect(page.locator(ANSWER)).to_have_count(0)
         send(page, text)
         answered(page, 1)
     page.evaluate(SLOWLY)  # what is done now is heard of after what is done next
@@ -271,6 +272,7 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
     expect(page.get_by_test_id("user")).to_have_text("Of larks.")
 
     page.locator("#new").click()
+    expect(page.locator(ANSWER)).to_have_count(0)  # or it is taken for the one that is to come
     send(page, "Of owls.")
     answered(page, 1)
     expect(page.get_by_test_id("user")).to_have_text("Of owls.")
