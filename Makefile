@@ -25,6 +25,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 # The app's tests drive a browser: the one there is, else Debian's.
 browser:

@@ -6,10 +6,10 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.environment import read_text
+from kvlite.config.environment import read_text
+from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
-from kvlite.settings import OPTIONS, Settings, checked, flag_of
 
 # What people change first; the rest is folded away.
 FIRST = ("model", "method", "budget", "kv_bits", "recall")

@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.settings import OPTIONS, Settings
+from kvlite.config.settings import OPTIONS, Settings
 
 from .engine.uploads import SUFFIXES
 from .form import ANSWER, FIRST, Models, control, shown_values

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from kvlite.memory.plan import Plan, Planner
-from kvlite.memory.planning import planner_here
+from kvlite.config.settings import OPTIONS, Settings
+from kvlite.config.units import readable
 from kvlite.model.load import choose_device
 from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
-from kvlite.settings import OPTIONS, Settings
-from kvlite.sizes import readable
+from kvlite.planner.candidates import planner_here
+from kvlite.planner.plan import Plan, Planner
 
 from .views.kinds import kind_of
 

@@ -7,7 +7,7 @@ import gradio as gr
 from gradio.events import api
 
 from kvlite.errors import SettingError
-from kvlite.memory.where import Place
+from kvlite.planner.usage import Place
 
 from .engine.live import Live
 from .engine.service import Service

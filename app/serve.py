@@ -11,9 +11,9 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
+from kvlite.config.paths import data_folder
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
-from kvlite.folders import data_folder
-from kvlite.settings import Settings
 
 from .web.guard import Door
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.config.paths import config_folder
+from kvlite.config.profiles import Profiles
+from kvlite.config.settings import LOADING, OPTIONS, Settings
+from kvlite.conversation.meanings import require_meaning
 from kvlite.errors import KvliteError, SettingError
-from kvlite.folders import config_folder
-from kvlite.meanings import require_meaning
-from kvlite.profiles import Profiles
-from kvlite.settings import LOADING, OPTIONS, Settings
 
 from .engine.service import Service
 from .engine.work import Work

@@ -10,13 +10,13 @@ Importing this changes nothing, needs no GPU, and does not import torch until it
 
 from typing import TYPE_CHECKING, Any
 
+from kvlite.config.settings import Settings
 from kvlite.errors import KvliteError, Stopped
-from kvlite.settings import Settings
 
 if TYPE_CHECKING:
-    from kvlite.conversation import Conversation
-    from kvlite.ledger import Answer, Ledger, Piece
-    from kvlite.runner import Runner, load
+    from kvlite.conversation.conversation import Conversation
+    from kvlite.conversation.metrics import Answer, Ledger, Piece
+    from kvlite.conversation.runner import Runner, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "load": "runner",
-    "Runner": "runner",
-    "Conversation": "conversation",
-    "Answer": "ledger",
-    "Ledger": "ledger",
-    "Piece": "ledger",
+    "load": "conversation.runner",
+    "Runner": "conversation.runner",
+    "Conversation": "conversation.conversation",
+    "Answer": "conversation.metrics",
+    "Ledger": "conversation.metrics",
+    "Piece": "conversation.metrics",
 }
 
 

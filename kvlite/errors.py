@@ -6,7 +6,7 @@ front ends print it as it is and exit with code 2.
 
 from threading import Event
 
-from kvlite.harmless import harmless
+from kvlite.printable import harmless
 
 # Characters of a message, so that a name of a megabyte does not bury what is wrong with it.
 LONGEST = 600

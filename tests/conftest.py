@@ -21,13 +21,13 @@ import transformers
 
 import kvlite
 from kvlite.bench.prose import bundled_prose
-from kvlite.environment import PROFILE, variable_of
+from kvlite.config.environment import PROFILE, variable_of
+from kvlite.config.settings import OPTIONS
+from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
-from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape, shape_of
 from kvlite.model.weights import PLAIN, Weights
-from kvlite.settings import OPTIONS
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvlite.settings import OPTIONS
+from kvlite.config.settings import OPTIONS
 
 LARGEST = 2**63 - 1
 # What a variable of the environment, or a file in UTF-8, can hold.

@@ -11,11 +11,11 @@ from torch import Tensor
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.model.load import LoadedModel, require_whole
 from kvlite.model.weights import PLAIN, Weights
-from kvlite.offload.streaming import in_files, in_memory, open_beside, open_without_layers
-from kvlite.offload.weights import StreamedLayers
+from kvlite.offload.weights.layers import StreamedLayers
+from kvlite.offload.weights.loader import in_files, in_memory, open_beside, open_without_layers
 from tests.conftest import Tiny
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.conversation.metrics import Piece
 from kvlite.errors import ContextError, InterruptedCacheError, SettingError, Stopped
-from kvlite.ledger import Piece
 from kvlite.model.cpu import SplitLinear
 
 DEFAULTS = {"method": "snapkv:window=8", "budget": 48, "max_new_tokens": 6}

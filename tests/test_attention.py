@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite import attention
-from kvlite.attention import attend, attend_masked, attend_with_rows, grouped, merge
+from kvlite.ops import attention
+from kvlite.ops.attention import attend, attend_masked, attend_with_rows, grouped, merge
 
 from .oracles.attention import FloatArray, attention_rows, kv_head_of, masked_attention
 

@@ -2,13 +2,13 @@
 
 import torch
 
+from kvlite.bench.fork import Choice, read_once
 from kvlite.bench.grid import fitted
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache import KVCache
-from kvlite.engine.fork import Choice, read_once
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 
 from .conftest import Tiny
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kvlite
-from kvlite.context import Context
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.context import Context
+from kvlite.conversation.conversation import Conversation
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import METHODS
-from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 
 LONG = " ".join(str(3 + 7 * i % 190) for i in range(90))

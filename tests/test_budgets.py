@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kvlite.cache import LayerCache
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, Method
-from kvlite.methods.amount import AUTO_LEAST, AUTO_SHARE, Amount, parse_amount
-from kvlite.methods.budgets import Rounding, Short, largest_remainder, pyramid, uniform
+from kvlite.methods.allocation import Rounding, Short, largest_remainder, pyramid, uniform
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, Amount, parse_amount
 from kvlite.methods.kvx import KVX
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.methods.pyramidkv import PyramidKV
-from kvlite.methods.rules import layer_rules
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.reader import LayerReader
+from kvlite.engine.layer_prefill import LayerReader
 from kvlite.errors import CapacityError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import Rule
+from kvlite.methods.layer_policy import Rule
 from kvlite.methods.scores import Window
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 import kvlite
-from kvlite.calibrate import CUE, RECALLED, _recall, calibrate, pieces_of
+from kvlite.bench.calibrate import CUE, RECALLED, _recall, calibrate, pieces_of
 from kvlite.errors import ModelError, SettingError
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.model.calibration import Calibration, calibration_path, find_calibration
@@ -91,7 +91,7 @@ def test_the_threshold_is_the_lowest_that_harms_nothing(monkeypatch: pytest.Monk
         ladder[:] = [float(method.threshold) for method in methods]
         return [2.0 if method.threshold < 0.5 else 1.05 for method in methods[:-1]] + [1.0]
 
-    monkeypatch.setattr("kvlite.calibrate._recall", recall)
+    monkeypatch.setattr("kvlite.bench.calibrate._recall", recall)
     found = calibrate(tiny.model, "tiny", "numbers", pieces, lazy=lazy)
     assert min(found.lazy_shares[:2]) > 0.95 and max(found.lazy_shares[2:]) < 0.5
     assert ladder == sorted(ladder) and ladder[0] == 0 and ladder[-1] == 1

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from kvlite.calibrate import calibrate
+from kvlite.bench.calibrate import calibrate
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError, Stopped
-from kvlite.memory.planning import open_planner
-from kvlite.memory.reach import reaches
 from kvlite.model.load import load_model
 from kvlite.model.source import find_config, find_model
 from kvlite.model.weights import Weights
-from kvlite.offload.streaming import load_streamed
-from kvlite.runner import open_runner
-from kvlite.settings import Settings
+from kvlite.offload.weights.loader import load_streamed
+from kvlite.planner.candidates import open_planner
+from kvlite.planner.max_context import reaches
 from tests.configs import PUBLISHED
 from tests.conftest import Tiny
 

@@ -14,10 +14,10 @@ from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
 from kvlite.bench.ruler import COMMON, RARE_TIMES, ruler_cases
 from kvlite.bench.ruler import KINDS as TASKS
 from kvlite.bench.words import names, numbers
+from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
+from kvlite.model.chat_template import user_turn
 from kvlite.model.source import find_model
-from kvlite.prompts import user_turn
-from kvlite.settings import EMBEDDED_MODEL
 
 DEPTHS = [0.0, 0.3, 0.5, 1.0]
 

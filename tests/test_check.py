@@ -10,11 +10,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvlite.check import difference
-from kvlite.context import Context
-from kvlite.conversation import Conversation
+from kvlite.conversation.context import Context
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.verify import difference
 from kvlite.errors import OutOfMemory, SettingError, Stopped
-from kvlite.ledger import Ledger
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 from tests.test_branches import (
@@ -338,7 +338,7 @@ def test_what_differs_by_words() -> None:
 def test_a_model_is_as_it_was(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where memory ends, and weights could have been sent away for it."""
     sent: list[object] = []
-    monkeypatch.setattr("kvlite.engine.giving.stream_from_memory", sent.append)
+    monkeypatch.setattr("kvlite.engine.oom_actions.stream_from_memory", sent.append)
     talk = opened(llama, budget="40", recall="off")
     said(talk, FIRST)
     with Faults(range(40, 400)), pytest.raises(OutOfMemory):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvlite.child_process import run_in_child
+from kvlite.config.child_process import run_in_child
 from kvlite.errors import DocumentError, KvliteError, Stopped
 
 
@@ -131,7 +131,7 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # without a guard, as people write them
     script.write_text(
         textwrap.dedent(f"""
-        from kvlite.child_process import run_in_child
+        from kvlite.config.child_process import run_in_child
         from tests.test_child_process import write_pid_and_sleep
         run_in_child(write_pid_and_sleep, {str(path)!r})
         """)

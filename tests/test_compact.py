@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kvlite.cache import KVCache
-from kvlite.engine.compact import compacted
 from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.shift import compacted
 from kvlite.errors import ContextError, SettingError
 from kvlite.methods.base import Method
 from kvlite.methods.full import Full
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from tests.conftest import Tiny, make_tiny
 from tests.test_branches import heard, opened, said
 

@@ -13,9 +13,9 @@ import torch
 
 from kvlite.cache import LayerCache, Selection
 from kvlite.offload import Recall, Tier
-from kvlite.offload.compiling import begin_compiling
-from kvlite.offload.index import Index
-from kvlite.offload.tier import TierLayer
+from kvlite.offload.kv.compile_ahead import begin_compiling
+from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.store import TierLayer
 from tests.conftest import Tiny
 
 from .test_packed import random_ids
@@ -24,7 +24,7 @@ from .test_recall import chat, full_bank
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from kvlite.offload import compiled
+from kvlite.ops import numba_recall as compiled
 
 CPU = torch.device("cpu")
 
@@ -68,7 +68,7 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None:
     script = (
-        "import torch; from kvlite.offload.compiling import begin_compiling\n"
+        "import torch; from kvlite.offload.kv.compile_ahead import begin_compiling\n"
         "begin_compiling(torch.device('cpu'))\n"
         "raise KeyboardInterrupt"
     )
@@ -83,7 +83,7 @@ def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None
 def test_it_begins_where_a_turn_recalls(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[torch.device] = []
     begin: Callable[[torch.device], None] = begun.append
-    monkeypatch.setattr("kvlite.turn.begin_compiling", begin)
+    monkeypatch.setattr("kvlite.conversation.turn.begin_compiling", begin)
     for settings, wanted in (
         ({"recall": "off"}, []),
         ({"recall_entries": 0}, []),
@@ -97,5 +97,5 @@ def test_it_begins_where_a_turn_recalls(llama: Tiny, monkeypatch: pytest.MonkeyP
 
 def test_there_is_nothing_to_compile_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begin_compiling(torch.device("cuda")) is None
-    monkeypatch.setattr("kvlite.offload.compiling.has_compiled", lambda device: False)
+    monkeypatch.setattr("kvlite.offload.kv.compile_ahead.has_compiled", lambda device: False)
     assert begin_compiling.__wrapped__(CPU) is None

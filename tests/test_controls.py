@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 import kvlite
-from kvlite.controls import _ordinary
 from kvlite.documents import Document
 from kvlite.errors import SettingError
-from kvlite.pages import pages_of
-from kvlite.prompts import (
+from kvlite.model.chat_template import (
     certain,
     goes_on,
     question_about,
@@ -24,6 +22,8 @@ from kvlite.prompts import (
     text_tokens,
     tokens_of,
 )
+from kvlite.model.control_tokens import _ordinary
+from kvlite_app.engine.pages import pages_of
 from tests.families import FAMILIES, GEMMA_TEXT
 
 # What each family's turns are made of: found in a text, these would end the user's.

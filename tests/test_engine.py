@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import ContextError, InterruptedCacheError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.model.load import LoadedModel
-from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_logits
 

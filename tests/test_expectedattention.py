@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.conversation import Conversation
-from kvlite.engine.queries import QueryStatistics
-from kvlite.engine.reader import LayerReader
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.engine.layer_prefill import LayerReader
+from kvlite.engine.query_stats import QueryStatistics
 from kvlite.engine.reading import Reading
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
-from kvlite.settings import Settings
+from kvlite.methods.layer_policy import layer_rules
 
 from .conftest import Tiny, make_tiny
 from .oracles.expected import expected_scores

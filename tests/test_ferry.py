@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlite.cache import Bank, KVBits, LayerCache, Selection
 from kvlite.offload import Recall, Tier
-from kvlite.offload.ferry import Ferry
-from kvlite.offload.swap import RECENT, SINKS, swap_in, swap_in_place
-from kvlite.offload.tier import TierLayer
+from kvlite.offload.kv.store import TierLayer
+from kvlite.offload.kv.swap import RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.kv.transfer import Ferry
 from tests.conftest import Tiny
 from tests.interpreted import DEVICE, kernels
 
@@ -64,13 +64,13 @@ def ferry(request: pytest.FixtureRequest) -> Iterator[Ferry]:
     if request.param == "staged":
         yield Ferry(HOST)
         return
-    with kernels("kvlite.offload.triton_rows"):
+    with kernels("kvlite.ops.triton_gather"):
         yield Mapped(HOST)
 
 
 @pytest.fixture
 def no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.offload.recall.has_compiled", lambda device: False)
+    monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
 
 
 def some_held(
@@ -303,7 +303,7 @@ def test_conversations_are_the_same(
     runtime, told = pinning_runtime(monkeypatch), []
     for ferries in (False, True):
         if ferries:
-            monkeypatch.setattr("kvlite.offload.tier.ferry_to", lambda device: pinning(kind))
+            monkeypatch.setattr("kvlite.offload.kv.store.ferry_to", lambda device: pinning(kind))
         given = {"method": "kvx", "budget": 90, "recall_entries": 40, **settings}
         talk = chat(llama.model, max_new_tokens=40, **given)
         found: list[Any] = []

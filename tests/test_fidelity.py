@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from kvlite.bench.fidelity import FidelityRow, fidelity, parts, tallies
+from kvlite.bench.fork import Choice, Recalled, read_once
 from kvlite.bench.memory import MemoryRow, lines, memory
 from kvlite.cache import KVBits
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.runner import Runner
 from kvlite.engine.decode import decode_step
-from kvlite.engine.fork import Choice, Recalled, read_once
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.offload import Recall
-from kvlite.runner import Runner
-from kvlite.settings import Settings
 
 from .conftest import Tiny
 from .oracles import fidelity as oracle

@@ -9,19 +9,19 @@ import torch
 
 from kvlite.cache import KVBits, KVCache, parse_kv_bits
 from kvlite.cache.quantized import rotation
+from kvlite.config.settings import Settings
 from kvlite.engine.decode import decode_step
-from kvlite.engine.forecast import Forecast
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
-from kvlite.memory.forecaster import Forecaster, Way
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.amount import Amount
-from kvlite.methods.rules import can_recall, layer_rules, loses
+from kvlite.methods.budget import Amount
+from kvlite.methods.layer_policy import can_recall, layer_rules, loses
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.offload import Recall, Tier
-from kvlite.settings import Settings
+from kvlite.planner.forecast import Forecast
+from kvlite.planner.forecaster import Forecaster, Way
 from tests.conftest import ARCHITECTURES, make_tiny
 
 CASES_EACH, LONGEST, CLOSE, UNDER = 11, 12, 0.01, 0.005

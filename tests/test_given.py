@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.config.settings import OPTIONS
+from kvlite.conversation.metrics import Piece
 from kvlite.errors import KvliteError, SettingError, SnapshotError, Stopped
-from kvlite.ledger import Piece
-from kvlite.settings import OPTIONS
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import torch
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
-from kvlite.checkpoint import Checkpoint
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.checkpoint import Checkpoint
+from kvlite.conversation.conversation import Conversation
 from kvlite.errors import OutOfMemory, SettingError
-from kvlite.memory.room import checkpoint_limit
-from kvlite.offload.marks import TierMark, mark_bytes
-from kvlite.settings import Settings
+from kvlite.memory.device_budget import checkpoint_limit
+from kvlite.offload.kv.checkpoint import TierMark, mark_bytes
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 from tests.test_branches import (
@@ -198,7 +198,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(sum(each.untyped_storage().nbytes() for each in held.values()))
         return copied(layers, device)
 
-    monkeypatch.setattr("kvlite.checkpoint.copied", counted)
+    monkeypatch.setattr("kvlite.conversation.checkpoint.copied", counted)
     return made
 
 

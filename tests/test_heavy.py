@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attention_sums, merge
 from kvlite.cache import KVCache
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.keydiff import KeyDiff
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
+from kvlite.ops.attention import attend, attention_sums, merge
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_run
 from tests.oracles import selection
@@ -107,7 +107,7 @@ def test_keydiff_keeps_keys_unlike_the_others(budget: int, compressed: bool) -> 
 def test_attention_sums_in_blocks(
     softcap: float | None, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlite.attention.ELEMENTS_AT_ONCE", elements)
+    monkeypatch.setattr("kvlite.ops.attention.ELEMENTS_AT_ONCE", elements)
     torch.manual_seed(2)
     q, (k, v) = torch.randn(2, 6, 13, 8), torch.randn(2, 2, 3, 40, 8)
     given = {"scale": 0.7, "softcap": softcap}

@@ -12,17 +12,17 @@ from torch import Tensor
 
 import kvlite
 from kvlite.cache import LayerCache
+from kvlite.config.settings import Settings
 from kvlite.engine.reading import Reading
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, LayerView, Method, parse_method
-from kvlite.methods.desk import ON_DEVICE, Desk
-from kvlite.methods.rules import layer_rules, share_out
+from kvlite.methods.layer_policy import layer_rules, share_out
+from kvlite.methods.placement import ON_DEVICE, Desk
 from kvlite.methods.scores import Window
 from kvlite.offload import HostScores, host_desk
-from kvlite.offload import scores as offload
-from kvlite.offload.scores import HostSoftmax, Wire
-from kvlite.settings import Settings
+from kvlite.offload import host_scoring as offload
+from kvlite.offload.host_scoring import HostSoftmax, Wire
 from tests.conftest import Tiny, make_tiny
 from tests.test_api import held
 from tests.test_engine import empty

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import kvlite
-from kvlite import tensorfile
+from kvlite.conversation import tensor_file as tensorfile
 from kvlite.documents import Document
 from kvlite.errors import KvliteError, ModelError, SnapshotError
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlite.cache import KVCache, LayerCache
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.errors import SnapshotError
-from kvlite.kept import KeptLayer, KeptMap, Look, kept_map, look, token_shares
-from kvlite.settings import Settings
+from kvlite_app.engine.kept import KeptLayer, KeptMap, Look, kept_map, look, token_shares
 from tests.conftest import Tiny, make_tiny
 from tests.oracles import kept as oracle
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.bench.fork import Choice, read_once
 from kvlite.cache import KVCache
-from kvlite.engine.fork import Choice, read_once
+from kvlite.config.settings import Settings
 from kvlite.engine.prefill import empty_cache, prefill
-from kvlite.engine.rehearsal import BEGIN, GO_ON, REMINDER
+from kvlite.engine.reconstruct import BEGIN, GO_ON, REMINDER
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.model.rotary import rotations_after
-from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 from tests.oracles.attention import FloatArray
 from tests.oracles.rehearsal import repetition_scores

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from kvlite.cache import front
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.prefill import empty_cache
+from kvlite.engine.prefill_oom import reading_offers
 from kvlite.engine.reading import Reading
-from kvlite.engine.relief import reading_offers
 from kvlite.errors import OutOfMemory
-from kvlite.memory.ladder import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, RUNGS, Ladder
+from kvlite.memory.oom import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, RUNGS, Ladder
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.model.load import LoadedModel
-from kvlite.settings import Settings
 from tests.conftest import make_tiny
 
 from .faults import Faults, Site, quick_collections

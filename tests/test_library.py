@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from kvlite import library
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation import library
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError
+from kvlite.model.chat_template import all_of
 from kvlite.model.load import LoadedModel
-from kvlite.prompts import all_of
-from kvlite.settings import Settings
-from kvlite.snapshot import Snapshot
 from tests.conftest import make_tiny
 
 TEXT = "7 8 9 10 " * 30

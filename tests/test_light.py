@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvlite
-from kvlite import tensorfile
-from kvlite.audience import Audience
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation import tensor_file as tensorfile
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
+from kvlite.engine.callbacks import Audience
 from kvlite.engine.decode import Step
 from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError, Stopped
 from kvlite.methods import METHODS
-from kvlite.settings import Settings
-from kvlite.snapshot import Snapshot
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 from tests.test_branches import (
@@ -356,7 +356,7 @@ def test_what_is_wrong_with_one_is_told_before_it_is_read(
     path, talk = tmp_path / "talk.kv", gone_ways(llama, budget="40")
     talk.save(path, light=True)
     whole = path.read_bytes()
-    monkeypatch.setattr("kvlite.context.Context.read", None)
+    monkeypatch.setattr("kvlite.conversation.context.Context.read", None)
     for cut in range(0, len(whole), 97):
         path.write_bytes(whole[:cut])
         refused_light(llama, path)

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from kvlite.attention import attend_band, attend_masked
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.reading import Reading
-from kvlite.engine.sight import Limit, Sight
+from kvlite.engine.sparse_attention import Limit, Sight
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.methods.base import LambdaMask
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.model.rotary import Rotation, rotated
-from kvlite.settings import Settings
+from kvlite.ops.attention import attend_band, attend_masked
 
 from .conftest import Tiny, make_tiny
 from .oracles.infinite import lambda_attention

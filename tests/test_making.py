@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from kvlite.model.hollow import hollow_model
 from kvlite.model.load import load_module
 from kvlite.model.making import hollow_module
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import Weights
+from kvlite.planner.meta_model import hollow_model
 from tests.app.conftest import waited
 from tests.conftest import SIZES
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import kvlite
+from kvlite.config.settings import Settings
 from kvlite.memory.meter import PeakMeter, TensorMeter, peak_resident_bytes
-from kvlite.settings import Settings
 from tests.conftest import Tiny
 
 CPU = torch.device("cpu")

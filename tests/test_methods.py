@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend
 from kvlite.cache import Bank, LayerCache, Selection
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
@@ -31,6 +30,7 @@ from kvlite.methods.scores import (
 )
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
+from kvlite.ops.attention import attend
 
 from .oracles import budgets, selection
 from .oracles.attention import FloatArray, attention_rows, masked_attention

@@ -7,11 +7,11 @@ import torch
 
 import kvlite
 from kvlite.cache import LayerCache
-from kvlite.engine.reader import LayerReader
+from kvlite.config.settings import Settings
+from kvlite.engine.layer_prefill import LayerReader
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
-from kvlite.methods.rules import Rule
-from kvlite.settings import Settings
+from kvlite.methods.layer_policy import Rule
 from tests.conftest import Tiny
 from tests.oracles.columns import read_by_columns
 from tests.test_api import held

@@ -13,15 +13,15 @@ from transformers import DynamicCache
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.pair import Half
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.methods.minicache import MiniCache
-from kvlite.methods.rules import layer_rules
-from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 from tests.oracles import pairs
 from tests.test_engine import empty, positions, run

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import kvlite.model.gguf as conversion
+from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError
 from kvlite.model.cpu import SplitLinear, split_linears
 from kvlite.model.gguf import converted_folder
@@ -22,8 +24,6 @@ from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import _embedded_gguf, find_model, models_here
 from kvlite.model.weights import Weights
-from kvlite.runner import open_runner
-from kvlite.settings import EMBEDDED_MODEL, Settings
 from tests.conftest import SIZES, Tiny
 
 Change = Callable[[Path], object]

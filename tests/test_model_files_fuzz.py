@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from kvlite.child_process import run_in_child
+from kvlite.config.child_process import run_in_child
 from kvlite.errors import KvliteError, ModelError
 from kvlite.model.fingerprint import fingerprint
 from kvlite.model.gguf_header import read_header

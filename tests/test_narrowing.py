@@ -11,7 +11,7 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from tests.conftest import Tiny, made_up_calibration, make_tiny
 from tests.masked import run_under
 from tests.oracles import rank as oracle

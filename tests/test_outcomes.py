@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlite.memory.outcomes import Outcomes
+from kvlite.planner.meta_cache import Outcomes
 
 
 class Remembering(TorchDispatchMode):

@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend_with_rows
 from kvlite.cache import Bank, KVBits, KVCache, LayerCache, parse_kv_bits
 from kvlite.cache.packed import Packed
 from kvlite.cache.selection import Selection
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
-from kvlite.engine.fronts import attend_front
 from kvlite.engine.prefill import prefill
+from kvlite.engine.quantized_attention import attend_front
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method
 from kvlite.methods.base import LayerView
 from kvlite.methods.full import Full
-from kvlite.methods.rules import Rule, layer_rules
+from kvlite.methods.layer_policy import Rule, layer_rules
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
-from kvlite.settings import Settings
+from kvlite.ops.attention import attend_with_rows
 from tests.conftest import Tiny, make_tiny
 
 from .oracles import quantized as oracle
@@ -472,7 +472,7 @@ def test_notes_name_what_they_are_about() -> None:
 
 
 def test_a_note_tells_how_to_answer_faster_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.notes.has_compiled", lambda device: False)
+    monkeypatch.setattr("kvlite.conversation.warnings.has_compiled", lambda device: False)
     chat = Conversation(make_tiny("llama").model, Settings(kv_bits="8"))
     (note,) = chat.generate([5] * 9, max_new_tokens=1).ledger.notes
     assert note.startswith("numba is not installed") and note.endswith('"kvlite[cpu]"')

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from kvlite.documents import Document
-from kvlite.kept import TokenShares
+from kvlite.model.chat_template import question_about, said_parts, said_tokens
 from kvlite.model.source import find_model
-from kvlite.pages import Page, Pages, page_shares, pages_of
-from kvlite.prompts import question_about, said_parts, said_tokens
+from kvlite_app.engine.kept import TokenShares
+from kvlite_app.engine.pages import Page, Pages, page_shares, pages_of
 from tests.conftest import IntegerTokenizer
 
 PAGES = (

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvlite.cache import LayerCache
-from kvlite.offload import pinned
-from kvlite.offload.ferry import Ferry
+from kvlite.offload.kv import pinned
+from kvlite.offload.kv.transfer import Ferry
 
 from .test_recall import full_bank
 

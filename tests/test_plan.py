@@ -10,18 +10,18 @@ import pytest
 import torch
 import transformers
 
-from kvlite.conversation import Conversation
-from kvlite.engine.forecast import Forecast
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.runner import open_runner
 from kvlite.errors import SettingError
-from kvlite.memory.card import CardUse, spill_note
-from kvlite.memory.forecaster import Forecaster
-from kvlite.memory.plan import Plan, Planner
-from kvlite.memory.planning import offers_here, open_planner
-from kvlite.memory.reach import reaches
-from kvlite.memory.room import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
+from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
+from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.model.weights import Weights
-from kvlite.runner import open_runner
-from kvlite.settings import Settings
+from kvlite.planner.candidates import offers_here, open_planner
+from kvlite.planner.forecast import Forecast
+from kvlite.planner.forecaster import Forecaster
+from kvlite.planner.max_context import reaches
+from kvlite.planner.plan import Plan, Planner
 from tests.conftest import SIZES, Tiny
 from tests.test_packed import random_ids
 
@@ -300,7 +300,7 @@ def test_a_turn_without_a_plan_goes_on(llama: Tiny, monkeypatch: pytest.MonkeyPa
     def fails(*_: object) -> None:
         raise RuntimeError("asks for numbers")
 
-    monkeypatch.setattr("kvlite.engine.forecast._forecast", fails)
+    monkeypatch.setattr("kvlite.planner.forecast._forecast", fails)
     talk = Conversation(llama.model, Settings(measure="tensors"))
     ledger = talk.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True).ledger
     assert (ledger.planned_peak_bytes, ledger.plan_error) == (None, None)
@@ -320,9 +320,9 @@ def test_a_driver_is_asked_only_where_it_moves_tensors_away(
     llama: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr("kvlite.turn.card_use", asked.append)
+    monkeypatch.setattr("kvlite.conversation.turn.card_use", asked.append)
     for moves in (False, True):
-        monkeypatch.setattr("kvlite.turn.spills", lambda moves=moves: moves)
+        monkeypatch.setattr("kvlite.conversation.turn.spills", lambda moves=moves: moves)
         Conversation(llama.model, Settings()).read([5, 6, 7])
         assert len(asked) == moves
 
@@ -330,10 +330,10 @@ def test_a_driver_is_asked_only_where_it_moves_tensors_away(
 def test_tensors_that_a_driver_moved_away_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     use = CardUse(total=24 * GIB, used=20 * GIB, held=23 * GIB)
     assert (use.spilled, use.others, use.free) == (3 * GIB, 0, 4 * GIB)
-    monkeypatch.setattr("kvlite.memory.card.spills", lambda: True)
+    monkeypatch.setattr("kvlite.memory.nvml.spills", lambda: True)
     assert "3.00 GiB" in spill_note(use)
     assert spill_note(replace(use, held=18 * GIB)) == ""
     assert spill_note(None) == ""
-    monkeypatch.setattr("kvlite.memory.card.spills", lambda: False)
+    monkeypatch.setattr("kvlite.memory.nvml.spills", lambda: False)
     assert spill_note(use) == ""
     assert margin() == MARGIN

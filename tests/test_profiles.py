@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from kvlite.config.paths import config_folder
+from kvlite.config.profiles import Profiles
+from kvlite.config.settings import OPTIONS, Settings
 from kvlite.errors import SettingError
-from kvlite.folders import config_folder
-from kvlite.profiles import Profiles
-from kvlite.settings import OPTIONS, Settings
 from tests.settings import several
 
 
@@ -187,7 +187,7 @@ def test_what_no_file_can_hold(profiles: Profiles) -> None:
 
 SAVE = """
 import os, pathlib, sys
-from kvlite.profiles import Profiles
+from kvlite.config.profiles import Profiles
 {broken}
 values = {{"top_k": 2, "stop": ("x" * 99,) * 999}}
 Profiles(pathlib.Path(sys.argv[1])).save("mine", values, force=True)

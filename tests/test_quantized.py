@@ -100,7 +100,7 @@ def test_products_are_those_of_the_restored_vectors(
 
 
 def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = pytest.importorskip("kvlite.cache.compiled")
+    compiled = pytest.importorskip("kvlite.ops.numba_quant")
     held = Quantized.of(vectors(50, 64), 4, 32)
     # Layouts that are parts of larger tensors.
     queries, weights = torch.randn(2, 3, 5, 64)[:, :, ::2], torch.rand(2, 3, 3, 60)[..., 5:55]
@@ -114,7 +114,7 @@ def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPa
 
 
 def test_products_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    numba, compiled = (pytest.importorskip(name) for name in ("numba", "kvlite.cache.compiled"))
+    numba, compiled = (pytest.importorskip(name) for name in ("numba", "kvlite.ops.numba_quant"))
 
     def refusing(cache: bool = False, **options: Any) -> Any:
         if cache:

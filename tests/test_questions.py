@@ -10,7 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlite.bench import batch_decode as together
+from kvlite.bench.batch_decode import answers
 from kvlite.bench.case import Case, Recipe
+from kvlite.bench.fork import Choice, Recalled
+from kvlite.bench.multi_turn import parties
 from kvlite.bench.questions import (
     QuestionRow,
     ask,
@@ -20,15 +24,11 @@ from kvlite.bench.questions import (
     tallies,
 )
 from kvlite.cache import KVBits, KVCache
-from kvlite.conversation import Conversation
-from kvlite.engine import together
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
-from kvlite.engine.fork import Choice, Recalled
-from kvlite.engine.recalling import parties
-from kvlite.engine.together import answers
 from kvlite.methods import parse_method
 from kvlite.model.load import LoadedModel
-from kvlite.settings import Settings
 
 from .conftest import Tiny, make_tiny
 

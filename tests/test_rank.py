@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.methods.budgets import by_groups
+from kvlite.methods.allocation import by_groups
 from kvlite.methods.rank import (
     effective_rank,
     elbow,

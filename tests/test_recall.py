@@ -11,17 +11,17 @@ import kvlite
 from kvlite.cache import KVBits, LayerCache, Selection
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import rotation
-from kvlite.conversation import Conversation
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
 from kvlite.errors import SettingError, Stopped
-from kvlite.memory.room import ram_limit
+from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import METHODS, parse_method
 from kvlite.offload import Recall, Tier
-from kvlite.offload.index import Index
-from kvlite.offload.room import tier_bytes
-from kvlite.offload.swap import CANDIDATES, RECENT, SINKS
-from kvlite.offload.tier import TierLayer
-from kvlite.settings import Settings
+from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.placement import tier_bytes
+from kvlite.offload.kv.store import TierLayer
+from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
 from tests.conftest import Tiny, make_tiny
 
 from .oracles import recall as oracle
@@ -350,7 +350,7 @@ def test_a_token_brings_back_what_the_oracle_says(
     way: str, heads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "torch":
-        monkeypatch.setattr("kvlite.offload.recall.has_compiled", lambda device: False)
+        monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
     elif way == "compiled":
         pytest.importorskip("numba")
     everything = full_bank(300)
@@ -384,8 +384,8 @@ def test_channels_that_never_vary_and_numbers_that_are_none_do_no_harm(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "torch":
-        monkeypatch.setattr("kvlite.offload.recall.has_compiled", lambda device: False)
-        monkeypatch.setattr("kvlite.offload.index.has_compiled", lambda device: False)
+        monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
+        monkeypatch.setattr("kvlite.offload.kv.index.has_compiled", lambda device: False)
     everything = full_bank(300)
     everything.banks[0].own_keys[..., 7] = 0.5
     queries = torch.randn(1, 3, 4, 64) * 3
@@ -408,7 +408,7 @@ def test_the_index_expects_what_signs_say(
     compiled: bool, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr("kvlite.offload.index.has_compiled", lambda device: False)
+        monkeypatch.setattr("kvlite.offload.kv.index.has_compiled", lambda device: False)
     keys = torch.randn(1, 2, 90, dim) * 3 + 1
     queries = torch.randn(1, 2, 3, dim) / dim**0.5
     index = Index.of(keys[:, :, :50], queries.square().sum(2), 30)

@@ -15,10 +15,10 @@ import torch
 
 import kvlite
 from kvlite.cache import Selection
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method
-from kvlite.methods.lines import ends
-from kvlite.settings import Settings
+from kvlite.methods.select import ends
 from tests.conftest import Tiny
 from tests.test_api import held
 

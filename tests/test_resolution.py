@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.environment import OTHERS, PREFIX, read_variable, unknown_variables, variable_of
+from kvlite.config.environment import OTHERS, PREFIX, read_variable, unknown_variables, variable_of
+from kvlite.config.profiles import Profile
+from kvlite.config.resolve import Origin, resolve
+from kvlite.config.settings import OPTIONS, Settings, flag_of
 from kvlite.errors import SettingError
-from kvlite.profiles import Profile
-from kvlite.resolution import Origin, resolve
-from kvlite.settings import OPTIONS, Settings, flag_of
 from tests.settings import valid
 
 PATH = Path("/somewhere/mine.toml")
@@ -159,8 +159,7 @@ def test_variables_that_are_no_settings() -> None:
 
 
 def test_settings_are_resolved_without_torch() -> None:
-    code = (
-        "import sys, kvlite.resolution; print({'torch', 'transformers', 'typer'} & {*sys.modules})"
-    )
+    heavy = "{'torch', 'transformers', 'typer'}"
+    code = f"import sys, kvlite.config.resolve; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "set()\n"

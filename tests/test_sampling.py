@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from kvlite.config.settings import Settings
 from kvlite.engine.sampling import Sampler
-from kvlite.settings import Settings
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.amount import Amount, method_and_amount, parse_amount
-from kvlite.settings import Settings
+from kvlite.methods.budget import Amount, method_and_amount, parse_amount
 
 OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
 BOUNDED = [name for name, option in OPTIONS.items() if option.metadata["low"] is not None]

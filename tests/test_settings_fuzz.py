@@ -9,18 +9,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvlite.chat.about_turns import _number
-from kvlite.chat.options import option_named, value_typed
+from kvlite.cli.chat.about_turns import _number
+from kvlite.cli.chat.options import option_named, value_typed
 from kvlite.cli.main import main
-from kvlite.environment import read_variable, unknown_variables
+from kvlite.config.environment import read_variable, unknown_variables
+from kvlite.config.profiles import Profiles
+from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
+from kvlite.config.units import parse_bytes, size_or_auto
+from kvlite.conversation.library import path_of
+from kvlite.conversation.meanings import require_meaning, require_meanings
 from kvlite.errors import KvliteError
-from kvlite.library import path_of
-from kvlite.meanings import require_meaning, require_meanings
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.amount import method_and_amount, parse_amount
-from kvlite.profiles import Profiles
-from kvlite.settings import OPTIONS, Settings, checked, flag_of
-from kvlite.sizes import parse_bytes, size_or_auto
+from kvlite.methods.budget import method_and_amount, parse_amount
 
 pytestmark = pytest.mark.long
 

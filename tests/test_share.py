@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 import kvlite
 from kvlite.cache import LayerCache
+from kvlite.config.settings import Settings
 from kvlite.engine.reading import Reading
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
+from kvlite.methods.allocation import LayerLine, layer_line
 from kvlite.methods.base import LayerView
-from kvlite.methods.budgets import LayerLine, layer_line
 from kvlite.methods.kvx import KVX
-from kvlite.methods.rules import Rule, layer_rules
+from kvlite.methods.layer_policy import Rule, layer_rules
 from kvlite.methods.share import alike, compete
 from kvlite.methods.snapkv import SnapKV
-from kvlite.settings import Settings
 from tests.conftest import Tiny
 from tests.oracles import budgets, selection
 from tests.test_engine import empty

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.config.settings import Settings
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
 from kvlite.methods.kvx import KVX
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.streaming import Streaming
-from kvlite.settings import Settings
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_logits
 from tests.oracles import attention

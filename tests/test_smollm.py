@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.bench.fork import Choice
 from kvlite.bench.niah import niah_cases
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.questions import ask, tallies
 from kvlite.bench.speed import peak_over_weights, run_reference
-from kvlite.engine.fork import Choice
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.model.calibration import find_calibration
 
 LENGTHS = [30, 500, 2000]

@@ -16,18 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from kvlite import replacing, snapshot, tensorfile
 from kvlite.cache import KVBits
 from kvlite.cache.pair import Half
-from kvlite.conversation import Conversation
+from kvlite.config import atomic_file as replacing
+from kvlite.config.settings import Settings
+from kvlite.conversation import snapshot
+from kvlite.conversation import tensor_file as tensorfile
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
 from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError
 from kvlite.methods import METHODS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
-from kvlite.offload.disk import Disk
-from kvlite.settings import Settings
-from kvlite.snapshot import Snapshot
+from kvlite.offload.kv.disk import Disk
 from tests.conftest import make_tiny
 
 from .faults import Faults
@@ -308,7 +310,7 @@ def test_a_tier_for_which_the_disk_is_full(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvlite.offload.disk._reserve", full)
+    monkeypatch.setattr("kvlite.offload.kv.disk._reserve", full)
     with pytest.raises(SnapshotError, match="--recall off opens it without"):
         opened(model, tmp_path / "talk.kv")
     assert opened(model, tmp_path / "talk.kv", recall="off").token_ids == talk.token_ids

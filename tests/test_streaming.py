@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.engine.fork import Choice, read_once
-from kvlite.engine.together import answers
+from kvlite.bench.batch_decode import answers
+from kvlite.bench.fork import Choice, read_once
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import Runner
 from kvlite.errors import InterruptedCacheError, ModelError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.model.load import LoadedModel
-from kvlite.offload.leaving import off_device
-from kvlite.offload.weights import StreamedLayers
-from kvlite.runner import Runner
-from kvlite.settings import Settings
+from kvlite.offload.weights.layers import StreamedLayers
+from kvlite.offload.weights.leaving import off_device
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults
 from tests.streamed import (

@@ -12,16 +12,16 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
 
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import Runner
 from kvlite.errors import ModelError, SettingError
 from kvlite.model.files import stored_weights
 from kvlite.model.layers import Layers
 from kvlite.model.load import load_module
 from kvlite.model.weights import PLAIN, Weights, held_tensors
-from kvlite.offload import sources
-from kvlite.offload.files import FileReader
-from kvlite.offload.streaming import load_streamed, open_without_layers, require_streamable
-from kvlite.runner import Runner
-from kvlite.settings import Settings
+from kvlite.offload.weights import sources
+from kvlite.offload.weights.files import FileReader
+from kvlite.offload.weights.loader import load_streamed, open_without_layers, require_streamable
 from tests.conftest import Tiny, make_tiny
 from tests.streamed import CPU, align, change_config, files_of, pair, prompt, streamed, two_turns
 from tests.test_model import BROKEN

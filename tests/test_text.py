@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvlite
-from kvlite.engine.text import TextStream
+from kvlite.engine.detokenizer import TextStream
 
 
 class Bytes:

@@ -16,8 +16,8 @@ import kvlite
 from kvlite.engine.reading import Reading
 from kvlite.errors import RecallError, SettingError, Stopped
 from kvlite.offload import Tier
-from kvlite.offload.disk import Disk
-from kvlite.offload.room import index_bytes, tier_bytes
+from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.placement import index_bytes, tier_bytes
 from tests.conftest import SIZES, Tiny, make_tiny
 
 from .test_packed import random_ids

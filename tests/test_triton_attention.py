@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvlite.cache.quantized import Quantized
-from kvlite.engine.fronts import fused, in_parts
+from kvlite.cache.quantized import Quantized, rotation
+from kvlite.engine.quantized_attention import fused, in_parts
 from tests.interpreted import DEVICE, kernels
 from tests.oracles.quantized_attention import naive
 from tests.test_packed import banks
@@ -23,7 +23,7 @@ if find_spec("triton") is None:
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[ModuleType]:
-    with kernels("kvlite.triton_attention") as module:
+    with kernels("kvlite.ops.triton_decode") as module:
         yield module
 
 
@@ -89,6 +89,7 @@ def check(
         queries.to(DEVICE),
         moved(keys),
         moved(values),
+        rotation(keys.dim, torch.device(DEVICE)),
         shift.to(DEVICE),
         softcap,
         lengths=None if held is None else held.to(DEVICE),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvlite.offload import index as searched
-from kvlite.offload.index import Index
+from kvlite.offload.kv import index as searched
+from kvlite.offload.kv.index import Index
 from tests.interpreted import DEVICE, kernels
 from tests.oracles.recall import expected_attention
 
@@ -19,7 +19,7 @@ if find_spec("triton") is None:
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[ModuleType]:
-    with kernels("kvlite.offload.triton_search") as module:
+    with kernels("kvlite.ops.triton_topk") as module:
         yield module
 
 

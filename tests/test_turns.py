@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.bench.fork import Choice, Recalled
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.turns import Interview, TurnRow, interview, measured, tallies, turns
 from kvlite.cache import KVBits
-from kvlite.engine.fork import Choice, Recalled
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 

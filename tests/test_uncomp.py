@@ -15,7 +15,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
 from kvlite.methods.scored import Scored
 from kvlite.methods.uncomp import UNComp
 from kvlite.model.calibration import Calibration

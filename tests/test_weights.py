@@ -24,9 +24,9 @@ from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.methods import parse_method
-from kvlite.methods.rules import layer_rules
+from kvlite.methods.layer_policy import layer_rules
+from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.cpu import SplitLinear
-from kvlite.model.hook import ATTENTION
 from kvlite.model.load import LoadedModel, load_module
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import (

@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvlite.chat.account import brief, told
-from kvlite.chat.session import Message, Session
-from kvlite.kept import Look, kept_map, look, token_shares
-from kvlite.ledger import Ledger, Piece
+from kvlite.conversation.metrics import Ledger, Piece
+from kvlite.conversation.metrics_text import brief, told
+from kvlite.conversation.session import Message, Session
 from kvlite.memory.free import ran_out
-from kvlite.pages import Pages, page_shares, pages_of
-from kvlite.prompts import said_tokens
+from kvlite.model.chat_template import said_tokens
 
 from ..keeping.record import first_words
+from .kept import Look, kept_map, look, token_shares
+from .pages import Pages, page_shares, pages_of
 
 T = TypeVar("T")
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvlite.chat.session import Session
-from kvlite.memory.where import Holding, Part, holding
+from kvlite.conversation.session import Session
+from kvlite.planner.usage import Holding, Part, holding
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlite.memory.where import Place, host, places
+from kvlite.planner.usage import Place, host, places
 
 from .figures import Figures
 from .loaded import Loaded

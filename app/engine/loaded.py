@@ -11,16 +11,16 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from kvlite.chat.session import Session
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner, open_runner
+from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, SettingError, SnapshotError
-from kvlite.memory.where import Holding, holding
 from kvlite.model.calibration import Calibration
 from kvlite.model.making import load_transformers
 from kvlite.model.source import find_model
 from kvlite.model.text_limit import require_fits, text_limit
-from kvlite.runner import Runner, open_runner
-from kvlite.settings import Settings
-from kvlite.sizes import readable
+from kvlite.planner.usage import Holding, holding
 
 from ..keeping.record import Record
 from ..keeping.shelf import Shelf

@@ -4,16 +4,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvlite.audience import Audience
-from kvlite.chat.session import Session
-from kvlite.chat.terminal import Begin
-from kvlite.conversation import Conversation
+from kvlite.config.settings import LOADING
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.runner import Runner
+from kvlite.conversation.session import Begin, Session
+from kvlite.engine.callbacks import Audience
 from kvlite.errors import KvliteError, SnapshotError
-from kvlite.ledger import Ledger
-from kvlite.memory.where import Part, weights_of
 from kvlite.model.layers import Layers
-from kvlite.runner import Runner
-from kvlite.settings import LOADING
+from kvlite.planner.usage import Part, weights_of
 
 from ..keeping.record import Record, Said, keys_of, said_in
 from ..keeping.shelf import Shelf

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvlite.conversation import Conversation
+from kvlite.config.paths import data_folder
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite.folders import data_folder
-from kvlite.settings import Settings
 
 from ..keeping.record import Record
 from ..keeping.shelf import Shelf

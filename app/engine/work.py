@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from threading import Condition, Event
 from typing import Any
 
+from kvlite.conversation.metrics import Ledger, Piece
 from kvlite.errors import KvliteError, Stopped
-from kvlite.ledger import Ledger, Piece
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two looks: more of them would not be seen.

@@ -159,7 +159,7 @@ def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list
 
     Args:
         messages: role and content, as the model was told.
-        typed: the user's as they were typed, in order: `kvlite.chat.session.Message`.
+        typed: the user's as they were typed, in order: `kvlite.conversation.session.Message`.
     """
     own = iter(typed)
     found = []

@@ -12,9 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.atomic_file import replaced
+from kvlite.config.paths import data_folder
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.folders import data_folder
-from kvlite.replacing import replaced
 
 from .record import Record
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kvlite.chat.session import Session
+from kvlite.conversation.session import Session
 
 from .record import Branch, first_words, said_in
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from kvlite.check import difference
+from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.verify import difference
 from kvlite.errors import SnapshotError
-from kvlite.kept import KeptMap
-from kvlite.ledger import Ledger
 from kvlite.model.calibration import Calibration
-from kvlite.pages import PageShare
 
+from ..engine.kept import KeptMap
+from ..engine.pages import PageShare
 from .pictures import draw_heads, draw_kept, draw_pages
 
 

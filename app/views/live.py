@@ -5,8 +5,8 @@ from dataclasses import replace
 from html import escape
 from itertools import pairwise
 
-from kvlite.memory.where import Place
-from kvlite.sizes import readable
+from kvlite.config.units import readable
+from kvlite.planner.usage import Place
 
 from ..engine.figures import Figures
 from ..engine.live import Sample

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlite.documents import whole_characters
 from kvlite.errors import SettingError
-from kvlite.prompts import user_turn
+from kvlite.model.chat_template import user_turn
 
 LEAST_ANSWER, SPARE_TOKENS, MOST_ANSWER = 40, 16, 128
 

@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kvlite.bench.batch_decode import told
+from kvlite.bench.fork import Branch, Choice
 from kvlite.bench.grid import fitted, label
 from kvlite.bench.intervals import Estimate, mean_of
+from kvlite.bench.multi_turn import parties, read_turns
 from kvlite.cache import Bank, KVCache
-from kvlite.engine.fork import Branch, Choice
+from kvlite.config.units import readable
+from kvlite.engine.probe import Watch
 from kvlite.engine.reading import Reading
-from kvlite.engine.recalling import parties, read_turns
-from kvlite.engine.together import told
-from kvlite.engine.watch import Watch
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import Rule
+from kvlite.methods.layer_policy import Rule
 from kvlite.model.load import LoadedModel
-from kvlite.sizes import readable
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
+from kvlite.bench.fork import NO_RECALL, Choice, Recalled
 from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.cache.bits import UNCHANGED
-from kvlite.engine.fork import NO_RECALL, Choice, Recalled
+from kvlite.config.units import readable
 from kvlite.errors import SettingError
-from kvlite.memory.room import ram_limit
+from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
+from kvlite.methods.layer_policy import can_recall
 from kvlite.methods.random import Random
-from kvlite.methods.rules import can_recall
 from kvlite.model.load import LoadedModel
-from kvlite.offload.room import tier_bytes
-from kvlite.sizes import readable
+from kvlite.offload.kv.placement import tier_bytes
 
 RECALL_BITS = ("16", "8", "4")
 

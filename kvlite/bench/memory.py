@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from kvlite.bench.fork import Choice
 from kvlite.bench.grid import label
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache.bits import UNCHANGED
 from kvlite.cache.front import bytes_held
-from kvlite.engine.fork import Choice
-from kvlite.runner import Runner
-from kvlite.sizes import readable
+from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kvlite.bench.batch_decode import answers, each_token, told
 from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
+from kvlite.bench.fork import NO_RECALL, Branch, Choice
 from kvlite.bench.grid import fitted, label, require_memory, require_room
 from kvlite.bench.intervals import Estimate, mean_of, share_of
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.engine.fork import NO_RECALL, Branch, Choice
-from kvlite.engine.recalling import parties, read_turns
-from kvlite.engine.together import answers, each_token, told
+from kvlite.bench.multi_turn import parties, read_turns
+from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
 from kvlite.model.load import LoadedModel
-from kvlite.runner import Runner
-from kvlite.sizes import readable
 
 KNOWN, UNKNOWN = "known", "unknown"
 ASKED = {KNOWN: (KNOWN,), UNKNOWN: (UNKNOWN,), "both": (KNOWN, UNKNOWN)}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from kvlite.bench.grid import label
+from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
 from kvlite.memory.meter import TensorMeter
 from kvlite.model.load import load_module, without_progress_lines
 from kvlite.model.weights import held_tensors
-from kvlite.runner import Runner
-from kvlite.sizes import readable
 
 
 @dataclass(frozen=True)

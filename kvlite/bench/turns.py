@@ -11,20 +11,20 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from kvlite.bench.case import Made, Puzzle, Recipe, answer_tokens, asked
+from kvlite.bench.fork import Choice
 from kvlite.bench.grid import fitted, label, require_memory, require_room
 from kvlite.bench.intervals import Estimate, mean_of, share_of
 from kvlite.bench.marks import found, leading
 from kvlite.bench.niah import codes
 from kvlite.bench.prose import begun_elsewhere, hidden_in
 from kvlite.cache.bits import UNCHANGED
-from kvlite.conversation import Conversation
-from kvlite.engine.fork import Choice
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
-from kvlite.ledger import Ledger
 from kvlite.model.load import LoadedModel
-from kvlite.runner import Runner
-from kvlite.settings import Settings
-from kvlite.sizes import readable
 
 # Of a later question in its template and the answer; names and numbers are short.
 TURN_TOKENS = 96

@@ -142,7 +142,7 @@ class Quantized:
         if queries.is_meta:  # as compiled products and kernels take it
             return turned.new_empty(*queries.shape[:3], self.count)
         if has_compiled(queries.device):
-            from kvlite.cache import compiled
+            from kvlite.ops import numba_quant as compiled
 
             out = compiled.dot(turned.flatten(0, 1), *self._flat(), self.bits)
             return out.reshape(*queries.shape[:3], self.count)
@@ -154,7 +154,7 @@ class Quantized:
         if weights.is_meta:
             return weights.new_empty(*weights.shape[:3], self.dim)
         if has_compiled(weights.device):
-            from kvlite.cache import compiled
+            from kvlite.ops import numba_quant as compiled
 
             turned = compiled.weigh(weights.flatten(0, 1), *self._flat(), self.bits)
             turned = turned.reshape(*weights.shape[:3], self.dim)
@@ -200,7 +200,7 @@ class Quantized:
 
 @cache
 def has_compiled(device: torch.device) -> bool:
-    """Whether products on a device are those of `kvlite.cache.compiled`."""
+    """Whether products on a device are those of `kvlite.ops.numba_quant`."""
     return device.type == "cpu" and find_spec("numba") is not None
 
 

@@ -8,8 +8,8 @@ from kvlite.cli.screen import reading
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvlite.chat.terminal import Begin
-    from kvlite.ledger import Ledger
+    from kvlite.conversation.metrics import Ledger
+    from kvlite.conversation.session import Begin
 
 
 def print_answer(

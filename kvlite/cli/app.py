@@ -7,7 +7,7 @@ import typer
 
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 
 @with_settings

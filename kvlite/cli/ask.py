@@ -20,18 +20,18 @@ from kvlite.cli.opening import (
 )
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, reading
+from kvlite.config.resolve import Resolved
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
-from kvlite.resolution import Resolved
 
 if TYPE_CHECKING:
     from threading import Event
 
     from rich.console import Console
 
-    from kvlite.audience import Notify
-    from kvlite.conversation import Conversation
+    from kvlite.conversation.conversation import Conversation
+    from kvlite.conversation.metrics import FinishReason, Piece
+    from kvlite.engine.callbacks import Notify
     from kvlite.engine.reading import Progress
-    from kvlite.ledger import FinishReason, Piece
 
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -102,8 +102,8 @@ def ask(
         (_, talk), known = open_file(saved, settings, question, screen), True
     else:
         documents = documents_of(files, settings.model, screen)
-        from kvlite.prompts import all_of, question_about, tokens_of
-        from kvlite.runner import open_runner
+        from kvlite.conversation.runner import open_runner
+        from kvlite.model.chat_template import all_of, question_about, tokens_of
 
         said = question_about(documents, question) if question else all_of(documents)
         with screen.status("Loading the model") as status:
@@ -146,7 +146,7 @@ def ask(
 
 def _message(talk: "Conversation", asked: str) -> str:
     """A question as it is said: with the documents, the first time."""
-    from kvlite.prompts import asked_of, question_about
+    from kvlite.model.chat_template import asked_of, question_about
 
     if not talk.documents:
         return asked

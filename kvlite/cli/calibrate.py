@@ -10,8 +10,8 @@ from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import require_files
 from kvlite.cli.options import with_model
 from kvlite.cli.screen import console, reading_bar
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
-from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.model.calibration import Calibration
@@ -50,12 +50,12 @@ def calibrate(
     if out and Path(out).is_dir():
         raise SettingError(f"--out {out} is a folder: name a file")
     require_files([text] if text else [], settings)
+    from kvlite.bench.calibrate import calibrate as measure
+    from kvlite.bench.calibrate import pieces_of
     from kvlite.bench.prose import bundled_prose
-    from kvlite.calibrate import calibrate as measure
-    from kvlite.calibrate import pieces_of
+    from kvlite.conversation.runner import open_runner
     from kvlite.documents import read_document
     from kvlite.model.calibration import calibration_path
-    from kvlite.runner import open_runner
 
     prose = read_document(text).text if text else bundled_prose()
     with console().status("Loading the model") as status:

@@ -8,9 +8,9 @@ import typer
 from kvlite.cli.console import output, print_json
 from kvlite.cli.options import as_text, with_origins
 from kvlite.cli.screen import console
-from kvlite.environment import unknown_variables, variable_of
-from kvlite.folders import cache_folder, config_folder, data_folder
-from kvlite.resolution import Resolved
+from kvlite.config.environment import unknown_variables, variable_of
+from kvlite.config.paths import cache_folder, config_folder, data_folder
+from kvlite.config.resolve import Resolved
 
 
 @with_origins

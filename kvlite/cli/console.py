@@ -11,7 +11,7 @@ from rich.status import Status
 from rich.style import StyleType
 from rich.text import Text
 
-from kvlite.harmless import escaped, harmless
+from kvlite.printable import escaped, harmless
 
 
 class _PlainStatus(Status):

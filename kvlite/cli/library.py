@@ -7,12 +7,12 @@ import typer
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.screen import console
-from kvlite.sizes import readable
+from kvlite.config.units import readable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvlite.library import Entry
+    from kvlite.conversation.library import Entry
 
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
@@ -42,7 +42,7 @@ def library(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command("list")
 def list_entries(as_json: AsJson = False) -> None:
     """List what there is, the one used last first: size, tokens, model, method, last use."""
-    from kvlite.library import entries, library_folder, limit
+    from kvlite.conversation.library import entries, library_folder, limit
 
     found, most = entries(), limit()
     total = sum(each.nbytes for each in found)
@@ -66,8 +66,8 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove entries; all of them, or none if there is one that is not there."""
-    from kvlite.library import entry_path
-    from kvlite.library import remove as remove_entry
+    from kvlite.conversation.library import entry_path
+    from kvlite.conversation.library import remove as remove_entry
 
     for name in names:
         entry_path(name)
@@ -87,8 +87,8 @@ def limit(
 ) -> None:
     """Say how much all entries may take; left out, show it. Documents that were not used for
     longest go first; conversations stay until you remove them."""
-    from kvlite.library import entries, set_limit
-    from kvlite.library import limit as current
+    from kvlite.conversation.library import entries, set_limit
+    from kvlite.conversation.library import limit as current
 
     removed = set_limit(size) if size else []
     most = current()
@@ -136,8 +136,8 @@ def _stamp(seconds: float) -> str:
 def _table(found: "list[Entry]") -> "Table":
     from rich.table import Column, Table
 
-    from kvlite.library import ago
-    from kvlite.settings import Settings
+    from kvlite.config.settings import Settings
+    from kvlite.conversation.library import ago
 
     table = Table(Column("name", overflow="fold"), "size", "tokens", "model", "method", "last used")
     for each in found:

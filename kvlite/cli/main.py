@@ -14,7 +14,7 @@ from kvlite.cli.app import app as in_browser
 from kvlite.cli.ask import ask
 from kvlite.cli.bench import app as bench
 from kvlite.cli.calibrate import calibrate
-from kvlite.cli.chat import chat
+from kvlite.cli.chat.command import chat
 from kvlite.cli.config import config
 from kvlite.cli.console import say
 from kvlite.cli.library import app as library

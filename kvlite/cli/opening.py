@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvlite.audience import Audience
 from kvlite.cli.screen import reading_bar
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.engine.callbacks import Audience
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.settings import Settings
-from kvlite.sizes import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvlite.conversation import Conversation
+    from kvlite.conversation.conversation import Conversation
+    from kvlite.conversation.runner import Runner
+    from kvlite.conversation.snapshot import Snapshot
     from kvlite.documents import Document
-    from kvlite.runner import Runner
-    from kvlite.snapshot import Snapshot
 
 SUFFIX = ".kv"
 
@@ -41,7 +41,7 @@ def require_files(files: Sequence[str], settings: Settings) -> None:
         SettingError: the file of a conversation is named together with others.
         ModelError: no model can be called so.
     """
-    from kvlite.about import about
+    from kvlite.conversation.file_info import about
     from kvlite.documents import require_readable
     from kvlite.model.source import require_model
 
@@ -109,9 +109,9 @@ def open_file(
     Raises:
         SnapshotError: it is none, damaged, of a newer format or another model.
     """
-    from kvlite.prompts import tokens_of
-    from kvlite.runner import open_runner
-    from kvlite.snapshot import Snapshot
+    from kvlite.conversation.runner import open_runner
+    from kvlite.conversation.snapshot import Snapshot
+    from kvlite.model.chat_template import tokens_of
 
     given = {
         each.name: getattr(settings, each.name)
@@ -139,8 +139,8 @@ def from_library(
 ) -> "Conversation | None":
     """Documents as they were read before, if they were; what is wrong with that is said, and no
     reason not to read them now."""
-    from kvlite import library
-    from kvlite.snapshot import Snapshot
+    from kvlite.conversation import library
+    from kvlite.conversation.snapshot import Snapshot
 
     entry = library.matching(runner.model, documents, runner.settings)
     if entry is None or entry.about is None:

@@ -9,11 +9,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvlite.config.paths import config_folder
+from kvlite.config.profiles import Profiles
+from kvlite.config.resolve import Resolved, resolve
+from kvlite.config.settings import OPTIONS, Settings, flag_of
 from kvlite.errors import KvliteError
-from kvlite.folders import config_folder
-from kvlite.profiles import Profiles
-from kvlite.resolution import Resolved, resolve
-from kvlite.settings import OPTIONS, Settings, flag_of
 
 _HINTS = get_type_hints(Settings)
 _CONTEXT, _PROFILE = "typer_context", "profile"
@@ -37,7 +37,7 @@ def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command
 
     @wraps(command)
     def told(resolved: Resolved, **values: Any) -> None:
-        from kvlite.meanings import require_meanings
+        from kvlite.conversation.meanings import require_meanings
 
         origins = resolved.origins
         try:

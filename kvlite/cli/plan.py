@@ -9,13 +9,13 @@ from kvlite.cli.opening import documents_of
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
 from kvlite.cli.starting import uncollected
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.model.source import config_here
-from kvlite.settings import Settings
 
 if TYPE_CHECKING:
-    from kvlite.memory.plan import Plan
-    from kvlite.memory.reach import Reach
+    from kvlite.planner.max_context import Reach
+    from kvlite.planner.plan import Plan
 
 TOKENS = 32_768
 
@@ -69,9 +69,9 @@ def plan(
     screen = console()
     config_here(settings.model)
     with uncollected():
-        from kvlite.memory.planning import open_planner
-        from kvlite.memory.reach import reaches
-        from kvlite.prompts import all_of
+        from kvlite.model.chat_template import all_of
+        from kvlite.planner.candidates import open_planner
+        from kvlite.planner.max_context import reaches
 
         with screen.status("Reading the config") as status:
             text = None if doc is None else all_of(documents_of([doc], settings.model, screen))
@@ -94,7 +94,7 @@ def plan(
 
 
 def _show(made: "Plan", asked: int, most: int) -> None:
-    from kvlite.chat.plan_view import PlanView
+    from kvlite.cli.chat.plan_view import PlanView
 
     out = output()
     if asked > made.tokens:

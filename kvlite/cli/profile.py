@@ -9,10 +9,10 @@ import typer
 from kvlite.cli.console import output, print_json, say
 from kvlite.cli.options import as_flags, as_text, with_given
 from kvlite.cli.screen import console
+from kvlite.config.paths import config_folder
+from kvlite.config.profiles import DEFAULT, Profiles
+from kvlite.config.settings import Settings, flag_of
 from kvlite.errors import SettingError
-from kvlite.folders import config_folder
-from kvlite.profiles import DEFAULT, Profiles
-from kvlite.settings import Settings, flag_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,7 +112,7 @@ def save(
     if not given:
         raise SettingError("there is nothing to save: give settings, such as --kv-bits 8")
     settings = Settings().replace(given)
-    from kvlite.meanings import require_meaning
+    from kvlite.conversation.meanings import require_meaning
     from kvlite.model.source import lasting_name
 
     values = {each: getattr(settings, each) for each in given}

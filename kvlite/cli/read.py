@@ -12,9 +12,9 @@ from kvlite.cli.console import print_json
 from kvlite.cli.opening import SUFFIX, documents_of, require_files
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite.settings import Settings
-from kvlite.sizes import readable
 
 
 @with_settings
@@ -50,15 +50,15 @@ def read(
             "what is in a .kv file was read already: ask about it with `kvlite ask FILE.kv`"
         )
     require_files(files, settings)
-    from kvlite import library
+    from kvlite.conversation import library
 
     if name or target is not None:
         _require_replaceable(library.path_of(name) if target is None else target, name or out)
     library.limit()
     screen = console(quiet)
     documents = documents_of(files, settings.model, screen)
-    from kvlite.prompts import all_of, tokens_of
-    from kvlite.runner import open_runner
+    from kvlite.conversation.runner import open_runner
+    from kvlite.model.chat_template import all_of, tokens_of
 
     said = all_of(documents)
     with screen.status("Loading the model") as status:
@@ -117,7 +117,7 @@ def _require_replaceable(path: Path, called: str) -> None:
     Raises:
         SettingError: a conversation is there, or a file that is not kvlite's.
     """
-    from kvlite.about import about
+    from kvlite.conversation.file_info import about
 
     if not path.is_file() or not path.stat().st_size:
         return

@@ -2,7 +2,7 @@
 
 import threading
 
-from kvlite.child_process import run_in_child
+from kvlite.config.child_process import run_in_child
 from kvlite.documents.document import Document
 from kvlite.documents.following import Told
 from kvlite.documents.reading import read_document, too_large_for_memory

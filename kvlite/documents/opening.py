@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO, Literal, NoReturn, TextIO
 
+from kvlite.config.units import readable
 from kvlite.documents.following import Following
 from kvlite.errors import DocumentError
-from kvlite.sizes import readable
 
 Kind = Literal["text", "html", "pdf", "zip", "docx", "other"]
 

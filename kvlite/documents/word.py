@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 from xml.parsers import expat
 
+from kvlite.config.units import readable
 from kvlite.documents.following import Following
 from kvlite.documents.parser_errors import PARSER_ERRORS
 from kvlite.documents.word_lists import Lists
 from kvlite.documents.word_text import Attributes, Notes, WordText, local_names
 from kvlite.errors import DocumentError
-from kvlite.sizes import readable
 
 # All markup of a document: that of a book of 1,000 pages has some 30 MiB.
 UNPACKED_LIMIT = 128 * 2**20

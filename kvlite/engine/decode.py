@@ -7,19 +7,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvlite.attention import attend, attend_with_rows, grouped
 from kvlite.cache import Bank, KVCache, LayerCache, Selection
-from kvlite.engine.fronts import attend_front
-from kvlite.engine.giving import cache_offers
 from kvlite.engine.heads import over_banks
-from kvlite.engine.sight import Sight, sights
-from kvlite.memory.ladder import Ladder, T
+from kvlite.engine.oom_actions import cache_offers
+from kvlite.engine.quantized_attention import attend_front
+from kvlite.engine.sparse_attention import Sight, sights
+from kvlite.memory.oom import Ladder, T
 from kvlite.methods.base import LayerView
-from kvlite.methods.rules import ROOM, Rule
+from kvlite.methods.layer_policy import ROOM, Rule
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
+from kvlite.ops.attention import attend, attend_with_rows, grouped
 
 
 class LayerStep:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvlite.attention import grouped
 from kvlite.cache import Bank, LayerCache
+from kvlite.ops.attention import grouped
 
 
 def over_banks(

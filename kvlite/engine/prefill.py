@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache
-from kvlite.engine.giving import cache_offers
+from kvlite.engine.oom_actions import cache_offers
+from kvlite.engine.prefill_oom import may_wait
 from kvlite.engine.reading import CHUNK, Progress, Reading
-from kvlite.engine.relief import may_wait
-from kvlite.memory.ladder import HIDDEN, Ladder
-from kvlite.methods.desk import ON_DEVICE, Desk
-from kvlite.methods.rules import Rule
+from kvlite.memory.oom import HIDDEN, Ladder
+from kvlite.methods.layer_policy import Rule
+from kvlite.methods.placement import ON_DEVICE, Desk
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Tier
 

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.layer import Mark
-from kvlite.engine.reader import LayerReader
-from kvlite.engine.rehearsal import Repetition, asked_for
-from kvlite.engine.relief import embedded, foresee, reading_offers
-from kvlite.engine.roomy import grows, rewound, roomy_copy
-from kvlite.engine.sight import require_served, sights
+from kvlite.engine.cache_growth import grows, rewound, roomy_copy
+from kvlite.engine.layer_prefill import LayerReader
+from kvlite.engine.prefill_oom import embedded, foresee, reading_offers
+from kvlite.engine.reconstruct import Repetition, asked_for
+from kvlite.engine.sparse_attention import require_served, sights
 from kvlite.errors import require_uncancelled
 from kvlite.memory.free import ran_out
-from kvlite.memory.ladder import Ladder, T
+from kvlite.memory.oom import Ladder, T
 from kvlite.methods.base import LayerView, Outlook
-from kvlite.methods.desk import ON_DEVICE, Desk
-from kvlite.methods.rules import ROOM, Rule, merge_below, shares, take_share
+from kvlite.methods.layer_policy import ROOM, Rule, merge_below, shares, take_share
+from kvlite.methods.placement import ON_DEVICE, Desk
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Tier

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 # Below it logits overflow, and every draw would be the likeliest token.
 COLDEST = 1e-3

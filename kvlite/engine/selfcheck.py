@@ -5,8 +5,8 @@ import torch
 from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.errors import ModelError
 from kvlite.methods.full import Full
-from kvlite.methods.rules import layer_rules
-from kvlite.model.hook import ATTENTION
+from kvlite.methods.layer_policy import layer_rules
+from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.load import LoadedModel
 
 TOKENS = 32

@@ -2,6 +2,7 @@
 
 from typing import get_args, get_type_hints
 
+from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.expectedattention import ExpectedAttention
@@ -21,7 +22,6 @@ from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
 from kvlite.methods.uncomp import UNComp
-from kvlite.sizes import parse_number
 
 __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.cache.bits import KVBits
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
-from kvlite.methods.budgets import uniform
+from kvlite.methods.allocation import uniform
 from kvlite.methods.scores import Window
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-from kvlite.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -65,7 +65,7 @@ class ExpectedAttention(Scored):
         import torch
         import torch.nn.functional as F
 
-        from kvlite.attention import grouped
+        from kvlite.ops.attention import grouped
 
         mean = grouped(expected.mean[:, :, None], window.kv_heads).squeeze(3)
         covariance = grouped(expected.covariance, window.kv_heads)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from kvlite.methods.allocation import LayerLine
 from kvlite.methods.base import LayerView
-from kvlite.methods.budgets import LayerLine
 from kvlite.methods.scored import Observed, over_heads
 from kvlite.methods.scores import Window, pool, top
 

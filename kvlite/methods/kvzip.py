@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from kvlite.methods.allocation import LayerLine
 from kvlite.methods.base import Rehearsal
-from kvlite.methods.budgets import LayerLine
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 

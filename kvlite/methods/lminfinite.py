@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LambdaMask, LayerView, Method
-from kvlite.methods.lines import ends
+from kvlite.methods.select import ends
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from kvlite.errors import SettingError
 from kvlite.methods.base import Columns
-from kvlite.methods.holding import Holding
+from kvlite.methods.wrapper import Holding
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from math import cos, pi
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.narrowing import going, votes_for_new
+from kvlite.methods.token_pruning import going, votes_for_new
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvlite.methods.budgets import LayerLine, Rounding, Short, pyramid
+from kvlite.methods.allocation import LayerLine, Rounding, Short, pyramid
 from kvlite.methods.snapkv import SnapKV
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.lines import with_ends
+from kvlite.methods.select import with_ends
 
 if TYPE_CHECKING:
     from kvlite.cache import Selection

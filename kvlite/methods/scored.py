@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kvlite.methods.allocation import BY_VOTES, LayerLine, by_groups, layer_line
 from kvlite.methods.base import NO_OPTION, LayerView, Method
-from kvlite.methods.budgets import BY_VOTES, LayerLine, by_groups, layer_line
-from kvlite.methods.lines import between, provided, to_choose, with_ends, won
 from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
+from kvlite.methods.select import between, provided, to_choose, with_ends, won
 from kvlite.methods.share import by_spread, compete, compete_everywhere
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape

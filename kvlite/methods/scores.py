@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from kvlite.methods.desk import ON_DEVICE, Desk, Logits
+from kvlite.methods.placement import ON_DEVICE, Desk, Logits
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ class Window:
         """Of some rows over `keys` (batch, visible, dim), the first of a bank's head."""
         import torch
 
-        from kvlite.attention import capped, grouped
+        from kvlite.ops.attention import capped, grouped
 
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
         shape = *queries.shape[:3], keys.shape[1]

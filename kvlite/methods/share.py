@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kvlite.methods.budgets import largest_remainder
+from kvlite.methods.allocation import largest_remainder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.holding import Holding
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.wrapper import Holding
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.narrowing import going, votes_for_new
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
+from kvlite.methods.token_pruning import going, votes_for_new
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 

@@ -10,10 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.atomic_file import replaced
+from kvlite.config.paths import data_folder
 from kvlite.errors import ModelError
-from kvlite.folders import data_folder
 from kvlite.model.fingerprint import fingerprint
-from kvlite.replacing import replaced
 
 FORMAT = 1
 

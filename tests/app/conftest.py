@@ -20,8 +20,8 @@ import pytest
 from gradio_client import Client
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kvlite.config.settings import EMBEDDED_MODEL, Settings
 from kvlite.model.source import find_model
-from kvlite.settings import EMBEDDED_MODEL, Settings
 from kvlite_app.engine.service import Service
 from tests.cli.conftest import model_of
 

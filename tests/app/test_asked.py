@@ -10,7 +10,7 @@ import gradio as gr
 import pytest
 from gradio.state_holder import SessionState
 
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 from kvlite_app.engine.live import Live
 from kvlite_app.engine.service import Service
 from kvlite_app.form import Models

@@ -8,9 +8,9 @@ import gradio as gr
 import psutil
 import pytest
 
+from kvlite.config.settings import OPTIONS, Settings
+from kvlite.conversation.runner import load
 from kvlite.errors import SettingError
-from kvlite.runner import load
-from kvlite.settings import OPTIONS, Settings
 from kvlite_app.engine.service import Service
 from kvlite_app.form import Models, changed, control, shown_value, values_of
 from kvlite_app.pricing import Pricer, verdict_html

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 from kvlite_app.engine.live import Live
 from kvlite_app.engine.service import Service
 from kvlite_app.form import Models

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlite.kept import KeptLayer, KeptMap
 from kvlite.methods.rank import layer_groups
-from kvlite.pages import PageShare
+from kvlite_app.engine.kept import KeptLayer, KeptMap
+from kvlite_app.engine.pages import PageShare
 from kvlite_app.views.pictures import draw_heads, draw_kept, draw_pages, told
 from kvlite_app.views.pictures.kept_map import MOST_RUNS
 from kvlite_app.views.pictures.svg import STEPS, STRENGTHS, WIDTH, percent, runs, short, shown

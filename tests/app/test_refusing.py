@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvlite.chat.session import Session
+from kvlite.config.settings import Settings
+from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, DocumentError, SettingError, Stopped
-from kvlite.settings import Settings
 from kvlite_app.engine.service import Service
 from tests.app.conftest import upload, waited
 from tests.app.test_service import HERONS, A, B, blocked, kept, stops, texts

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvlite.chat.session import Session
+from kvlite.config.settings import Settings
+from kvlite.conversation.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
-from kvlite.settings import Settings
 from kvlite_app.engine.opened import Open
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work

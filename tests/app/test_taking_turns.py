@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from kvlite.chat.session import Session
+from kvlite.config.settings import OPTIONS, Settings
+from kvlite.conversation.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite.settings import OPTIONS, Settings
 from kvlite_app.engine.freed import held_now
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work
@@ -106,7 +106,7 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     def read_again(*_: Any) -> None:
         raise AssertionError("it is read again")
 
-    monkeypatch.setattr("kvlite.runner.read_again", read_again)
+    monkeypatch.setattr("kvlite.conversation.runner.read_again", read_again)
     second.change("", id, {"max_new_tokens": 50_000}).wait()
     work, waiting = second.say("", id, "And foxes?"), second.say("", new(second), "Hello")
     answering(work)

@@ -10,9 +10,9 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from kvlite.chat.session import Session
+from kvlite.config.settings import Settings
+from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
-from kvlite.settings import Settings
 from kvlite_app.engine.going import NOTHING, Going, Sent
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console, RenderableType
 
 import kvlite
-from kvlite.chat.commands import enter
-from kvlite.chat.session import Session
-from kvlite.chat.terminal import Begin, T, Work
+from kvlite.cli.chat.commands import enter
+from kvlite.cli.chat.terminal import Begin, T, Work
+from kvlite.config.settings import Settings
+from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.session import Session
 from kvlite.engine.reading import Progress
 from kvlite.errors import KvliteError
-from kvlite.ledger import Ledger
-from kvlite.settings import Settings
 
 
 @dataclass

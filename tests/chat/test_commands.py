@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 
 import kvlite
-from kvlite.chat.about_answers import _shown
-from kvlite.chat.commands import COMMANDS
-from kvlite.chat.completion import completions
-from kvlite.chat.options import shown_name
-from kvlite.chat.session import Session
-from kvlite.chat.terminal import Quit
-from kvlite.check import difference
+from kvlite.cli.chat.about_answers import _shown
+from kvlite.cli.chat.commands import COMMANDS
+from kvlite.cli.chat.completion import completions
+from kvlite.cli.chat.options import shown_name
+from kvlite.cli.chat.terminal import Quit
+from kvlite.config.settings import OPTIONS, Settings
+from kvlite.conversation.session import Session
+from kvlite.conversation.verify import difference
 from kvlite.errors import Stopped
-from kvlite.prompts import question_about, tokens_of
-from kvlite.settings import OPTIONS, Settings
+from kvlite.model.chat_template import question_about, tokens_of
 from tests.chat.conftest import Chat, Recorder
 
 TEXT = "The cat sat on the mat and the dog lay by the door. " * 5

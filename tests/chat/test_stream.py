@@ -6,9 +6,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from kvlite.chat.render import Blocks, lines_of
-from kvlite.chat.stream import MarkdownStream
-from kvlite.harmless import harmless
+from kvlite.cli.chat.render import Blocks, lines_of
+from kvlite.cli.chat.stream import MarkdownStream
+from kvlite.printable import harmless
 from tests.chat.screen import Screen
 
 POEM = "Roses are red,\nviolets are **blue**,\nand `code` is green.\n\n"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvlite.chat.options import option_named, shown_name, value_typed, written
-from kvlite.chat.typed import command_in, unfinished, unquoted
+from kvlite.cli.chat.options import option_named, shown_name, value_typed, written
+from kvlite.cli.chat.typed import command_in, unfinished, unquoted
+from kvlite.config.settings import OPTIONS
 from kvlite.errors import SettingError
-from kvlite.settings import OPTIONS
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import kvlite
-from kvlite.chat.account import brief, told
-from kvlite.chat.bars import bar
-from kvlite.chat.memory_view import MemoryView
-from kvlite.chat.status import Gauge, Status, status_line
-from kvlite.ledger import Ledger
-from kvlite.memory.card import CardUse
-from kvlite.memory.where import Holding, Part, Place, holding, places
+from kvlite.cli.chat.bars import bar
+from kvlite.cli.chat.memory_view import MemoryView
+from kvlite.cli.chat.status import Gauge, Status, status_line
+from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics_text import brief, told
+from kvlite.memory.nvml import CardUse
+from kvlite.planner.usage import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def test_bars_are_as_wide_as_they_should_be() -> None:
 def test_a_gauge_looks_at_memory_once_a_second(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     times, looked = [0.0], []
     monkeypatch.setattr(
-        "kvlite.chat.status.now",
+        "kvlite.cli.chat.status.now",
         lambda session: looked.append(1) or [Place("x", "RAM", 100, (Part("free", 40),))],
     )
     gauge = Gauge(chat.session, lambda: times[0])
@@ -109,7 +109,7 @@ def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
 def test_a_card_is_counted_whole(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing of a GPU here: its driver says 10 bytes more are used than CUDA does."""
     card = CardUse(total=1000, used=710, held=600) if asked else None
-    monkeypatch.setattr("kvlite.memory.where.card_use", lambda _: card)
+    monkeypatch.setattr("kvlite.planner.usage.card_use", lambda _: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (300, 1000))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 550)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 600)

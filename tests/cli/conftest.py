@@ -14,9 +14,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from kvlite.cli.main import main
-from kvlite.conversation import Conversation
+from kvlite.config.settings import EMBEDDED_MODEL
+from kvlite.conversation.conversation import Conversation
 from kvlite.model.source import find_model
-from kvlite.settings import EMBEDDED_MODEL
 from tests.conftest import SIZES
 
 LIMIT = 512
@@ -118,7 +118,7 @@ def refused(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> Refused:
         raise AssertionError("weights would be read")
 
     def refused(args: Sequence[object], *named: object) -> None:
-        monkeypatch.setattr("kvlite.runner.load_model", load_model)
+        monkeypatch.setattr("kvlite.conversation.runner.load_model", load_model)
         one_sentence(kvlite(*args), *named)
 
     return refused

@@ -17,9 +17,9 @@ import torch
 
 from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
-from kvlite.conversation import Conversation
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.turn import Turn
 from kvlite.errors import OutOfMemory
-from kvlite.turn import Turn
 from tests.cli.conftest import Run, tokens
 
 QUESTIONS = "Who sat?\n\n  \nWho lay?\nWhere?"
@@ -177,7 +177,7 @@ def test_nothing_is_copied_to_go_back_to(
         sizes.append(sum(layer.nbytes for layer in layers))
         return copied(layers, device)
 
-    monkeypatch.setattr("kvlite.checkpoint.copied", counted)
+    monkeypatch.setattr("kvlite.conversation.checkpoint.copied", counted)
     flags = ("--model", model, "--max-tokens", "4", "--budget", "64", "--recall", "off")
     assert kvlite("ask", text, "Who sat?", *flags).code == 0
     for command in ("ask", "chat"):

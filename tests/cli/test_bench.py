@@ -14,7 +14,7 @@ import torch
 
 from kvlite.bench.folder import RunFolder
 from kvlite.bench.report import NO_PLOTS
-from kvlite.memory.room import Room
+from kvlite.memory.device_budget import Room
 from tests.cli.conftest import LIMIT, Refused, Run
 from tests.cli.test_interrupts import interrupted
 
@@ -113,7 +113,7 @@ def test_recall_that_does_not_fit_host_memory_is_refused(
     free = psutil.virtual_memory()._replace(available=200_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     enough = Room("a machine", "cpu", 1 << 30, 0, 0, 0)
-    monkeypatch.setattr("kvlite.memory.planning.room_of", lambda *_: enough)
+    monkeypatch.setattr("kvlite.planner.candidates.room_of", lambda *_: enough)
     for command in ("niah", "fidelity"):
         done = kvlite(*words(command, model), "--recall", "20")
         assert (done.code, done.out) == (2, "")

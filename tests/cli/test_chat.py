@@ -17,9 +17,9 @@ import pexpect
 import pytest
 from rich.console import Console
 
-from kvlite.chat.session import Session
+from kvlite.cli.chat.rich_terminal import ChatTerminal
 from kvlite.cli.screen import guarded, stop_on_interrupt
-from kvlite.cli.terminal import ChatTerminal
+from kvlite.conversation.session import Session
 from tests.cli.conftest import Done, Refused, Run, model_of, one_sentence
 
 LONG = "--max-tokens=20000"
@@ -201,7 +201,7 @@ def test_twice_while_answering_quits(roomy: Path, tmp_path: Path) -> None:
     """The second one does not wait for a token."""
     code = """
 import sys, time
-from kvlite.engine.text import TextStream
+from kvlite.engine.detokenizer import TextStream
 push = TextStream.push
 def slow(self, token):
     if len(self.ids) == 3:
@@ -383,5 +383,5 @@ def test_interrupted_while_loading(typed: Run, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvlite.runner.load_model", interrupt)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", interrupt)
     assert typed("Who sat?") == Done(130, "", "")

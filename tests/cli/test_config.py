@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlite.settings import OPTIONS, Settings
+from kvlite.config.settings import OPTIONS, Settings
 from tests.cli.conftest import Refused, Run
 
 

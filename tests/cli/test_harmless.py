@@ -16,7 +16,7 @@ import kvlite as package
 from kvlite.cli.console import Screen
 from kvlite.cli.screen import ReadingBar
 from kvlite.errors import LONGEST, KvliteError
-from kvlite.harmless import escaped, harmless
+from kvlite.printable import escaped, harmless
 from tests.cli.conftest import Run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2Jevil\u202etxt.\u2066[red]:smile:[link=http://a]x[/link]"

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from kvlite import __version__
+from kvlite.config.settings import Settings
 from kvlite.methods import METHODS
-from kvlite.settings import Settings
 from tests.cli.conftest import Done, Run
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvlite.cli.screen import ReadingBar
-from kvlite.engine.text import TextStream
+from kvlite.engine.detokenizer import TextStream
 from tests.cli.conftest import Done, Run
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -60,7 +60,7 @@ def test_interrupted_while_reading(model: Path, text: Path) -> None:
 def test_interrupted_while_answering(kvlite: Run, model: Path, text: Path) -> None:
     args = ("ask", text, "What?", "--model", model)
     begun = kvlite(*args, "--max-tokens", "3").out
-    done = interrupted("kvlite.engine.text", "TextStream", "push", 3, *args)
+    done = interrupted("kvlite.engine.detokenizer", "TextStream", "push", 3, *args)
     assert (done.code, done.out) == (INTERRUPTED, begun)
     assert re.fullmatch(r"read .* · interrupted\n", done.err)
 
@@ -103,7 +103,7 @@ def test_interrupted_while_loading(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvlite.runner.load_model", interrupt)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", interrupt)
     assert kvlite("ask", text, "What?") == Done(INTERRUPTED, "", "")
 
 
@@ -116,7 +116,7 @@ def test_interrupt_while_a_library_tidies_up(
         finally:
             raise RuntimeError("trying to pop from empty mode stack")
 
-    monkeypatch.setattr("kvlite.runner.load_model", tidied_up_badly)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", tidied_up_badly)
     with pytest.raises(KeyboardInterrupt):
         kvlite("ask", text, "What?")
 
@@ -134,7 +134,7 @@ def test_signal_in_a_destructor_is_not_lost(
         time.sleep(600)
         raise AssertionError("went on")
 
-    monkeypatch.setattr("kvlite.runner.load_model", load_model)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", load_model)
     assert kvlite("ask", text, "What?") == Done(128 + number, "", "")
 
 
@@ -142,7 +142,7 @@ def test_terminated_wherever_it_is(model: Path, text: Path) -> None:
     """In the middle of a step, from which nothing else is heard."""
     code = """
 import os, signal, sys
-from kvlite.engine.text import TextStream
+from kvlite.engine.detokenizer import TextStream
 push = TextStream.push
 def watched(self, token):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -167,10 +167,10 @@ class Slow:
         time.sleep(600)
 sys.modules["slow"] = Slow()
 atexit.register(lambda: print("tidied up", flush=True))
-import kvlite.runner
+import kvlite.conversation.runner
 def load_model(*_, **__):
     signal.raise_signal({int(number)})
-kvlite.runner.load_model = load_model
+kvlite.conversation.runner.load_model = load_model
 from kvlite.__main__ import main
 main()
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvlite import load
-from kvlite.library import add
-from kvlite.sizes import readable
+from kvlite.config.units import readable
+from kvlite.conversation.library import add
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 
 

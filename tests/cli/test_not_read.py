@@ -10,12 +10,12 @@ from threading import Event
 import pytest
 
 from kvlite import load
-from kvlite.chat.session import Session
-from kvlite.conversation import Conversation
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.runner import Runner
+from kvlite.conversation.session import Session
+from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
-from kvlite.prompts import all_of, asked_of, question_about
-from kvlite.runner import Runner
-from kvlite.snapshot import Snapshot
+from kvlite.model.chat_template import all_of, asked_of, question_about
 from tests.cli.conftest import Run
 from tests.documents.files import raw_word, run
 
@@ -67,7 +67,7 @@ def test_a_file_that_says_nothing_of_it_is_opened(
 ) -> None:
     talk = begun(runner)
     monkeypatch.setattr(
-        "kvlite.snapshot.asdict",
+        "kvlite.conversation.snapshot.asdict",
         lambda each: {name: value for name, value in asdict(each).items() if name != "not_read"},
     )
     talk.save(tmp_path / "talk.kv")

@@ -52,7 +52,7 @@ def test_a_plan_is_shown_before_it_is_known_what_else_fits(
         assert not gc.isenabled()
         raise KvliteError("the table is not made")
 
-    monkeypatch.setattr("kvlite.memory.reach.reaches", fails)
+    monkeypatch.setattr("kvlite.planner.max_context.reaches", fails)
     shown = kvlite("plan", llama, "--vram", "24GiB")
     assert (shown.code, shown.err) == (2, "kvlite: the table is not made\n")
     assert "everything fits" in shown.out

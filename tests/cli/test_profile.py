@@ -12,7 +12,7 @@ import pytest
 
 import kvlite as package
 from kvlite.cli.options import as_flags
-from kvlite.settings import OPTIONS, Settings, flag_of
+from kvlite.config.settings import OPTIONS, Settings, flag_of
 from tests.cli.conftest import LIMIT, Refused, Run, one_sentence
 
 

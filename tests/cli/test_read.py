@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlite import library, load
+from kvlite import load
+from kvlite.conversation import library
 from kvlite.errors import SettingError
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 from tests.cli.test_interrupts import INTERRUPTED, interrupted
@@ -265,7 +266,7 @@ def test_a_light_file_must_fit_as_it_was_read(
         asked.append(reads(Letters(), 8192))
         raise SettingError("seen")
 
-    monkeypatch.setattr("kvlite.runner.open_runner", planned)
+    monkeypatch.setattr("kvlite.conversation.runner.open_runner", planned)
     for path in light:
         kvlite("ask", path, "Who sat?")
     assert asked[1] > asked[0] + 200

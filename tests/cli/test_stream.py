@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.model.shape import read_shape
 from kvlite.model.source import find_model
-from kvlite.settings import EMBEDDED_MODEL
 from tests.cli.conftest import Refused, Run
 
 

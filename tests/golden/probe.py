@@ -149,7 +149,7 @@ def plan(*args: object) -> dict[str, Any]:
 @contextlib.contextmanager
 def app_service(model: Path, data: Path) -> Iterator[Any]:
     """The app without its pages, on a data folder; to be handed to the functions below."""
-    from kvlite.settings import Settings
+    from kvlite.config.settings import Settings
     from kvlite_app.engine.service import Service
 
     service = Service(Settings(model=str(model), device="cpu", max_new_tokens=6), data)

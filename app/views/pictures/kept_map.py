@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from kvlite.kept import KeptMap
-
+from ...engine.kept import KeptMap
 from .svg import (
     BACK,
     HELD,

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from kvlite.pages import PageShare
-
+from ...engine.pages import PageShare
 from .svg import (
     BACK,
     HELD,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvlite.cli.bench.options import recall_options
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.case import Recipe
-    from kvlite.runner import Runner
+    from kvlite.conversation.runner import Runner
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 
 def once(values: list[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from kvlite.cli.bench.options import (
     once,
 )
 from kvlite.cli.options import with_model
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.case import Recipe

@@ -13,12 +13,12 @@ import typer
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import output, print_json
 from kvlite.cli.screen import console, reading_bar
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
     from kvlite.bench.report import Line
-    from kvlite.runner import Runner
+    from kvlite.conversation.runner import Runner
 
 Done = frozenset[tuple[Any, ...]]
 Measured = tuple[int, Iterator[Any]]
@@ -61,9 +61,9 @@ def run(
     """
     from kvlite.bench.config import configuration
     from kvlite.bench.folder import RunFolder
+    from kvlite.conversation.runner import open_runner
     from kvlite.model.load import choose_device
     from kvlite.model.source import find_model
-    from kvlite.runner import open_runner
 
     screen = console()
     choose_device(settings.device)
@@ -136,7 +136,7 @@ def _print_table(lines: "Sequence[Line]", machine: Mapping[str, str]) -> None:
 
 
 def _new_folder(command: str) -> Path:
-    from kvlite.folders import data_folder
+    from kvlite.config.paths import data_folder
 
     now = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     return data_folder() / "bench" / f"{command}-{now}"

@@ -12,12 +12,12 @@ from kvlite.cli.bench.options import (
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.cli.options import with_model
+from kvlite.config.settings import Settings
+from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
-from kvlite.settings import Settings
-from kvlite.sizes import parse_number
 
 if TYPE_CHECKING:
-    from kvlite.runner import Runner
+    from kvlite.conversation.runner import Runner
 
 
 @with_model
@@ -64,7 +64,7 @@ def speed(
     from kvlite.bench.prose import bundled_prose
     from kvlite.bench.speed import SpeedRow, compare_all, load_reference
     from kvlite.cache import parse_kv_bits
-    from kvlite.methods.amount import method_and_amount
+    from kvlite.methods.budget import method_and_amount
 
     method_and_amount(method, budget)
     parse_kv_bits(kv_bits)

@@ -20,10 +20,10 @@ from kvlite.cli.bench.options import (
 )
 from kvlite.cli.bench.run import Done, Measured, Measurement, run
 from kvlite.cli.options import with_model
-from kvlite.settings import Settings
+from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
-    from kvlite.runner import Runner
+    from kvlite.conversation.runner import Runner
 
 
 @with_model

@@ -1,0 +1,170 @@
+"""Which tokens of a message are which page of which document, and how much of them is held."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlite.documents import Document, whole_characters
+from kvlite.model.chat_template import BETWEEN, Part, body_of, name_of, question_about, said_parts
+
+from .kept import TokenShares
+
+# Parts of a document that has no pages, and the fewest tokens of one.
+PARTS, LEAST = 40, 32
+
+Begins = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a document, or one of the equal parts of a document that has none.
+
+    Attributes:
+        place: which of the message's documents it is of, from 0.
+        document: its name.
+        label: "page 3" or "part 3", counted from 1.
+        start, end: its tokens are the message's `start` to `end - 1`, from 0; none where the page
+            has no text. A token belongs to the page on which it begins.
+    """
+
+    place: int
+    document: str
+    label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A message's pages.
+
+    Attributes:
+        pages: of all its documents, in order.
+        tokens: of the whole message, the template's and the question's included.
+    """
+
+    pages: tuple[Page, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PageShare:
+    """How much of a page is held.
+
+    Attributes:
+        place, document, label: as of `Page`.
+        tokens: it has.
+        held: from 0 to 1, a mean over its tokens; see `TokenShares`.
+        back: likewise, what came back while answering; part of `held`.
+    """
+
+    place: int
+    document: str
+    label: str
+    tokens: int
+    held: float
+    back: float
+
+
+def pages_of(
+    tokenizer: Any,
+    documents: Sequence[Document],
+    question: str,
+    *,
+    opening: bool,
+    first: bool,
+    system: str = "",
+) -> Pages | None:
+    """The pages of the message `question_about(documents, question)`, said to a conversation.
+
+    It encodes the message once more, which takes as long as saying it does.
+
+    Args:
+        opening, first, system: as of `said_tokens`.
+
+    Returns:
+        None where the tokenizer does not tell where its tokens come from (slow ones), or the chat
+        template changes what is said.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    told = question_about(documents, question)
+    parts = said_parts(tokenizer, told, opening=opening, first=first, system=system)
+    message, encoded = whole_characters(told).strip(), [_encoded(tokenizer, each) for each in parts]
+    tokens = before = sum(len(begins) for begins in encoded)
+    for part, begins in zip(reversed(parts), reversed(encoded), strict=True):
+        before -= len(begins)
+        at = part.text.rfind(message)
+        if at >= 0:
+            pages = _pages(documents, begins - at, before)
+            return Pages(tuple(pages), tokens)
+    return None
+
+
+def page_shares(pages: Pages, shares: TokenShares, start: int) -> list[PageShare]:
+    """How much of each page is held; 0 of a page without tokens.
+
+    Args:
+        start: the position of the message's first token: how many had been read before.
+
+    Raises:
+        ValueError: the message is not among the tokens whose shares these are.
+    """
+    if not 0 <= start <= len(shares.held) - pages.tokens:
+        raise ValueError(f"no message of {pages.tokens:,} tokens was read at position {start:,}")
+    sums = [np.cumsum(np.r_[0.0, each[start:]]) for each in (shares.held, shares.back)]
+    made = []
+    for page in pages.pages:
+        count = page.end - page.start
+        held, back = (float(each[page.end] - each[page.start]) / max(1, count) for each in sums)
+        made.append(PageShare(page.place, page.document, page.label, count, held, back))
+    return made
+
+
+def _encoded(tokenizer: Any, part: Part) -> Begins:
+    """Where in a part's text each of its tokens begins, never falling: what stands behind it and
+    comes from nowhere begins with the last one."""
+    if part.begins is None:
+        encoded = tokenizer(part.text, **part.options, return_offsets_mapping=True)
+        begins = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+    else:
+        begins = np.array(part.begins, np.int64)
+    return np.maximum.accumulate(begins)
+
+
+def _pages(documents: Sequence[Document], begins: Begins, before: int) -> Iterator[Page]:
+    """The pages of documents whose message stands at `begins`.
+
+    Args:
+        before: tokens that come before these.
+    """
+    at = 0
+    for place, document in enumerate(documents):
+        at += _width(name_of(document))
+        body, text = body_of(document), document.text
+        gone = len(text) - len(text.lstrip())
+        starts = [min(max(start - gone, 0), len(body)) for start in document.page_starts[1:]]
+        pieces = (body[begin:end] for begin, end in pairwise([0, *starts, len(body)]))
+        edges = [*accumulate(map(_width, pieces), initial=at)]
+        tokens = [before + int(each) for each in np.searchsorted(begins, edges)]
+        kind = "page" if document.page_starts else "part"
+        if not document.page_starts:
+            tokens = _equal(*tokens)
+        for number, (start, end) in enumerate(pairwise(tokens), 1):
+            yield Page(place, document.name, f"{kind} {number}", start, end)
+        at = edges[-1] + len(BETWEEN)
+
+
+def _width(text: str) -> int:
+    """Characters that a tokenizer is given for it."""
+    return len(whole_characters(text))
+
+
+def _equal(start: int, end: int) -> list[int]:
+    """Edges of parts whose sizes differ by one at most."""
+    count = max(1, min(PARTS, (end - start) // LEAST))
+    return [start + number * (end - start) // count for number in range(count + 1)]

@@ -1,0 +1,162 @@
+"""Several caches of the same length in tokens take steps together: weights are read once a step.
+
+Each branch's attention is its own, over its own entries; only the products with weights are
+shared. So a branch gets what it would get alone, to rounding. Branches whose tokens bring entries
+back go one after the other: they share the tier, which takes an answer's tokens too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvlite.bench.fork import Branch
+from kvlite.cache import KVCache
+from kvlite.engine.decode import LayerStep
+from kvlite.engine.reading import Reading
+from kvlite.engine.sparse_attention import sights
+from kvlite.methods.full import Full
+from kvlite.methods.layer_policy import Rule
+from kvlite.model.load import LoadedModel
+
+_FULL = Full()
+
+
+class _Side:
+    """Attends with row i of a batch to the layer of branch i."""
+
+    def __init__(self, steps: Sequence[LayerStep]) -> None:
+        self.steps = steps
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """As `model.hook.Attender`."""
+        rows = [slice(i, i + 1) for i in range(len(self.steps))]
+        return torch.cat(
+            [
+                step.attend(q[row], k[row], v[row], scale, softcap)
+                for step, row in zip(self.steps, rows, strict=True)
+            ]
+        )
+
+
+@torch.inference_mode()
+def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
+    """Put one token a branch through the model; each gets its next logits.
+
+    Args:
+        branches: that have seen equally many tokens; one alone, if its tokens bring entries back.
+    """
+    (seen,) = {branch.cache.seen for branch in branches}
+    hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
+    rotations = model.rotations(seen, 1)
+    seeing = [sights(model, branch.rules) for branch in branches]
+    for index, module in enumerate(model.layers):
+        steps = [
+            LayerStep(
+                index,
+                branch.cache.layers[index],
+                branch.rules[index],
+                seen,
+                rotations[index],
+                sight[index],
+                branch.recall,
+            )
+            for branch, sight in zip(branches, seeing, strict=True)
+        ]
+        hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
+        for branch, step in zip(branches, steps, strict=True):
+            branch.cache.layers[index] = step.trimmed()
+            branch.rules[index] = step.rule
+    for branch, logits in zip(branches, model.logits(hidden[:, -1]), strict=True):
+        branch.logits = logits
+        branch.cache.seen += 1
+
+
+def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> list[list[int]]:
+    """Each branch's greedy answer, the ending token left out; the branches go on with it."""
+    said: list[list[int]] = [[] for _ in branches]
+    for group in _abreast(branches):
+        going = group
+        while True:
+            drawn = {i: int(branches[i].logits.argmax()) for i in going}
+            going = [i for i in going if drawn[i] not in model.stop_ids and len(said[i]) < longest]
+            for i in going:
+                said[i].append(drawn[i])
+            # What follows an answer's last token is not asked for.
+            going = [i for i in going if len(said[i]) < longest]
+            if not going:
+                break
+            step_together(model, [branches[i] for i in going], [drawn[i] for i in going])
+    return said
+
+
+def _abreast(branches: Sequence[Branch]) -> Iterator[list[int]]:
+    """Which branches, as indices, can take steps together; before one that recalls, its tier
+    forgets what another said."""
+    together = [index for index, branch in enumerate(branches) if branch.recall is None]
+    if together:
+        yield together
+    for index, branch in enumerate(branches):
+        if branch.recall is not None:
+            branch.recall.tier.forget_answer()
+            yield [index]
+
+
+Judge = Callable[[int, int, Tensor], None]
+
+
+def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge) -> None:
+    """Tell every branch the same tokens, whatever it would have said. Branches stay as they are.
+
+    Lines that only grow are told all in one pass, which comes to the same; others step by step, as
+    they evict, quantize or recall.
+
+    Args:
+        judge: given the branch's index, an index into `ids` and the logits `(n, vocab)` from which
+            that token and the n - 1 after it would have been drawn; in order for each branch.
+    """
+    stepping = []
+    for index, branch in enumerate(branches):
+        judge(index, 0, branch.logits[None])
+        if branch.recall is not None or not all(map(_only_grows, branch.rules)):
+            stepping.append(index)
+        elif len(ids) > 1:
+            judge(index, 1, _one_pass(model, branch, ids[:-1]))
+    for group in _abreast([branches[index] for index in stepping]):
+        at_once = [stepping[each] for each in group]
+        apart = [
+            replace(branches[i], cache=deepcopy(branches[i].cache), rules=[*branches[i].rules])
+            for i in at_once
+        ]
+        for at, token in enumerate(ids[:-1]):
+            step_together(model, apart, [token] * len(apart))
+            for index, branch in zip(at_once, apart, strict=True):
+                judge(index, at + 1, branch.logits[None])
+
+
+@torch.inference_mode()
+def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
+    """Logits `(n, vocab)` after each of n tokens; the branch stays as it is."""
+    rules = [rule if rule.window is not None else Rule(_FULL, rule.budget) for rule in branch.rules]
+    cache = KVCache(list(branch.cache.layers), branch.cache.seen)
+    reading = Reading(model, cache, torch.tensor([ids], device=model.device), rules, whole=True)
+    for index in range(len(rules)):
+        reading.read_layer(index)
+    return model.logits(reading.hidden[0])
+
+
+def _only_grows(rule: Rule) -> bool:
+    """Whether tokens that follow change nothing of what a layer holds."""
+    method = rule.method
+    only_appends = not (method.bounded or method.trims or method.settles)
+    return rule.bits is None and (rule.window is not None or only_appends)
+
+
+def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """What a judge is given, token by token: index, token, its logits `(vocab,)`."""
+    for offset, row in enumerate(logits):
+        yield at + offset, ids[at + offset], row

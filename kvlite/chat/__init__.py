@@ -1,1 +1,0 @@
-"""A chat at a terminal: what is typed, what it does, what is drawn. `kvlite.cli.chat` runs it."""

@@ -1,0 +1,244 @@
+"""`kvlite chat`: a conversation at a terminal, or line by line."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite import __version__
+from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.answering import print_answer
+from kvlite.cli.console import output
+from kvlite.cli.opening import (
+    FromLibrary,
+    documents_of,
+    from_library,
+    named_file,
+    open_file,
+    require_files,
+)
+from kvlite.cli.options import with_resolved
+from kvlite.cli.screen import console, guarded, reading, unechoed
+from kvlite.config.resolve import Resolved
+from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.cli.chat.lines import LinePrompt
+    from kvlite.cli.chat.prompt import Prompt
+    from kvlite.cli.chat.rich_terminal import ChatTerminal
+    from kvlite.cli.chat.status import Gauge
+    from kvlite.conversation.session import Session
+    from kvlite.documents import Document
+
+# Says of an error which values in it were not typed, and where they come from.
+Noted = Callable[[Exception], Exception]
+
+_USAGE = 'say something: echo "What is a cache?" | kvlite chat'
+
+
+@with_resolved
+def chat(
+    resolved: Resolved,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="txt, md, html, pdf or docx files to talk about; or a .kv file, to go on with it",
+        ),
+    ] = None,
+    library: FromLibrary = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object an answer instead of text")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but answers")] = False,
+) -> None:
+    """Talk with a model, about documents or anything else.
+
+    /help lists the commands: read files, undo, edit, answer again, save, change settings, see
+    where memory is. Ctrl-C ends an answer where it stands, and its part is kept; Ctrl-D quits.
+
+    Without a terminal, every line of standard input is a message, and only answers go to standard
+    output.
+
+    Examples:
+
+      kvlite chat
+
+      kvlite chat report.pdf --budget 25%
+
+      kvlite chat trip.kv
+
+      echo "What is a cache?" | kvlite chat --json
+    """
+    if "-" in (files or ()):
+        raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
+    settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
+    require_files(files or (), settings)
+    screen = _screen(typed, quiet)
+    saved = named_file(files or ())
+    documents = [] if saved else documents_of(files or (), settings.model, screen)
+    from kvlite.conversation.runner import open_runner
+    from kvlite.conversation.session import Session
+    from kvlite.model.chat_template import all_of, tokens_of
+
+    said, talk = all_of(documents), None
+    if saved is not None:
+        with unechoed():
+            runner, talk = open_file(saved, settings, "", screen)
+    else:
+        with unechoed(), screen.status("Loading the model") as status:
+            runner = open_runner(
+                settings, status.update, partial(tokens_of, text=said) if said else None
+            )
+        if documents and library:
+            talk = from_library(runner, documents, screen)
+    session = Session(runner, settings)
+    if talk is not None:
+        session.resume(talk)
+        documents = []
+    for why in runner.plan.changes if runner.plan else ():
+        screen.print(f"Plan: {why}", style="dim")
+    if typed:
+        _typed(session, screen, documents, resolved.noted, as_json=as_json, quiet=quiet)
+    else:
+        _piped(session, screen, documents, resolved.noted, as_json=as_json)
+
+
+def _screen(typed: bool, quiet: bool) -> "Console":
+    """Where everything but answers goes."""
+    if typed and sys.stdout.isatty():
+        return output()
+    return console(quiet)
+
+
+def _typed(
+    session: "Session",
+    screen: "Console",
+    documents: "list[Document]",
+    noted: Noted,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Talk with someone at a terminal, until they leave."""
+    from kvlite.cli.chat.about_files import take
+    from kvlite.cli.chat.commands import enter
+    from kvlite.cli.chat.rich_terminal import ChatTerminal
+    from kvlite.cli.chat.status import Gauge
+    from kvlite.cli.chat.terminal import Quit
+
+    gauge = Gauge(session)
+    prompt = _prompt(screen, gauge)
+    terminal = ChatTerminal(screen, prompt, gauge, as_json=as_json, quiet=quiet)
+    if not quiet:
+        terminal.say(_greeting(session))
+    hint = "Say something; /help lists commands"
+    with guarded(), suppress(EOFError, Quit):
+        if documents:
+            _tried(terminal, lambda: take(session, terminal, documents), noted)
+        while True:
+            typed = _next(prompt, terminal, hint)
+            hint = ""
+            _tried(terminal, partial(enter, session, terminal, typed), noted)
+
+
+def _prompt(screen: "Console", gauge: "Gauge") -> "Prompt | LinePrompt":
+    """What asks for messages, as far as the terminal goes."""
+    ascii_only = screen.options.ascii_only
+    mark = "> " if ascii_only else "\u203a "
+    if screen.is_dumb_terminal:
+        from kvlite.cli.chat.lines import LinePrompt
+
+        return LinePrompt(lambda text: screen.out(text, end="", highlight=False), mark)
+    from prompt_toolkit.output import create_output
+
+    from kvlite.cli.chat.prompt import Prompt, history_in
+    from kvlite.config.paths import data_folder
+
+    return Prompt(
+        history_in(data_folder()),
+        lambda: gauge.line(screen.width, ascii_only=ascii_only),
+        mark=mark,
+        output=None if sys.stdout.isatty() else create_output(sys.stderr),
+    )
+
+
+def _next(prompt: "Prompt | LinePrompt", terminal: "ChatTerminal", hint: str) -> str:
+    """What is typed next.
+
+    Raises:
+        EOFError: the user leaves: Ctrl-D, or Ctrl-C twice where nothing is typed.
+    """
+    pressed = False
+    while True:
+        try:
+            return prompt.read(hint=hint)
+        except KeyboardInterrupt:
+            if pressed and not prompt.typed:
+                raise EOFError from None
+            pressed = not prompt.typed
+            if pressed:
+                terminal.say("Ctrl-C once more quits, and so does Ctrl-D.")
+
+
+def _tried(terminal: "ChatTerminal", work: Callable[[], None], noted: Noted) -> None:
+    """Do something, and say what went wrong if it did: the conversation goes on."""
+    try:
+        work()
+    except Stopped:
+        terminal.say("Stopped while reading: nothing of it was read.")
+    except (KvliteError, OSError) as error:
+        terminal.warn(sentence(noted(error)))
+
+
+def _greeting(session: "Session") -> str:
+    model, most = session.runner.model, session.runner.shape.max_context
+    name = Path(session.given.model).name
+    what = f"{name}, {model.weights.name} on {model.device}"
+    return f"kvlite {__version__} · {what} · {most:,} tokens of context"
+
+
+def _piped(
+    session: "Session",
+    screen: "Console",
+    documents: "list[Document]",
+    noted: Noted,
+    *,
+    as_json: bool,
+) -> None:
+    """Answer every line of standard input."""
+    session.change(checkpoint_limit="0MB")  # no line goes back, so nothing is copied for that
+    said = failed = False
+    try:
+        if documents:
+            with reading(screen) as (bar, cancel):
+                session.read(documents, bar.update, bar.note, cancel)
+        for line in sys.stdin or ():
+            if not line.strip():
+                continue
+            said = True
+            try:
+                begin = session.say(line.strip())
+                ledger = print_answer(begin, screen, as_json, account=screen.is_terminal)
+            except Stopped:
+                raise
+            except KvliteError as error:
+                screen.print(f"kvlite: {sentence(noted(error))}")
+                failed = True
+                continue
+            if ledger.finish_reason == "interrupted":
+                raise typer.Exit(INTERRUPTED)
+            failed |= ledger.finish_reason == "memory"
+    except Stopped:
+        screen.print("Stopped while reading; nothing was answered.")
+        raise typer.Exit(INTERRUPTED) from None
+    if not said:
+        raise SettingError(f"standard input has no message: {_USAGE}")
+    if failed:
+        raise typer.Exit(BAD_INPUT)

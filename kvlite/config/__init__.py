@@ -1,0 +1,1 @@
+"""Settings and where they come from: command line, environment, profiles, defaults."""

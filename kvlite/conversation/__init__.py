@@ -1,0 +1,1 @@
+"""Conversations: history, turns, checkpoints, files, and the figures of an answer."""

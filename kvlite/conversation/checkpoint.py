@@ -1,0 +1,242 @@
+"""Moments of a conversation to which it can return without reading again.
+
+A layer that holds all it was given, in order, only has to know how far it went: it can be
+shortened. One that will drop or overwrite something is copied to host memory. Where a tier has
+everything, it too only has to know how far it went, and gives back what the cache then lost.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.copying import copied
+from kvlite.cache.front import bytes_held
+from kvlite.cache.layer import Mark
+from kvlite.engine.prefill import empty_cache
+from kvlite.memory.meter import aside
+from kvlite.model.load import LoadedModel
+from kvlite.offload import Tier
+from kvlite.offload.kv.checkpoint import TierMark, mark_bytes
+
+HOST = torch.device("cpu")
+
+
+@dataclass
+class LayerState:
+    """How a layer stood.
+
+    Attributes:
+        mark: how far it went; None where `copy` is just that.
+        copy: in host memory; None for as long as the cache, or a tier, has it all.
+    """
+
+    mark: Mark | None = None
+    copy: LayerCache | None = None
+
+
+@dataclass
+class Checkpoint:
+    """How a cache and its tier stood.
+
+    Attributes:
+        seen: tokens they had seen.
+        pending: tokens that were drawn and not yet seen.
+        noted: what the next answer is to note of what was read before.
+        rehearsed: as of `KVCache`.
+        layers: one a layer of the cache; none where the tier gives them back.
+        tier: how it stood, if it had begun.
+        lost: it was let go of; what it stood for has to be read again.
+    """
+
+    seen: int
+    pending: list[int]
+    noted: tuple[str, ...]
+    rehearsed: int
+    layers: list[LayerState] = field(default_factory=list)
+    tier: TierMark | None = None
+    lost: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs neither the cache nor the tier to return to it."""
+        copied = bool(self.layers) and all(each.copy is not None for each in self.layers)
+        return copied and self.tier is None
+
+    @property
+    def copies(self) -> list[LayerCache]:
+        """All copies, which checkpoints may share."""
+        return [each.copy for each in self.layers if each.copy is not None]
+
+    def let_go(self) -> None:
+        """Keep nothing of it."""
+        self.layers, self.tier, self.lost = [], None, True
+
+    def take_over(self, same: "Checkpoint") -> None:
+        """Hold what another of the same moment does, which must not be used any more."""
+        self.layers, self.tier, self.lost = same.layers, same.tier, same.lost
+
+
+@torch.inference_mode()
+def checkpoint(
+    model: LoadedModel,
+    cache: KVCache,
+    tier: Tier | None,
+    most: int,
+    pending: Sequence[int] = (),
+    noted: tuple[str, ...] = (),
+) -> Checkpoint:
+    """How things stand; lost from the beginning, and nothing copied, where that would take more
+    host memory than there may be.
+
+    Args:
+        tier: if it has begun, the cache is not looked at: the next turn reads from the tier.
+        most: bytes that it may take.
+    """
+    made = Checkpoint(cache.seen, [*pending], noted, cache.rehearsed)
+    with aside():
+        if tier is not None and tier.begun:
+            tier.forget_answer()
+            made.lost = mark_bytes(tier) > most
+            made.tier = None if made.lost else TierMark(tier)
+            return made
+        full = model.shape.full_layers
+        stay = [
+            index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
+        ]
+        others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
+        made.lost = _bytes_in(others) > most
+        if made.lost:
+            return made
+        copies = iter(copied(others, HOST))
+        made.layers = [
+            LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
+            for layer, stays in zip(cache.layers, stay, strict=True)
+        ]
+    return made
+
+
+def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
+    """Bytes of host memory that checkpoints take, what they share counted once."""
+    copies = {id(layer): layer for each in checkpoints for layer in each.copies}
+    marks = sum(each.tier.nbytes for each in checkpoints if each.tier is not None)
+    return _bytes_in(copies.values()) + marks
+
+
+@torch.inference_mode()
+def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> None:
+    """Copy what checkpoints need of a cache that is about to lose some of it; where that would take
+    more than `most` bytes of host memory, let go of them instead."""
+    lacking = [
+        (each, index, state)
+        for each in checkpoints
+        for index, state in enumerate(each.layers)
+        if state.copy is None
+        and state.mark is not None
+        and _whole(cache.layers[index], state.mark.used)
+    ]
+    layers = {index: cache.layers[index] for _, index, _ in lacking}
+    if _bytes_in(layers.values()) > most:
+        for each, _, _ in lacking:
+            each.let_go()
+        return
+    with aside():
+        copies = dict(zip(layers, copied([*layers.values()], HOST), strict=True))
+    for _, index, state in lacking:
+        state.copy = copies[index]
+
+
+@torch.inference_mode()
+def restored(
+    model: LoadedModel, made: Checkpoint, cache: KVCache, tier: Tier | None
+) -> KVCache | None:
+    """A cache that stands as it did, and the tier likewise if it had begun; None if nothing has
+    what it takes. The cache may be changed for it, the tier too, but not where memory runs out."""
+    if made.lost or (made.tier is not None and not made.tier.fits(tier)):
+        return None
+    before = KVCache(empty_cache(model).layers, made.seen, made.rehearsed)
+    if made.tier is not None:
+        assert tier is not None
+        made.tier.put_back(tier)
+        return before
+    if not made.layers:
+        return before  # the beginning
+    givers = [_giver(index, state, cache, tier) for index, state in enumerate(made.layers)]
+    if None in givers:
+        return None
+    copies = iter(copied(made.copies, model.device))
+    for index, (state, giver) in enumerate(zip(made.layers, givers, strict=True)):
+        if state.mark is None or giver == "copy":
+            before.layers[index] = next(copies)
+        elif giver == "cache":
+            before.layers[index] = cache.layers[index]
+        else:
+            before.layers[index] = _from_tier(index, state.mark, tier, model.device)
+    # All that has to be allocated is.
+    for layer, state in zip(before.layers, made.layers, strict=True):
+        if state.mark is not None:
+            _shorten(layer, state.mark)
+    return before
+
+
+@torch.inference_mode()
+def everything(model: LoadedModel, cache: KVCache, tier: Tier) -> KVCache:
+    """A cache with all that a tier has read, for a turn that will not look at it."""
+    layers = [tier.restored(index, 0, model.device) for index in range(len(tier.layers))]
+    return KVCache(layers, tier.seen, cache.rehearsed)
+
+
+def _bytes_in(layers: Iterable[LayerCache]) -> int:
+    """Bytes of layers, and of copies of them, what they share counted once."""
+    return bytes_held(tensor for layer in layers for tensor in layer.tensors)
+
+
+def _giver(
+    index: int, state: LayerState, cache: KVCache, tier: Tier | None
+) -> Literal["copy", "cache", "tier"] | None:
+    """What has all that a layer had: its copy, the cache still, or the tier that took over."""
+    mark, live = state.mark, cache.layers[index]
+    if state.copy is not None or mark is None:
+        return "copy"
+    if _whole(live, mark.used) and (live.rows > 0) == (mark.rows is not None):
+        return "cache"
+    source = None if tier is None else tier.layers[index]
+    if source is None or source.read < mark.used or source.bank.front is not None:
+        return None
+    return "tier"
+
+
+def _from_tier(index: int, mark: Mark, tier: Tier | None, device: torch.device) -> LayerCache:
+    """The first entries of a tier's layer, on a device, with room for what was remembered."""
+    assert tier is not None
+    source = tier.layers[index]
+    read, source.read = source.read, mark.used
+    try:
+        layer = tier.restored(index, 0, device)
+    finally:
+        source.read = read
+    return layer if mark.rows is None else layer.resized([mark.used], mark.rows.shape[2])
+
+
+def _whole(layer: LayerCache, count: int) -> bool:
+    """Whether a layer holds the first `count` entries, and possibly more, in order and as they
+    were."""
+    if len(layer.banks) != 1 or layer.like or layer.banks[0].front is not None:
+        return False
+    (bank,) = layer.banks
+    if bank.used < count:
+        return False
+    first = torch.arange(count, dtype=torch.int32, device=bank.own_positions.device)
+    return bool((bank.own_positions[:, :, :count] == first).all())
+
+
+def _shorten(layer: LayerCache, mark: Mark) -> None:
+    """Leave a layer its first entries, and what was remembered of them."""
+    (bank,) = layer.banks
+    bank.used, bank.newest_row = mark.used, mark.newest_row
+    if bank.rows is not None:
+        bank.rows.zero_()
+    if bank.rows is not None and mark.rows is not None:
+        bank.rows[..., : mark.used] = mark.rows[..., : mark.used]

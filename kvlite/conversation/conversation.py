@@ -1,0 +1,289 @@
+"""A conversation: what is said and answered, and gone back to."""
+
+from collections.abc import Iterator
+from functools import partial
+from threading import Event
+from typing import Any
+
+from kvlite.config.arguments import require_text
+from kvlite.config.settings import Settings
+from kvlite.conversation.branches import Branch, Message, Path, Said
+from kvlite.conversation.exchange import Exchange
+from kvlite.conversation.exclusive import alone, alone_by_steps
+from kvlite.conversation.metrics import Piece
+from kvlite.conversation.turn import Turn
+from kvlite.conversation.verify import Answered, checked
+from kvlite.engine.callbacks import Audience, Notify
+from kvlite.engine.reading import Progress
+from kvlite.errors import SettingError
+from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens
+
+
+class Conversation(Exchange):
+    """An exchange in words, in the model's chat template: messages that can be edited, answered
+    again and left for other branches."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The turns that went through the chat template; the last answer as far as it was heard."""
+        return self._path.messages
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The ways it went, in the order in which they were begun."""
+        return self.ways.branches
+
+    @alone
+    def read_ahead(
+        self,
+        text: str,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> bool:
+        """Read what the user's next message will begin with: a document, before the first question
+        about it is there. Only what differs is read when that is said to `stream`.
+
+        Args and errors are those of `read`.
+
+        Returns:
+            Whether it was read. It is not where something would be lost that the question might
+            want.
+        """
+        require_text(text)
+        audience = Audience(progress, notify, cancel)
+        if self._path.ahead:
+            raise SettingError("something was read ahead already: say what goes on from it")
+        self.context.end_step(self.settings)
+        ahead = certain(partial(self._said, cancel=cancel), text)
+        ids, turn = [*self._unread, *ahead], None
+        if ahead:
+            turn = self.ways.next_turn(ids, self.settings, answers=False)
+        if turn is None or (
+            turn.terms.loses and (turn.tier is None or not turn.terms.method.exact)
+        ):
+            return False
+        before = self.ways.standing(self.settings)
+        self.ways.take(turn, audience, before)
+        self._path.ahead, self._path.before = ahead, before
+        return True
+
+    @alone_by_steps
+    def stream(
+        self,
+        text: str,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Say `text` as the user, in the model's chat template, and stream the answer.
+
+        Args and errors are those of `generate`; they are raised when the first piece is asked for.
+        """
+        audience = Audience(progress, notify, cancel)
+        yield from self._stream(text, audience, self.settings.after_load(settings))
+
+    @alone_by_steps
+    def regenerate(
+        self,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Answer the last message again; the former answer stays, on a branch of its own. Without a
+        temperature it is the same.
+
+        Args and errors are those of `stream`; if it fails, the message is not said on this branch.
+        """
+        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        number = self._path.require(len(self._path.said))
+        said = self._path.said[-1]
+        text = self.messages[said.messages]["content"]
+        left, turn = self.ways.answer_again(number - 1, chosen)
+        if turn is not None:
+            yield from self._answered(said, text, turn, cancel)
+            return
+        self.ways.go_back(left, said, chosen, audience)
+        yield from self._stream(text, audience, chosen)
+
+    @alone_by_steps
+    def check(
+        self,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Answer the last message again from a cache that drops nothing, drawn as the answer was;
+        the conversation stands as before, whatever becomes of it.
+
+        Args and errors are those of `check.checked`.
+        """
+        told = Answered(self.context, self._path, self.ways.unanswered, self.settings)
+        return checked(told, Audience(progress, notify, cancel), **settings)
+
+    @alone_by_steps
+    def edit(
+        self,
+        number: int,
+        text: str,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Say user message `number`, counted from 1, in other words; what was said from there on
+        stays, on a branch of its own.
+
+        Args and errors are those of `stream`; if it fails, nothing is said from there on on this
+        branch.
+        """
+        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        require_text(text)
+        number = self._path.require(number)
+        said = self._path.said[number - 1]
+        ids = self._said(text, after=said, cancel=cancel)
+        if said.before is not None and not goes_on(ids, said.ahead):
+            said = said.before
+        self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, audience)
+        yield from self._stream(text, audience, chosen)
+
+    @alone
+    def undo(
+        self,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> str:
+        """Go back before the last message of the user's, which is forgotten with its answer and all
+        that was read since. What was read ahead of it stays read.
+
+        Returns:
+            The message.
+
+        Raises:
+            SettingError: there is none.
+            Stopped, OutOfMemory: as `switch`; then nothing is forgotten.
+        """
+        path, audience = self._path, Audience(progress, notify, cancel)
+        path.require(len(path.said))
+        return path.messages[self.ways.undo(self.settings, audience).messages]["content"]
+
+    @alone
+    def branch(
+        self,
+        number: int,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> None:
+        """Go back to just after the answer to user message `number`, counted from 1; what was said
+        since stays, on a branch of its own.
+
+        Raises:
+            SettingError: there is no such message, or nothing was said since.
+            Stopped, OutOfMemory: as `switch`.
+        """
+        audience, number = Audience(progress, notify, cancel), self._path.require(number)
+        if number == len(self._path.said):
+            raise SettingError(f"message {number} is the last one: nothing was said since")
+        said, left = self._path.said[number], self.ways.leave(number, self.settings)
+        self.ways.go_back(left, said, self.settings, audience)
+
+    @alone
+    def switch(
+        self,
+        branch: int,
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> None:
+        """Go on with one of the `branches`. What it has beyond the one that is left is read again,
+        unless the cache was copied.
+
+        Raises:
+            SettingError: there is no such branch.
+            Stopped, OutOfMemory: while that was read; then the conversation stands where the two
+                part, or at a message before, on a branch of its own.
+        """
+        self.ways.switch(branch, self.settings, Audience(progress, notify, cancel))
+
+    @property
+    def _path(self) -> Path:
+        return self.ways.path
+
+    def _stream(self, text: str, audience: Audience, chosen: Settings) -> Iterator[Piece]:
+        require_text(text)
+        self.context.end_step(chosen)
+        turn = self.ways.next_turn(
+            [*self._unread, *self._after_ahead(text, audience.cancel)], chosen
+        )
+        turn.note(self._not_read(text))
+        said = self.ways.standing(chosen)
+        self.ways.take(turn, audience, said)
+        self.ways.unanswered = self.context.hold_answering(chosen)
+        yield from self._answered(said, text, turn, audience.cancel)
+
+    def _answered(self, said: Said, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
+        """Stream the answer to a message that was read."""
+        answer = {"role": "assistant", "content": ""}
+        self._path.said.append(said)
+        self._path.read.append(len(self.token_ids))
+        self.messages.extend([{"role": "user", "content": text}, answer])
+        for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
+            answer["content"] += piece.text
+            yield piece
+
+    @property
+    def _unread(self) -> list[int]:
+        """What of the last answer goes before a new message: the template closes it itself."""
+        if self.model.tokenizer.chat_template is None or not self.messages:
+            return self.context.pending
+        return [token for token in self.context.pending if token not in self.model.stop_ids]
+
+    def _said(
+        self, text: str, *, after: Said | None = None, cancel: Event | None = None
+    ) -> list[int]:
+        """The tokens of a user message.
+
+        Args:
+            after: where it is said; None for now.
+
+        Raises:
+            ContextError: it cannot fit the model.
+            Stopped: `cancel` was set.
+        """
+        opening, first = not self.messages, len(self.token_ids) == len(self._path.ahead)
+        if after is not None:
+            opening, first = not after.messages, after.checkpoint.seen == len(after.ahead)
+        tokenizer, system = self.model.tokenizer, self.settings.system
+        encode = partial(said_tokens, tokenizer, text, opening=opening, first=first, system=system)
+        return self._tokenized(encode, text, cancel)
+
+    def _not_read(self, text: str) -> tuple[str, ...]:
+        """What of the documents in a message was not read."""
+        lacking = (each for each in self.documents if each.note)
+        return tuple(each.note for each in lacking if all_of([each]) in text)
+
+    def _after_ahead(self, text: str, cancel: Event | None) -> list[int]:
+        """The tokens of a new user message that have not been read ahead.
+
+        Raises:
+            SettingError: it does not begin with what was.
+        """
+        ids, ahead = self._said(text, cancel=cancel), self._path.ahead
+        if not ids:
+            raise SettingError("there is nothing to answer: say something")
+        if not goes_on(ids, ahead):
+            raise SettingError("the message does not begin with what was read ahead")
+        return ids[len(ahead) :]

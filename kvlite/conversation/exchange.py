@@ -1,0 +1,247 @@
+"""An exchange of tokens: read and answered in turns, on one context that stays compressed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path as FilePath
+from threading import Event, Lock
+from typing import Any, Self
+
+from kvlite.cache import KVCache
+from kvlite.config.arguments import path_of, require_callable, token_list
+from kvlite.config.settings import Settings
+from kvlite.conversation import snapshot
+from kvlite.conversation.context import Context
+from kvlite.conversation.exclusive import alone, alone_by_steps
+from kvlite.conversation.meanings import require_meanings
+from kvlite.conversation.metrics import Answer, Piece
+from kvlite.conversation.session_state import Held
+from kvlite.conversation.tensor_file import Progress as Saving
+from kvlite.conversation.ways import Ways
+from kvlite.documents import Document
+from kvlite.engine.callbacks import Audience, Notify
+from kvlite.engine.reading import Progress
+from kvlite.errors import SettingError
+from kvlite.memory.oom import Ladder
+from kvlite.methods.budget import method_and_amount
+from kvlite.model.chat_template import text_tokens
+from kvlite.model.load import LoadedModel
+from kvlite.model.text_limit import tokenized
+from kvlite.offload import Tier
+
+
+class Exchange:
+    """Turns on one context, as tokens, and the file they can be saved in. One thread at a time can
+    do anything with it: others are refused meanwhile.
+
+    Attributes:
+        busy: held while something is done.
+        context: what was read, as tokens.
+        documents: what it is about, for whoever saves it, and quotes from it once it is opened.
+        ways: that it went.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+        """Start empty.
+
+        Raises:
+            SettingError: the method, the budget or the bits are none, they do not fit each other,
+                or the method needs a calibration of the model.
+        """
+        require_meanings(settings)
+        method, _ = method_and_amount(settings.method, settings.budget)
+        method.fitted(model.shape, model.calibration)
+        self.busy = Lock()
+        self.model = model
+        self.settings = settings
+        self.context = Context(model)
+        self.documents: tuple[Document, ...] = ()
+        self.ways = Ways(self.context)
+
+    @property
+    def cache(self) -> KVCache:
+        """Keys and values held."""
+        return self.context.cache
+
+    @property
+    def tier(self) -> Tier | None:
+        """Everything that was read, if turns recall."""
+        return self.context.tier
+
+    @property
+    def ladder(self) -> Ladder:
+        """What was given up when memory ran out."""
+        return self.context.ladder
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token in the cache, in order; an answer's last one follows with the next turn."""
+        return self.context.token_ids
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of host memory that it takes to go back without reading again."""
+        return self.context.checkpoint_bytes
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """What live tensors were expected to come to in the last turn; 0 if that is not known."""
+        turn = self.context.turn
+        return 0 if turn is None else turn.account.planned or 0
+
+    @alone
+    def read(
+        self,
+        content: str | Sequence[int],
+        *,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+    ) -> None:
+        """Read text or token ids without answering.
+
+        Args:
+            content: no chat template is applied, and what is spelled like a control token in a
+                text is read as its characters: give token ids to have one. What does not fit the
+                budget is dropped now, chosen without a question: to ask about a text, say both in
+                one message to `stream`.
+            progress, cancel: as in `engine.prefill.prefill`.
+            notify: told what the ledger will note, a sentence each, before anything is read.
+
+        Raises:
+            ContextError: it does not fit the model's trained context.
+            SettingError: a token is not in the model's vocabulary.
+            Stopped: `cancel` was set; nothing of it was read.
+        """
+        audience = Audience(progress, notify, cancel)
+        if isinstance(content, str):
+            ids = self._tokenized(
+                partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids),
+                content,
+                cancel,
+            )
+        else:
+            ids = token_list(content)
+        if ids:
+            self.context.end_step(self.settings)
+            ids = [*self.context.pending, *ids]
+            turn = self.ways.next_turn(ids, self.settings, answers=False)
+            self.ways.take(turn, audience)
+
+    def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        ignore_eos: bool = False,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Answer:
+        """Read `token_ids` (at least one) and answer.
+
+        Args:
+            ignore_eos: go on past the model's end-of-text tokens.
+            progress, cancel: as in `engine.prefill.prefill`; `cancel` also ends the answer.
+            notify: as in `read`.
+            settings: override the conversation's for this turn, e.g. `max_new_tokens`.
+
+        Raises:
+            ContextError: the tokens do not fit the model's trained context; nothing was read.
+            SettingError: a setting is unknown or out of range; nothing was read.
+            Stopped: `cancel` was set while reading; nothing was read.
+        """
+        pieces = list(
+            self.stream_tokens(
+                token_ids,
+                ignore_eos=ignore_eos,
+                progress=progress,
+                notify=notify,
+                cancel=cancel,
+                **settings,
+            )
+        )
+        return Answer(
+            "".join(piece.text for piece in pieces),
+            [piece.token_id for piece in pieces if piece.token_id is not None],
+            pieces[-1].ledger,
+        )
+
+    @alone_by_steps
+    def stream_tokens(
+        self,
+        token_ids: Sequence[int],
+        *,
+        ignore_eos: bool = False,
+        progress: Progress | None = None,
+        notify: Notify | None = None,
+        cancel: Event | None = None,
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """`generate`, piece by piece. A new turn ends one that is still being answered."""
+        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        ids = token_list(token_ids)
+        if not ids:
+            raise SettingError("there is nothing to answer: give at least one token")
+        self.context.end_step(chosen)
+        turn = self.ways.next_turn([*self.context.pending, *ids], chosen)
+        self.ways.take(turn, audience)
+        yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
+
+    @alone
+    def save(
+        self,
+        path: str | FilePath,
+        *,
+        light: bool = False,
+        progress: Saving | None = None,
+        most: int | None = None,
+    ) -> int:
+        """Write it to a file, from which `Runner.open` goes on with it; its bytes. An answer that
+        is still going on is saved as far as it was heard. Args and errors are those of
+        `snapshot.save` and `held`."""
+        target, held = path_of(path), self.held(light=light)
+        require_callable(progress, "progress")
+        return snapshot.save(target, held, self.model, self.settings, progress, most, light=light)
+
+    def held(self, *, light: bool = False) -> Held:
+        """All that the next turn goes on from, as it stands: not copied.
+
+        Args:
+            light: the cache will not be looked at, unless it was compacted.
+
+        Raises:
+            InterruptedCacheError: a step was interrupted, and nothing can go on from that.
+        """
+        context = self.context
+        if not light or self.ways.path.compacted:
+            context.end_step(self.settings)
+            if context.tier is None:
+                context.cache.require_whole()
+        return Held(
+            cache=context.cache,
+            tier=context.tier,
+            token_ids=context.token_ids,
+            paths=self.ways.paths,
+            at=self.ways.at,
+            documents=self.documents,
+            pending=context.pending,
+            noted=context.noted,
+            given_up=context.ladder.taken,
+        )
+
+    def _tokenized(
+        self, encode: Callable[[], list[int]], text: str, cancel: Event | None
+    ) -> list[int]:
+        """The tokens that `encode` makes of a text, unless it cannot fit the model."""
+        model = self.model
+        return tokenized(encode, model.tokenizer, text, model.shape.max_context, cancel)
+
+    @classmethod
+    def resumed(cls, model: LoadedModel, settings: Settings, held: Held) -> Self:
+        """One that goes on from what another held, which must not go on itself. Errors as of a new
+        one."""
+        talk = cls(model, settings)
+        talk.context.resume(held)
+        talk.documents = held.documents
+        talk.ways.resume(held.paths, held.at)
+        return talk

@@ -1,0 +1,105 @@
+"""Conversations in files: Markdown to be read by people, snapshots to go on from."""
+
+from pathlib import Path
+
+from kvlite.config.atomic_file import replaced
+from kvlite.conversation import library
+from kvlite.conversation.file_info import SUFFIX, About, about
+from kvlite.conversation.session import Session
+from kvlite.engine.callbacks import Audience
+from kvlite.engine.reading import Progress
+from kvlite.errors import SettingError
+
+_MARKDOWN = (".md", ".markdown")
+_FORCE = " --force"
+
+
+def save(session: Session, name: str, progress: Progress) -> tuple[str, list[str]]:
+    """Keep the conversation.
+
+    Args:
+        name: a file's path, `.md` for Markdown or `.kv`; or that of an entry of the library. With
+            --force after it, what is there already gives way; without, only what this conversation
+            was saved as or loaded from.
+        progress: told (bytes done, of how many).
+
+    Returns:
+        Where it is, and entries of the library that gave way.
+
+    Raises:
+        SettingError: there is nothing to save, or it cannot be written there.
+        SnapshotError: likewise.
+    """
+    if not session.talk.messages and not session.waiting:
+        raise SettingError("nothing has been said yet, so there is nothing to save")
+    name, force = name.removesuffix(_FORCE).rstrip(), name.endswith(_FORCE)
+    path = Path(name).expanduser()
+    kind = path.suffix.lower()
+    target = path if kind in (SUFFIX, *_MARKDOWN) else library.path_of(name)
+    if target.exists() and not force and target.resolve() not in session.places:
+        raise SettingError(
+            f"{name} is there already, and is not this conversation: give another name, or replace "
+            f"it with /save {name}{_FORCE}"
+        )
+    where, gone = str(path), list[str]()
+    if kind == SUFFIX:
+        session.talk.save(path, progress=progress)
+    elif kind in _MARKDOWN:
+        _write(path, markdown(session))
+    else:
+        added = library.add(session.talk, name, progress)
+        where, gone = f"{added.name}, in the library", added.removed
+    session.places.add(target.resolve())
+    return where, gone
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with replaced(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def found(name: str) -> About:
+    """What a saved conversation says of itself.
+
+    Raises:
+        SettingError: there is none of this name.
+        SnapshotError: it is damaged, or of a newer format.
+    """
+    path = Path(name).expanduser()
+    if path.suffix.lower() in _MARKDOWN:
+        raise SettingError(f"{name} is text for people: what the model held is not in it")
+    if path.suffix.lower() != SUFFIX:
+        path = library.entry_path(name)
+    return about(path)
+
+
+def load(session: Session, path: Path, progress: Progress | None, reading: Audience) -> None:
+    """Go on with a conversation that was saved.
+
+    Args:
+        progress: told (bytes read, of how many).
+        reading: follows a light file being read again.
+
+    Raises:
+        SnapshotError: it is damaged, of another model, or of a newer format.
+        Stopped: `reading.cancel` was set; the conversation is the one it was.
+    """
+    session.resume(session.runner.open(path, progress=progress, reading=reading))
+    session.places.add(path.resolve())
+
+
+def markdown(session: Session) -> str:
+    """The conversation for people: who said what, and the documents by their names."""
+    messages = iter(session.messages)
+    parts = [f"# A conversation with {session.talk.settings.model}"]
+    for each in session.talk.messages:
+        if each["role"] == "user":
+            message = next(messages)
+            read = [f"*read {document.name}*" for document in message.documents]
+            parts += ["## You", *read, message.text.strip()]
+        else:
+            parts += ["## Model", each["content"].strip()]
+    return "\n\n".join(parts) + "\n"

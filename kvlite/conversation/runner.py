@@ -1,0 +1,237 @@
+"""A loaded model, ready to read and answer."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from kvlite.cache.bits import parse_kv_bits
+from kvlite.config.arguments import path_of, require_callable
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.meanings import require_meanings
+from kvlite.conversation.metrics import Answer
+from kvlite.conversation.snapshot import Snapshot
+from kvlite.conversation.tensor_file import Progress
+from kvlite.conversation.token_snapshot import read_again
+from kvlite.engine.callbacks import NOBODY, Audience
+from kvlite.engine.selfcheck import require_own_answers
+from kvlite.errors import ForecastError, SettingError
+from kvlite.memory.device_budget import hold
+from kvlite.methods.budget import method_and_amount
+from kvlite.methods.layer_policy import layer_rules
+from kvlite.model.load import LoadedModel, choose_device, load_model
+from kvlite.model.shape import ModelShape
+from kvlite.model.source import find_model
+from kvlite.offload.weights.loader import load_streamed
+from kvlite.planner.candidates import planner_here
+from kvlite.planner.plan import Plan, Planner, refusal
+
+# Tokens that are planned for where nobody says how many are to be read, and those that must fit.
+TOKENS, FEW = 4096, 256
+
+
+class Runner:
+    """Answers from token ids, and opens conversations.
+
+    Attributes:
+        model: the loaded model.
+        settings: defaults for everything asked of it, what was left open decided by the plan.
+        plan: made before a weight was read, if one could be.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings, plan: Plan | None = None) -> None:
+        self.model = model
+        self.settings = settings
+        self.plan = plan
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self.model.shape
+
+    @property
+    def model_path(self) -> Path:
+        """The folder of the safetensors in use."""
+        return self.model.path
+
+    def conversation(self, **settings: Any) -> Conversation:
+        """A new, empty conversation.
+
+        Args:
+            settings: override the runner's, for this conversation.
+        """
+        return Conversation(self.model, self.settings.after_load(settings))
+
+    def open(
+        self,
+        path: str | Path,
+        *,
+        progress: Progress | None = None,
+        reading: Audience = NOBODY,
+        **settings: Any,
+    ) -> Conversation:
+        """A conversation that was saved, to go on with.
+
+        Args:
+            progress: told (bytes read, of how many).
+            reading: follows a light file's tokens being read again; its progress is told (tokens
+                read, of how many).
+            settings: override those it was saved with.
+
+        Raises:
+            SnapshotError: the file is none, damaged, or of another model or a newer format.
+            OutOfMemory: there is no room for it.
+            SettingError: a setting is unknown or out of range.
+            Stopped: `reading.cancel` was set; the file is as it was.
+        """
+        require_callable(progress, "progress")
+        if not isinstance(reading, Audience):
+            raise SettingError(
+                f"reading {reading!r} is not a kvlite.engine.callbacks.Audience: give one"
+            )
+        with Snapshot(path_of(path)) as saved:
+            chosen = saved.settings(self.settings).after_load(settings)
+            return self.resumed(saved, chosen, progress, reading)
+
+    def resumed(
+        self,
+        saved: Snapshot,
+        settings: Settings,
+        progress: Progress | None = None,
+        reading: Audience = NOBODY,
+    ) -> Conversation:
+        """As `open`, of an open file and with whole settings."""
+        Conversation(self.model, settings)  # which are checked before all is read
+        if saved.about.light:
+            held = read_again(self.model, settings, saved.unread(self.model, progress), reading)
+        else:
+            held = saved.held(self.model, settings, progress)
+        return Conversation.resumed(self.model, settings, held)
+
+    def generate(
+        self,
+        token_ids: Sequence[int],
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        **settings: Any,
+    ) -> Answer:
+        """Read `token_ids` and answer, in a conversation of its own.
+
+        Args:
+            max_new_tokens: the longest answer; None as the settings say.
+            ignore_eos: go on past the model's end-of-text tokens.
+            settings: override the runner's, for this answer.
+        """
+        if max_new_tokens is not None:
+            settings["max_new_tokens"] = max_new_tokens
+        return self.conversation(**settings).generate(token_ids, ignore_eos=ignore_eos)
+
+
+def load(
+    model: str | None = None, *, notify: Callable[[str], None] | None = None, **settings: Any
+) -> Runner:
+    """Open a model.
+
+    Args:
+        model: the embedded `smollm2-135m` (default), a folder, a GGUF file, or a Hugging Face id.
+        notify: told in a sentence before anything that takes more than a few seconds.
+        settings: defaults for everything asked of the runner (see `Settings`).
+
+    Raises:
+        ModelError: it cannot be found, opened or run.
+        SettingError: a setting is unknown or out of range.
+    """
+    require_callable(notify, "notify")
+    if model is not None:
+        settings["model"] = model
+    return open_runner(Settings().replace(settings), notify)
+
+
+def open_runner(
+    settings: Settings,
+    notify: Callable[[str], None] | None = None,
+    reads: Callable[..., int] | None = None,
+    cancel: Event | None = None,
+) -> Runner:
+    """`load` from whole settings; everything is checked, and a plan made, before a weight is read.
+
+    Args:
+        reads: how many tokens are to be read, given `tokenizer` and `max_context`; raises
+            ContextError if these are too many. Without it some thousand are planned for.
+        cancel: set to end it, at the latest when the weight that is being read is there.
+
+    Raises:
+        ContextError: more is to be read than the model was trained for.
+        SettingError: also if the plan says that nothing fits, with the numbers.
+        Stopped: `cancel` was set.
+    """
+    require_meanings(settings)
+    device = choose_device(settings.device)
+    folder = find_model(settings.model, notify, cancel)
+    planner = planner_here(settings, folder, device, reads_text=reads is not None, cancel=cancel)
+    tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
+    asked = None
+    if reads is not None and tokenizer is not None:
+        asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
+    _require_fit(planner, settings, asked)
+    tokens = TOKENS if asked is None else asked
+    most = planner.shape.max_context - settings.max_new_tokens
+    plan = _planned(planner, max(1, min(tokens, most)))
+    if plan is not None and not plan.fits and reads is None:
+        plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
+    if plan is not None and not plan.fits:
+        raise refusal(plan)
+    choice = planner.usual() if plan is None else plan.choice
+    hold(device, settings.vram)
+    opened = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
+    model = opened(
+        folder,
+        device=device,
+        weights=choice.weights,
+        calibration=calibration,
+        tokenizer=tokenizer,
+        cancel=cancel,
+    )
+    if choice.weights.stored:
+        require_own_answers(model)
+    return Runner(model, choice.applied(settings), plan)
+
+
+def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> None:
+    """Refuse what no turn can do with this model.
+
+    Args:
+        tokens: that will be read; None if nobody knows, and answers may be shorter then, too.
+    """
+    method, amount = method_and_amount(settings.method, settings.budget)
+    method = method.fitted(planner.shape, planner.forecaster.calibration)
+    bits, shape = parse_kv_bits(settings.kv_bits), planner.shape
+    seen = min(max(1, tokens or 1), shape.max_context)
+
+    def budget(longest: int) -> int:
+        itemsize = planner.offers[0][1].dtype.itemsize
+        return amount.resolve(shape, method, seen, longest, itemsize, bits)
+
+    try:
+        average = budget(1 if tokens is None else settings.max_new_tokens)
+    except SettingError:
+        budget(settings.max_new_tokens)  # says how much that takes
+        raise
+    if average < seen:
+        method.check(average)
+    layer_rules(method, shape, average, seen, bits=bits)
+
+
+def _planned(planner: Planner, tokens: int) -> Plan | None:
+    """A plan; None where none can be made, and a turn that does not fit will say why."""
+    try:
+        return planner.best(tokens)
+    except (ForecastError, SettingError):
+        return None

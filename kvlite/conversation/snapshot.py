@@ -1,0 +1,343 @@
+"""Conversations in files: saved whole or not at all, opened where the same model is.
+
+The next answer after opening is that of the conversation that was saved. Anything else is refused
+in a sentence: another model, a newer format, a file that was damaged or cut short.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kvlite
+from kvlite.cache import KVCache
+from kvlite.cache.snapshot import Form, Parts, Plain, Whole, described, layer_of
+from kvlite.cache.sound import require
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.conversation.file_info import WRONG, about_in, digest_of
+from kvlite.conversation.recorded import recorded, walked
+from kvlite.conversation.session_state import Held, Unread
+from kvlite.conversation.tensor_file import LIGHT, WHOLE, Progress, TensorFile, write_tensors
+from kvlite.documents import Document
+from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
+from kvlite.memory.free import free_bytes, ran_out
+from kvlite.memory.oom import RUNGS
+from kvlite.model.identity import Identity
+from kvlite.model.load import LoadedModel
+from kvlite.offload import Tier
+from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.placement import place
+from kvlite.offload.kv.serialize import PREFIX, tier_of, tier_parts
+
+# What is up to whoever opens a file: which machine it is, and how much of it may be taken.
+_OPENERS = (
+    "model",
+    "device",
+    "weights",
+    "vram",
+    "stream",
+    "chunk",
+    "measure",
+    "recall_limit",
+    "never_lossy",
+)
+
+
+def save(
+    path: Path,
+    held: Held,
+    model: LoadedModel,
+    settings: Settings,
+    progress: Progress | None = None,
+    most: int | None = None,
+    *,
+    light: bool = False,
+) -> int:
+    """Write a conversation to a file; its bytes. What was there stays until all of it is written.
+
+    Args:
+        progress: told (bytes done, of how many).
+        most: bytes it may have.
+        light: leave out the cache and the tier, which are read again when it is opened. Of a
+            conversation that was compacted they are written: reading would not give them back.
+
+    Raises:
+        SnapshotError: it cannot be written there, or would be larger.
+    """
+    light = light and not held.compacted
+    plain: Plain = {
+        "kvlite": kvlite.__version__,
+        "created": time.time(),
+        "model": _whole_name(settings.model),
+        "identity": asdict(_identity_of(model, path)),
+        "settings": asdict(settings),
+        "tokens": len(held.token_ids),
+        "messages": len(held.path.messages),
+        "documents": [each.name for each in held.documents],
+        "ahead": digest_of(held.documents) if held.path.ahead and held.documents else "",
+        "pending": held.pending,
+        "noted": list(held.noted),
+        "given_up": held.given_up,
+    }
+    tensors = dict[str, Tensor]()
+    if light:
+        plain["light"] = True
+    else:
+        tensors |= _cache_parts(held, plain)
+    tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
+    tensors["ahead"] = torch.tensor(held.path.ahead, dtype=torch.int32)
+    tensors["ways"] = _text(recorded(held.paths, held.at, held.tier))
+    tensors["documents"] = _text([asdict(each) for each in held.documents])
+    return write_tensors(path, plain, tensors, progress, most, LIGHT if light else WHOLE)
+
+
+def _identity_of(model: LoadedModel, path: Path) -> Identity:
+    """A model's identity, which its files tell.
+
+    Raises:
+        SnapshotError: they are gone, or cannot be read.
+    """
+    try:
+        return Identity.of(model)
+    except ModelError as error:
+        raise SnapshotError(f"{path} is not written, what was there still is: {error}") from error
+
+
+def _cache_parts(held: Held, plain: Plain) -> dict[str, Tensor]:
+    """The tensors of the cache and the tier, which are described in what is said of the file."""
+    parts = Parts("cache")
+    layers = [described(parts, f"{index}", layer) for index, layer in enumerate(held.cache.layers)]
+    plain["cache"] = {
+        "seen": held.cache.seen,
+        "rehearsed": held.cache.rehearsed,
+        "writing": held.cache.writing,
+        "objects": parts.objects,
+        "layers": layers,
+    }
+    if held.tier is None:
+        return parts.tensors
+    own, plain["tier"] = tier_parts(held.tier)
+    return {**parts.tensors, **own.tensors}
+
+
+class Snapshot:
+    """A file that a conversation can be opened from.
+
+    Attributes:
+        about: what it says of itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it and check what it says of itself.
+
+        Raises:
+            SnapshotError: it is none, a damaged one, or of a newer format.
+        """
+        self.file = TensorFile(path)
+        try:
+            self.about = about_in(self.file)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def settings(self, own: Settings) -> Settings:
+        """The conversation's settings, but for what is up to this machine.
+
+        Args:
+            own: those of the model that is loaded.
+
+        Raises:
+            SettingError: this version does not know one of its values.
+        """
+        known = {each.name for each in fields(Settings)} - {*_OPENERS}
+        saved = {name: value for name, value in self.about.settings.items() if name in known}
+        return own.replace(saved)
+
+    def documents(self) -> tuple[Document, ...]:
+        """The documents that were read.
+
+        Raises:
+            SnapshotError: the file is damaged.
+        """
+        with self._told():
+            return tuple(map(_document, self._plain("documents")))
+
+    def unread(self, model: LoadedModel, progress: Progress | None = None) -> Unread:
+        """What any file has, and a light one nothing else; `light.read_again` makes the rest.
+
+        Args:
+            progress: told (bytes done, of how many).
+
+        Raises:
+            SnapshotError: the file is damaged, or of another model.
+        """
+        self.about.identity.require(Identity.of(model), self.about.path, self.about.model)
+        self.file.progress = progress
+        try:
+            with self._told():
+                found = self._unread(model)
+                walked(found.ways, None, model.shape.layers)
+                return found
+        finally:
+            self.file.progress = None
+
+    @torch.inference_mode()
+    def held(
+        self, model: LoadedModel, settings: Settings, progress: Progress | None = None
+    ) -> Held:
+        """What the conversation goes on from, on a model's device, if the file is not light.
+
+        Args:
+            settings: of the turns to come: they say where what is recalled goes, `--recall off`
+                that it is not wanted.
+            progress: told (bytes done, of how many).
+
+        Raises:
+            SnapshotError: the file is damaged, of another model, or there is no room for what is
+                recalled.
+            OutOfMemory: there is not enough for the rest.
+        """
+        self.about.identity.require(Identity.of(model), self.about.path, self.about.model)
+        self.file.progress = progress
+        failed = False
+        try:
+            with self._told():
+                return self._held(model, settings)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            failed = True
+        finally:
+            self.file.progress = None
+        assert failed
+        free = readable(free_bytes(model.device))
+        raise OutOfMemory(
+            f"{self.about.path} takes {readable(self.about.nbytes)}, and {free} are free on "
+            f"{model.device}: close other programs"
+        )
+
+    def _held(self, model: LoadedModel, settings: Settings) -> Held:
+        found, noted = self._unread(model), list[str]()
+        cache, tier = self._cache(model, len(found.token_ids)), None
+        if "tier" in self.file.about and (settings.recall != "off" or not cache.entries_mean):
+            tier, noted = self._tier(model, settings, len(found.token_ids))
+        paths, at = walked(found.ways, tier, model.shape.layers)
+        paths[at].ahead = found.ahead
+        return Held(
+            cache=cache,
+            tier=tier,
+            token_ids=found.token_ids,
+            paths=paths,
+            at=at,
+            documents=found.documents,
+            pending=found.pending,
+            noted=(*found.noted, *noted),
+            given_up=found.given_up,
+        )
+
+    def _unread(self, model: LoadedModel) -> Unread:
+        plain = self.file.about
+        token_ids, ahead = self._ids("token_ids", model), self._ids("ahead", model)
+        pending, given_up = plain["pending"], plain["given_up"]
+        require(all(type(token) is int for token in pending))
+        require({*given_up} <= {rung.name for rung in RUNGS})
+        require(token_ids[len(token_ids) - len(ahead) :] == ahead)
+        return Unread(
+            token_ids=token_ids,
+            ways=self._plain("ways"),
+            documents=self.documents(),
+            pending=pending,
+            ahead=ahead,
+            noted=tuple(str(each) for each in plain["noted"]),
+            given_up=given_up,
+        )
+
+    def _cache(self, model: LoadedModel, tokens: int) -> KVCache:
+        plain, shape = self.file.about["cache"], model.shape
+        require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
+        whole = Whole(self.file, plain["objects"], model.device)
+        # A token that was being written when memory ran out is in some layers already.
+        form = Form(shape.kv_heads, shape.head_dim, model.dtype, tokens + 1)
+        layers = [layer_of(whole, each, form) for each in plain["layers"]]
+        return KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"])
+
+    def _tier(self, model: LoadedModel, settings: Settings, tokens: int) -> tuple[Tier, list[str]]:
+        """The tier, where the settings and the machine allow it to be; what the user is told."""
+        plain = self.file.about["tier"]
+        require(0 < plain["seen"] <= tokens)
+        names = [name for name in self.file.names() if name.startswith(f"{PREFIX}.")]
+        needed = sum(map(self.file.size, names))
+        try:
+            disk, spare, said = self._place(model, settings, needed)
+            tier = tier_of(
+                self.file, plain, model.shape, model.dtype, model.device, disk=disk, spare=spare
+            )
+        except RecallError as error:
+            raise SnapshotError(
+                f"{self.about.path} has {readable(needed)} to recall from, for which there is no "
+                "room in memory or on disk (--recall, --recall-limit, KVLITE_CACHE): --recall off "
+                "opens it without"
+            ) from error
+        return tier, said
+
+    def _place(
+        self, model: LoadedModel, settings: Settings, needed: int
+    ) -> tuple[Disk | None, bool, list[str]]:
+        return place(settings, Tier.empty(model.shape, model.dtype, None), needed)
+
+    def _ids(self, name: str, model: LoadedModel) -> list[int]:
+        held = self.file.new(name, torch.device("cpu"))
+        require(held.dtype == torch.int32 and held.dim() == 1)
+        ids: list[int] = held.tolist()
+        require(not ids or (min(ids) >= 0 and max(ids) < model.shape.vocab))
+        return ids
+
+    def _plain(self, name: str) -> Any:
+        held = self.file.new(name, torch.device("cpu"))
+        return json.loads(held.numpy().tobytes())
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What is wrong with the file, in a sentence."""
+        try:
+            yield
+        except SnapshotError as error:
+            if str(self.about.path) in str(error):
+                raise
+            raise self.file.damaged(str(error)) from error
+        except (RuntimeError, *WRONG) as error:
+            if ran_out(error):
+                raise
+            raise self.file.damaged() from error
+
+
+def _document(plain: Plain) -> Document:
+    starts, not_read = tuple(plain["page_starts"]), tuple(map(str, plain.get("not_read", ())))
+    return Document(str(plain["name"]), str(plain["text"]), starts, not_read)
+
+
+def _whole_name(model: str) -> str:
+    """A model's name as it is understood from any folder."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
+def _text(plain: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)

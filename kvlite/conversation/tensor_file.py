@@ -1,0 +1,338 @@
+"""Tensors and a description in one file: written whole or not at all, each byte checked when read.
+
+It is a safetensors file (https://github.com/huggingface/safetensors, "Format"), so other programs
+can look into it, and nothing in it can be run. Its header begins with its own checksum; each tensor
+has one too. They are CRC-32: only accidents are to be told, and it is the fastest at hand.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvlite.config.atomic_file import replacing
+from kvlite.config.units import readable
+from kvlite.errors import SnapshotError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kvlite.offload.weights.files import Stage
+
+
+# Whole conversations, which any kvlite opens; light ones, which the first did not know. What is
+# newer than the last is refused.
+WHOLE, LIGHT = 1, 2
+FORMAT = LIGHT
+LONGEST_HEADER = 100_000_000
+# Large enough for the disk, small enough to stay in a core's cache from reading to checking.
+BLOCK = 1 << 20
+
+Progress = Callable[[int, int], None]
+
+# The format's name of each of torch's types, and its bytes.
+_KINDS = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+_TYPES = {kind: (name, size) for name, (kind, size) in _KINDS.items()}
+_BEGIN, _NO_SUM, _ALIGNED = b'{"__metadata__":{"crc32":"', "0" * 8, 64
+
+
+class _Entry(NamedTuple):
+    """A tensor in a file: what torch calls its type, its bytes, and their checksum."""
+
+    type: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    checksum: int
+
+
+def write_tensors(
+    path: Path,
+    about: Mapping[str, Any],
+    tensors: "Mapping[str, Tensor]",
+    progress: Progress | None = None,
+    most: int | None = None,
+    form: int = WHOLE,
+) -> int:
+    """Write a file, or leave what was there; its bytes.
+
+    Args:
+        about: what JSON can hold.
+        tensors: by name, on any device, in any layout; none is copied as a whole.
+        progress: told (bytes done, of how many).
+        most: bytes it may have.
+        form: the format, which says who can open it.
+
+    Raises:
+        SnapshotError: it cannot be written there, or would be larger.
+    """
+    # Those of wide numbers come first, so that each begins where its numbers may.
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    sizes = [tensors[name].numel() * tensors[name].element_size() for name in order]
+    named = [(name, tensors[name]) for name in order]
+    empty = _header(about, named, [_NO_SUM] * len(order), form)
+    total, done = len(empty) + sum(sizes), len(empty)
+    if most is not None and total > most:
+        raise SnapshotError(
+            f"{path} would take {readable(total)}, and the limit is {readable(most)}: raise it "
+            "with `kvlite library limit SIZE`, or name a file elsewhere"
+        )
+    with replacing(path, total) as file:
+        file.write(empty)
+        sums = []
+        for name in order:
+            checksum = 0
+            for block in _blocks(tensors[name]):
+                file.write(block)
+                checksum = zlib.crc32(block, checksum)
+                done += len(block)
+                if progress is not None:
+                    progress(done, total)
+            sums.append(f"{checksum:08x}")
+        file.seek(0)
+        file.write(_header(about, named, sums, form))
+    return total
+
+
+def _header(
+    about: Mapping[str, Any], order: "list[tuple[str, Tensor]]", sums: list[str], form: int
+) -> bytes:
+    """Length and header, checksum and all."""
+    metadata = {
+        "crc32": _NO_SUM,
+        "format": str(form),
+        "sums": "".join(sums),
+        "kvlite": json.dumps(about),
+    }
+    table: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, tensor in order:
+        end = at + tensor.numel() * tensor.element_size()
+        (kind, _), shape = _KINDS[_type_of(tensor)], list(tensor.shape)
+        table[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNED)
+    return _summed(len(text).to_bytes(8, "little") + text)
+
+
+def _summed(header: bytes) -> bytes:
+    """A header with its own checksum, which is that of the header without one."""
+    at = 8 + len(_BEGIN)
+    blank = header[:at] + _NO_SUM.encode() + header[at + len(_NO_SUM) :]
+    return blank[:at] + f"{zlib.crc32(blank):08x}".encode() + blank[at + len(_NO_SUM) :]
+
+
+class TensorFile:
+    """A file that is read from. It is kept open, so that it may be replaced or removed meanwhile.
+
+    Attributes:
+        path: its path.
+        nbytes: its size.
+        about: what was written with the tensors.
+        progress: told (bytes read, of how many) when set.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read and check its header.
+
+        Raises:
+            SnapshotError: it is no such file, or a damaged one, or of a newer format.
+        """
+        self.path = path
+        self.progress: Progress | None = None
+        self.file = _opened(path)
+        try:
+            self.nbytes = os.fstat(self.file.fileno()).st_size
+            self._begin, self.about, self._table = self._read_header()
+        except BaseException:
+            self.file.close()
+            raise
+        self._stages: dict[str, Stage] = {}
+        self._done = self._begin
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+    def __enter__(self) -> "TensorFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def damaged(self, what: str = "") -> SnapshotError:
+        """The error that says so.
+
+        Args:
+            what: more than that, if it is known.
+        """
+        more = f" ({what})" if what else ""
+        return SnapshotError(
+            f"{self.path} is damaged or cut short{more}: use another copy of it, or make it again"
+        )
+
+    def size(self, name: str) -> int:
+        """Bytes of a tensor."""
+        entry = self._entry(name)
+        return entry.end - entry.begin
+
+    def names(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._table)
+
+    def new(self, name: str, device: "torch.device") -> "Tensor":
+        """A tensor in storage of its own.
+
+        Raises:
+            SnapshotError: there is none of this name, or it is damaged.
+        """
+        import torch
+
+        entry = self._entry(name)
+        made = torch.empty(entry.shape, dtype=getattr(torch, entry.type), device=device)
+        self.fill(name, made)
+        return made
+
+    def fill(self, name: str, into: "Tensor") -> None:
+        """Read a tensor straight to where it is wanted, of the same shape and type, in any layout;
+        errors as of `new`."""
+        from kvlite.offload.weights.files import Direct, Pinned
+
+        entry = self._entry(name)
+        if into.shape != entry.shape or _type_of(into) != entry.type:
+            raise self.damaged(f"{name} has another size")
+        kind = into.device.type
+        if kind not in self._stages:
+            self._stages[kind] = Pinned() if kind == "cuda" else Direct()
+        checksum = 0
+        self.file.seek(entry.begin)
+        for run in runs(into):
+            for piece in self._stages[kind].pieces(run):
+                checksum = self._read(piece, checksum)
+        if checksum != entry.checksum:
+            raise self.damaged(name)
+
+    def _read(self, piece: "Tensor", checksum: int) -> int:
+        """Fill host memory; the checksum with it."""
+        import torch
+
+        left = piece.view(torch.uint8).numpy().data
+        while left:
+            try:
+                count = self.file.readinto(left[:BLOCK])
+            except OSError as error:
+                raise self.damaged(error.strerror or str(error)) from error
+            if not count:
+                raise self.damaged()
+            checksum = zlib.crc32(left[:count], checksum)
+            left, self._done = left[count:], self._done + count
+            if self.progress is not None:
+                self.progress(self._done, self.nbytes)
+        return checksum
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._table:
+            raise self.damaged(f"{name} is missing")
+        return self._table[name]
+
+    def _read_header(self) -> tuple[int, dict[str, Any], dict[str, _Entry]]:
+        head = self._exactly(min(8 + len(_BEGIN), self.nbytes))
+        if not head[8:] == _BEGIN[: len(head[8:])]:
+            raise SnapshotError(
+                f"{self.path} is no snapshot of kvlite's: `kvlite read` makes one of a document"
+            )
+        length = int.from_bytes(head[:8], "little")
+        begin = 8 + length
+        if begin > self.nbytes or not len(_BEGIN) + 8 < length <= LONGEST_HEADER:
+            raise self.damaged()
+        header = head + self._exactly(begin - len(head))
+        if _summed(header) != header:
+            raise self.damaged("its header")
+        try:
+            table = json.loads(header[8:])
+            metadata = table.pop("__metadata__")
+            if int(metadata["format"]) > FORMAT:
+                raise SnapshotError(
+                    f"{self.path} was made by a newer kvlite (format {metadata['format']}, this "
+                    f"one knows {FORMAT}): update kvlite to open it"
+                )
+            about = json.loads(metadata["kvlite"])
+            entries = self._entries(table, metadata["sums"], begin)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self.damaged("its header") from error
+        return begin, about, entries
+
+    def _entries(self, table: dict[str, Any], sums: str, begin: int) -> dict[str, _Entry]:
+        entries, at = dict[str, _Entry](), begin
+        for number, (name, plain) in enumerate(table.items()):
+            (kind, itemsize), shape = _TYPES[plain["dtype"]], tuple(plain["shape"])
+            first, last = (begin + int(each) for each in plain["data_offsets"])
+            size = prod(shape) * itemsize
+            if first != at or last - first != size or min(shape, default=0) < 0:
+                raise ValueError(name)
+            checksum = int(sums[8 * number : 8 * number + 8], 16)
+            entries[name] = _Entry(kind, shape, first, last, checksum)
+            at = last
+        if at != self.nbytes:
+            raise self.damaged(f"{self.nbytes:,} bytes instead of {at:,}")
+        return entries
+
+    def _exactly(self, count: int) -> bytes:
+        data = self.file.read(count)
+        while len(data) < count and (more := self.file.read(count - len(data))):
+            data += more
+        if len(data) != count:
+            raise self.damaged()
+        return data
+
+
+def _opened(path: Path) -> FileIO:
+    try:
+        if path.is_dir():
+            raise SnapshotError(f"{path} is a folder: name a .kv file")
+        if path.exists() and not path.is_file():
+            raise SnapshotError(f"{path} is a device or a pipe: name a .kv file")
+        return path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise SnapshotError(f"there is no file {path}: check the path") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise SnapshotError(f"{path} cannot be read ({why}): check its permissions") from error
+
+
+def _type_of(tensor: "Tensor") -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def runs(tensor: "Tensor") -> "Iterator[Tensor]":
+    """The parts of a tensor that lie without gaps, flat, in order."""
+    if tensor.is_contiguous():
+        if tensor.numel():
+            yield tensor.view(-1)
+        return
+    for part in tensor:
+        yield from runs(part)
+
+
+def _blocks(tensor: "Tensor") -> Iterator[memoryview]:
+    """A tensor's bytes, a megabyte at a time."""
+    import torch
+
+    for run in runs(tensor):
+        for part in run.split(max(1, BLOCK // run.element_size())):
+            yield part.cpu().view(torch.uint8).numpy().data

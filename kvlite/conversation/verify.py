@@ -1,0 +1,209 @@
+"""An answer checked: the last message answered once more, from a cache that drops nothing.
+
+All of it happens beside the conversation, which is only looked at: stopped, failed or left in the
+middle, it stands as it did.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Literal
+
+import torch
+
+from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.copying import copied
+from kvlite.config.settings import Settings
+from kvlite.conversation.branches import Path
+from kvlite.conversation.checkpoint import Checkpoint
+from kvlite.conversation.context import Context
+from kvlite.conversation.metrics import Piece
+from kvlite.engine.callbacks import Audience
+from kvlite.engine.prefill import empty_cache
+from kvlite.memory.oom import CHUNK, HIDDEN, Ladder, Offers, T
+from kvlite.methods.budget import method_and_amount
+from kvlite.offload import Tier
+
+_WHOLE = {
+    "method": "full",
+    "budget": "100%",
+    "kv_bits": "16",
+    "recall": "off",
+    "never_lossy": True,
+}
+
+Run = tuple[Literal["both", "one", "other"], str]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A conversation whose last answer is checked.
+
+    Attributes:
+        context: what was read, and is not changed.
+        path: the way it is on.
+        unanswered: the last message as it was read, if that is known.
+        settings: of the conversation: by these it was read.
+    """
+
+    context: Context
+    path: Path
+    unanswered: Checkpoint | None
+    settings: Settings
+
+    @property
+    def drawn(self) -> Settings:
+        """The settings by which the last answer was drawn, as far as that is known."""
+        turn = self.context.turn
+        return self.settings if turn is None or self.unanswered is None else turn.settings
+
+
+def checked(told: Answered, audience: Audience, **settings: object) -> Iterator[Piece]:
+    """Answer the last message again from all that was read before it, drawn as the former answer.
+
+    What the recall tier or the cache has of that is copied, and just one token is computed; where
+    they lack any of it, all is read again, and the audience is told so first.
+
+    Args:
+        settings: override those of the drawing.
+
+    Raises:
+        SettingError: nothing has been said, or a setting is unknown or out of range.
+        OutOfMemory: it takes more memory than there is.
+        Stopped: it was cancelled while it was read.
+    """
+    told.path.require(len(told.path.said))
+    chosen = told.drawn.after_load(settings).replace(_WHOLE)
+    own = Context(told.context.model)
+    own.ladder = _Careful(own.model.device)
+    ids = told.context.token_ids[: told.path.read[-1]]
+    say = audience.notify or _nothing
+    found = own.ladder.run(partial(_held, told, len(ids) - 1), {})
+    if found is not None:
+        own.cache, own.token_ids = found, ids[:-1]
+    else:
+        say(f"{len(ids):,} tokens are read again")
+    own.noted = tuple(_notes(told, copied=found is not None))
+    turn = own.next_turn(ids[len(own.token_ids) :], chosen)
+    for note in own.noted:
+        say(note)
+    own.read(turn, audience)
+    yield from own.answer(turn, ignore_eos=False, cancel=audience.cancel)
+
+
+class _Careful(Ladder):
+    """Gives up only what costs no quality, and leaves no trace in the model."""
+
+    def run(self, work: Callable[[], T], offers: Offers) -> T:
+        return super().run(work, _traceless(offers))
+
+    def foresee(self, storage: int, workspace: Callable[[], int], offers: Offers) -> None:
+        super().foresee(storage, workspace, _traceless(offers))
+
+
+def _traceless(offers: Offers) -> Offers:
+    return {name: offers[name] for name in (CHUNK, HIDDEN) if name in offers}
+
+
+def _notes(told: Answered, *, copied: bool) -> Iterator[str]:
+    """Why the answer is not from all that was ever read, as it was."""
+    if told.path.compacted:
+        yield (
+            "what was forgotten when the conversation outgrew the model's context is not in this "
+            "answer either"
+        )
+    tier = told.context.tier
+    if copied and tier is not None and _rounded(tier):
+        yield (
+            f"what was read is kept in {tier.bits} bits to be recalled, and this answer is made "
+            "from that: --recall-bits 16 keeps it as it was"
+        )
+
+
+def _rounded(tier: Tier) -> bool:
+    return any(layer.bank.front is not None for layer in tier.layers)
+
+
+@torch.inference_mode()
+def _held(told: Answered, seen: int) -> KVCache | None:
+    """A cache of its own with all of the first `seen` tokens; None if nothing has them, exact."""
+    context, settings = told.context, told.settings
+    method, _ = method_and_amount(settings.method, settings.budget)
+    if not method.exact or not seen:
+        return None
+    windows = context.model.shape.windows
+    layers = empty_cache(context.model).layers
+    for index, window in enumerate(windows):
+        first = 0 if window is None else max(0, seen + 1 - window)
+        givers = _givers(told, index)
+        made = next((cut for each in givers if (cut := _cut(each, first, seen))), None)
+        if made is None:
+            return None
+        layers[index] = made
+    return KVCache(layers, seen, context.cache.rehearsed)
+
+
+def _givers(told: Answered, index: int) -> Iterator[LayerCache]:
+    """Copies on the device of what may have all that a layer read: the cache, what it was before
+    the answer, and the tier."""
+    device, tier = told.context.model.device, told.context.tier
+    live = told.context.cache.layers[index]
+    if _plain(live):
+        yield live.resized([live.banks[0].used])
+    kept = (
+        told.unanswered.layers[index].copy if told.unanswered and told.unanswered.layers else None
+    )
+    if kept is not None and _plain(kept):
+        (on_device,) = copied([kept], device)
+        yield on_device.resized([on_device.banks[0].used])
+    if tier is not None and tier.begun:
+        yield tier.restored(index, 0, device)
+
+
+def _plain(layer: LayerCache) -> bool:
+    """Whether all heads hold equally many entries, as they were computed."""
+    return len(layer.banks) == 1 and not layer.like and layer.banks[0].front is None
+
+
+def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
+    """A layer in order without what came later, if it has every position from `first` on."""
+    (bank,) = layer.banks
+    positions = bank.own_positions[:, :, : bank.used]
+    used = int((positions[0, 0] < end).sum())
+    if used < end - first:
+        return None
+    wanted = torch.arange(first, end, dtype=torch.int32, device=positions.device)
+    if not bool((positions[:, :, used - len(wanted) : used] == wanted).all()):
+        return None
+    bank.used = used
+    return layer
+
+
+def _nothing(note: str) -> None:
+    """Said to nobody."""
+
+
+def difference(one: str, other: str) -> list[Run]:
+    """Where two answers differ, by words: runs in order, each in "both" (as `one` has it) or in one
+    of them alone, with the spaces that follow. White space alone is no difference."""
+    ours, theirs = _words(one), _words(other)
+    matcher = SequenceMatcher(
+        None, [each.strip() for each in ours], [each.strip() for each in theirs], autojunk=False
+    )
+    runs: list[Run] = []
+    for kind, start, end, begin, stop in matcher.get_opcodes():
+        if kind == "equal":
+            runs.append(("both", "".join(ours[start:end])))
+            continue
+        if end > start:
+            runs.append(("one", "".join(ours[start:end])))
+        if stop > begin:
+            runs.append(("other", "".join(theirs[begin:stop])))
+    return runs
+
+
+def _words(text: str) -> list[str]:
+    """Words, each with the white space behind it; the first also with what is before it."""
+    return [word for word in re.findall(r"^\s*\S*\s*|\S+\s*", text) if word]

@@ -1,0 +1,215 @@
+"""What a cache can do without when memory runs out, in place: bits, entries.
+
+Layers are made smaller one at a time, so that what this takes itself is little; one for which
+there is not even that stays as it is.
+"""
+
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, KVBits, KVCache, LayerCache, Selection
+from kvlite.memory.free import ran_out
+from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, STREAM, Offers
+from kvlite.methods.layer_policy import PROVISION, ROOM, Rule
+from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
+from kvlite.offload.weights.leaving import stream_from_memory
+
+# What stays whatever is given up: the first entries, on which much attention rests, and a few more.
+SINKS, LEAST = 4, 16
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Layers that can be replaced by smaller ones.
+
+    Attributes:
+        layers: of the model, as far as there are any.
+        fixed: indices of those that must stay as they are.
+        uncut: of those that must keep all their entries.
+    """
+
+    layers: MutableSequence[LayerCache]
+    fixed: frozenset[int] = frozenset()
+    uncut: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """All that a cache holds, and the rules that say what it will.
+
+    Attributes:
+        seen: tokens read; no more than that can be held.
+    """
+
+    shape: ModelShape
+    shelves: Sequence[Shelf]
+    rules: MutableSequence[Rule]
+    seen: int
+
+    def round_to(self, width: int) -> bool:
+        """Quantize what is held, and let the rules quantize what comes.
+
+        Args:
+            width: bits a number; what has no more already stays as it is.
+
+        Returns:
+            Whether that makes anything smaller, now or later.
+        """
+        bits = KVBits(width, width)
+        lines = [n for shelf in self.shelves for layer in shelf.layers for _, n in layer.lines]
+        lines += [min(rule.budget, self.seen) for rule in self.rules]
+        able = all(_may_be_rounded(rule, bits) for rule in self.rules)
+        if not able or self.shape.head_dim * width % 8 or not any(map(bits.packed, lines)):
+            return False
+        for index, rule in enumerate(self.rules):
+            self.rules[index] = replace(rule, bits=bits)
+        self._each_smaller(
+            lambda index, layer: _rounded(layer, self.rules[index], bits), cuts=False
+        )
+        return True
+
+    def halve(self) -> bool:
+        """Give every layer that drops entries half of its budget, and cut what is held to that.
+
+        What is cut already is cut by what banks remember of attention, or to its first few entries
+        and the most recent ones.
+
+        Returns:
+            Whether any budget was still large enough.
+        """
+        shares: dict[int, float] = {}
+        for index, rule in enumerate(self.rules):
+            budget = min(rule.budget, self.seen)
+            less = max(budget // 2, rule.method.least_budget, LEAST)
+            if less < budget and _may_be_cut(rule):
+                provision = None if rule.provision is None else PROVISION * less
+                self.rules[index] = replace(rule, budget=less, provision=provision)
+                shares[index] = less / budget
+        self._each_smaller(
+            lambda index, layer: (
+                _shortened(layer, self.rules[index], shares[index]) if index in shares else None
+            ),
+            cuts=True,
+        )
+        return bool(shares)
+
+    def _each_smaller(
+        self, smaller: Callable[[int, LayerCache], LayerCache | None], *, cuts: bool
+    ) -> None:
+        """Put something smaller in the place of layers. What one gives back may be what it takes to
+        make another smaller, so those for which there was no memory are tried again.
+
+        Args:
+            cuts: whether it has fewer entries.
+        """
+        waiting = [
+            (shelf.layers, index)
+            for shelf in self.shelves
+            for index in range(len(shelf.layers))
+            if index not in shelf.fixed and not (cuts and index in shelf.uncut)
+        ]
+        done: set[int] = set()
+        before = len(waiting) + 1
+        while len(waiting) < before:
+            before, again = len(waiting), []
+            for layers, index in waiting:
+                layer = layers[index]
+                if id(layer) in done:
+                    continue
+                try:
+                    made = smaller(index, layer)
+                except Exception as error:
+                    if not ran_out(error):
+                        raise
+                    again.append((layers, index))
+                    continue
+                if made is not None:
+                    done.add(id(made))
+                    self._put(index, layer, made)
+                del layer, made
+            waiting = again
+
+    def _put(self, index: int, layer: LayerCache, made: LayerCache) -> None:
+        """Put one layer in the place of another, wherever that is."""
+        for shelf in self.shelves:
+            if index < len(shelf.layers) and shelf.layers[index] is layer:
+                shelf.layers[index] = made
+
+
+def offers(model: LoadedModel, holdings: Callable[[], Holdings]) -> Offers:
+    """What can be given up of what is held, whatever is done with it.
+
+    Args:
+        holdings: as they are when they are asked for.
+    """
+    return {
+        EIGHT_BITS: lambda: holdings().round_to(8),
+        FOUR_BITS: lambda: holdings().round_to(4),
+        BUDGET: lambda: holdings().halve(),
+        STREAM: lambda: stream_from_memory(model),
+    }
+
+
+def cache_offers(
+    model: LoadedModel, cache: KVCache, rules: MutableSequence[Rule], new: int = 0
+) -> Offers:
+    """What can be given up while answering, or before `new` tokens are read."""
+    shelves = [Shelf(cache.layers)]
+    return offers(model, lambda: Holdings(model.shape, shelves, rules, cache.seen + new))
+
+
+def _may_be_rounded(rule: Rule, bits: KVBits) -> bool:
+    held = rule.bits
+    return held is None or (not held.by_channel and min(held.keys, held.values) > bits.keys)
+
+
+def _rounded(layer: LayerCache, rule: Rule, bits: KVBits) -> LayerCache | None:
+    """A layer in fewer bits; None where it waits for others or is merged with one, or there is
+    too little of it."""
+    if rule.packs is None or layer.computed or not any(bits.packed(n) for _, n in layer.lines):
+        return None
+    return layer.resized([bank.capacity for bank in layer.banks], layer.rows, bits)
+
+
+def _may_be_cut(rule: Rule) -> bool:
+    """Whether a layer's entries are dropped one by one, and no token's sight depends on it."""
+    method = rule.method
+    sees_all = rule.window is None and rule.mask is None
+    return sees_all and method.frees_memory and not method.merges_layers
+
+
+def _shortened(layer: LayerCache, rule: Rule, share: float) -> LayerCache | None:
+    """A layer that keeps a share of each line; None where it will be cut later."""
+    if rule.provision is not None or layer.computed:
+        return None
+    selections = [kept(bank, max(LEAST, ceil(share * bank.used))) for bank in layer.banks]
+    sizes = rule.capacities([each.line for each in selections], ROOM)
+    rows, bits = layer.rows, rule.packs
+    return LayerCache.gathered(selections, sizes, rows, like=layer.like, bits=bits)
+
+
+def kept(bank: Bank, count: int) -> Selection:
+    """The `count` entries of a bank that stay, ascending in position."""
+    if bank.used <= count:
+        return Selection.everything(bank)
+    positions = bank.positions[:, :, : bank.used]
+    order = positions.argsort(dim=-1)
+    best = _worth(bank, order).topk(count, dim=-1).indices
+    return Selection(bank, order.gather(2, best.sort(dim=-1).values))
+
+
+def _worth(bank: Bank, order: Tensor) -> Tensor:
+    """What entries are worth, in an order: remembered attention, or else how late they come; the
+    first few, and the half of the line that comes last where attention counts, are worth most."""
+    late = torch.arange(bank.used, device=order.device).expand(order.shape)
+    if bank.rows is None:
+        worth = late.float()
+    else:
+        worth = bank.scores().gather(2, order)
+        worth = worth.masked_fill(late >= bank.used - LEAST // 2, torch.inf)
+    return worth.masked_fill(late < SINKS, torch.inf)

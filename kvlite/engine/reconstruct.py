@@ -1,0 +1,293 @@
+"""What was read is repeated, passage by passage, to see which entries the model then looks at.
+
+Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", section 3. There
+the whole cache is read first and then repeated to; here a layer is repeated to as soon as it was
+read, and cut before the next, so the whole cache never exists.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, KVCache, LayerCache
+from kvlite.engine.heads import over_banks
+from kvlite.engine.layer_prefill import LayerReader, through
+from kvlite.engine.probe import Watch
+from kvlite.memory.oom import Safely, at_once
+from kvlite.methods.base import Rehearsal
+from kvlite.methods.layer_policy import Rule
+from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation, rotations_after
+from kvlite.offload import Tier
+from kvlite.ops.attention import attend, attend_causal, attention_peaks, merged
+
+BEGIN = "\n\nRepeat the previous context exactly.\n\n"
+GO_ON = "\n\nRepeat the part of the previous context exactly, starting with "
+REMINDER, SHORTEST = 8, 256
+
+
+@dataclass
+class Passage:
+    """A part of what was read, and the rows that ask for it and say it.
+
+    Attributes:
+        first, end: positions of the part.
+        hidden: `(batch, rows, hidden size)` on their way through the layers.
+    """
+
+    first: int
+    end: int
+    hidden: Tensor
+
+
+def asked_for(
+    rules: Sequence[Rule], cache: KVCache, tier: Tier | None, new: int
+) -> tuple[Rehearsal | None, int]:
+    """How what was read has to be repeated before layers are cut, if any method wants that; and the
+    position from which on it was not yet.
+
+    Args:
+        new: tokens that are read now.
+    """
+    asked, begin = None, cache.rehearsed
+    for index, (rule, layer) in enumerate(zip(rules, cache.layers, strict=True)):
+        if rule.method.rehearsal is None:
+            continue
+        lines = [(heads, used + new) for heads, used in layer.lines]
+        if tier is not None and tier.begun:
+            source = tier.layers[index]
+            lines = [(len(source.bank.heads), source.read + new)]
+            begin = begin if tier.judged_by(rule.method.spec) else 0
+        if not rule.keeps_all(lines):
+            asked = rule.method.rehearsal
+        if layer.entries_mean and not layer.rows and rule.method.settles is None:
+            begin = 0  # another method held this layer
+    return asked, begin
+
+
+class Repetition:
+    """All passages, one layer at a time. Each follows what was read and none of the others, and
+    nothing of them stays.
+
+    Attributes:
+        rows: tokens of all passages together.
+    """
+
+    def __init__(
+        self, model: LoadedModel, context: Tensor, begin: int, rehearsal: Rehearsal, *, chunk: int
+    ) -> None:
+        """Prepare to repeat what was not repeated yet.
+
+        Args:
+            context: `(batch, n)` int64, all that was read.
+            begin: position of the first token that was not repeated yet.
+            chunk: rows that go through a layer together.
+        """
+        self.model = model
+        self.sinks = rehearsal.sinks
+        self.fresh = begin == 0
+        self.chunk = chunk
+        self.end = context.shape[1]
+        self.passages: list[Passage] = []
+        size = self._size(rehearsal.passage)
+        for first in range(begin, self.end, size):
+            end = min(first + size, self.end)
+            said = torch.cat([*self._asked(context, first), context[:, first:end]], 1)
+            self.passages.append(Passage(first, end, model.embed(said)))
+        rows = [passage.hidden.shape[1] for passage in self.passages]
+        self.rows = sum(rows)
+        self.rotations = rotations_after(model, self.end, max(rows))
+        self.positions = torch.arange(
+            self.end, self.end + max(rows), dtype=torch.int32, device=model.device
+        )
+
+    def to_host(self) -> None:
+        """Let hidden states wait in host memory."""
+        for passage in self.passages:
+            passage.hidden = passage.hidden.cpu()
+
+    def _size(self, passage: int) -> int:
+        """Tokens a passage, no more than the model was trained to see behind what it read; where
+        there is no room left it goes a little beyond."""
+        room = self.model.shape.max_context - self.end - len(self._encoded(GO_ON)) - REMINDER - 2
+        return min(passage, max(room, SHORTEST))
+
+    def _asked(self, context: Tensor, first: int) -> list[Tensor]:
+        """Tokens that ask for the passage from `first` on, in plain words."""
+        rows, device = context.shape[0], context.device
+        parts = [
+            torch.tensor([self._encoded(text)], dtype=torch.int64, device=device).expand(rows, -1)
+            for text in ([BEGIN] if first == 0 else [GO_ON, "\n\n"])
+        ]
+        if first:
+            parts.insert(1, context[:, max(0, first - REMINDER) : first])
+        return parts
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def rate(
+        self,
+        index: int,
+        layer: LayerCache,
+        rule: Rule,
+        *,
+        answers: bool,
+        passed: Callable[[int], None],
+        safely: Safely = at_once,
+    ) -> None:
+        """Take every passage through a layer that holds all that was read.
+
+        Args:
+            layer: gets, where the rule's method rehearses, the most attention that any query paid
+                to an entry of its own passage, in the row of its banks.
+            answers: whether a layer follows.
+            passed: told how many rows went through, chunk by chunk.
+            safely: does each chunk.
+        """
+        rates, rows = rule.method.rehearsal is not None, 0
+        if rates and self.fresh:
+            layer.clear_rows()
+        for passage in self.passages:
+            count, at = passage.hidden.shape[1], 0
+            cos, sin = (each[:, :count] for each in self.rotations[index])
+            rotation, part = (cos, sin), (passage.first, passage.end)
+            looking_on = partial(self._looking_on, layer, rule.window, count, rotation)
+            rating = partial(Telling, layer, part, self.sinks, rotation)
+            telling = safely(rating) if rates else safely(looking_on)
+            while at < count:
+                to = safely(partial(self._take, index, passage, telling, at, answers))
+                rows, at = rows + to - at, to
+                passed(rows)
+
+    def _take(
+        self, index: int, passage: Passage, telling: "Telling | LayerReader", at: int, answers: bool
+    ) -> int:
+        """Take a chunk of a passage, from row `at` on, through a layer; the row after it."""
+        span = slice(at, min(at + self.chunk, passage.hidden.shape[1]))
+        hidden = passage.hidden[:, span].to(self.model.device)
+        out = telling.take(self.model.layers[index], hidden, answers=answers)
+        passage.hidden[:, span] = out
+        return span.stop
+
+    def _looking_on(
+        self, layer: LayerCache, window: int | None, rows: int, rotation: Rotation
+    ) -> LayerReader:
+        """Reads a passage into a copy of a layer that no method rates."""
+        roomy = layer.resized([used + rows for _, used in layer.lines])
+        rule = Rule(Watch(1), 0, window)
+        return LayerReader(roomy, rule, self.positions[:rows], self.end + rows, rotation)
+
+
+@dataclass
+class _Part:
+    """What the rows of a passage look at in one bank, beside the rest of it.
+
+    Attributes:
+        low, high: slots of the passage.
+        first: how many of the first entries are looked at.
+        keys, values: of these entries, the passage and its rows so far, with room for all
+            rows, `(batch, heads, slots, dim)`.
+        used: slots filled.
+    """
+
+    low: int
+    high: int
+    first: int
+    keys: Tensor
+    values: Tensor
+    used: int
+
+
+class Telling:
+    """Takes the rows of one passage through one layer, and rates its entries."""
+
+    def __init__(
+        self, layer: LayerCache, span: tuple[int, int], sinks: int, rotation: Rotation
+    ) -> None:
+        """Set aside what the rows are judged by.
+
+        Args:
+            layer: entries ascending in position; the rows of its banks are raised.
+            span: positions of the passage, first and end.
+            sinks: first entries that are looked at beside it.
+            rotation: of the tokens to come.
+        """
+        self.layer = layer
+        self.rotation = rotation
+        self.done = 0
+        self.answers = True  # else the ratings are wanted alone
+        rows = rotation[0].shape[1]
+        self.parts = {bank.heads: _part(bank, span, sinks, rows) for bank in layer.banks}
+
+    def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
+        """Put the next chunk through a decoder layer, as `reader.through` does, or leave everything
+        as it was; ratings that are raised twice are the same."""
+        self.answers = answers
+        span = slice(self.done, self.done + hidden.shape[1])
+        cos, sin = self.rotation
+        before = [part.used for part in self.parts.values()]
+        try:
+            out = through(module, hidden, (cos[:, span], sin[:, span]), self, answers=answers)
+        except BaseException:
+            for part, used in zip(self.parts.values(), before, strict=True):
+                part.used = used
+            raise
+        self.done = span.stop
+        return out
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """One chunk: over all that was read freely, over the passage's rows causally."""
+
+        def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            part = self.parts[bank.heads]
+            own = slice(part.used, part.used + k.shape[2])
+            part.keys[:, :, own], part.values[:, :, own], part.used = k, v, own.stop
+            keys, values = part.keys[:, :, : own.stop], part.values[:, :, : own.stop]
+            seen = attend_causal(q, keys, values, scale=scale, softcap=softcap)
+            passage = keys[:, :, part.first : part.first + part.high - part.low]
+            peaks = attention_peaks(q, passage, seen[1], scale=scale, softcap=softcap)
+            bank.raise_to(part.low, peaks)
+            if not self.answers:
+                return q
+            keys, values = bank.keys, bank.values
+            for rest in (slice(part.first, part.low), slice(part.high, bank.used)):
+                if rest.start < rest.stop:
+                    others = keys[:, :, rest], values[:, :, rest]
+                    given = attend(q, *others, scale=scale, softcap=softcap, causal=False)
+                    seen = merged(seen, given)
+            return seen[0]
+
+        return over_banks(self.layer, q, k, v, over)
+
+
+def _part(bank: Bank, span: tuple[int, int], sinks: int, rows: int) -> _Part:
+    """The first few entries and a passage, which may lie in other slots in other heads: from the
+    first slot that any head has of it to the last."""
+    count = min(span[1] - span[0], bank.used)
+    low = min(span[0], bank.used - count)
+    high = low + count
+    if not bank.own_positions.is_meta:
+        positions = bank.positions[:, :, : bank.used]
+        low = int((positions < span[0]).sum(-1).min())
+        high = int((positions < span[1]).sum(-1).max())
+    first = min(sinks, low)
+    keys, values = (
+        torch.cat(
+            [
+                each[:, :, :first],
+                each[:, :, low:high],
+                each.new_empty(*each.shape[:2], rows, each.shape[3]),
+            ],
+            2,
+        )
+        for each in (bank.keys, bank.values)
+    )
+    return _Part(low, high, first, keys, values, first + high - low)

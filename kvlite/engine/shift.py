@@ -1,0 +1,67 @@
+"""Entries moved together, so that a conversation goes on beyond what a model was trained for.
+
+What a cache holds is given the first positions there are: keys are turned to where they would be
+had nothing else ever been read. Source of the positions: "Efficient Streaming Language Models with
+Attention Sinks", section 3.2 (positions within the cache, not of the text).
+"""
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, KVCache, LayerCache
+from kvlite.engine.oom_actions import SINKS, kept
+from kvlite.errors import SettingError
+from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation, steady, turned
+
+
+@torch.inference_mode()
+def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
+    """A cache that has seen as many tokens as the longest of its lines holds entries.
+
+    The first few entries of a line stay first, the others end where the longest line does, each
+    line without gaps. What is quantized is written out.
+
+    Args:
+        most: entries a KV head may hold; of a longer line those stay that got most attention, if
+            that is remembered, the first few and the most recent ones.
+
+    Raises:
+        SettingError: the model's rotations depend on how much was read.
+    """
+    if not steady(model):
+        raise SettingError(
+            "--beyond-context compact turns keys to other positions, but this model's rotations "
+            "(longrope) change with the length of the context: use refuse"
+        )
+    chosen = [[kept(bank, most) for bank in layer.banks] for layer in cache.layers]
+    seen = max(each.line[1] for selections in chosen for each in selections)
+    tables = model.rotations_at(torch.arange(cache.seen, device=model.device), torch.float32)
+    layers = []
+    for layer, selections, table in zip(cache.layers, chosen, tables, strict=True):
+        sizes = [each.line[1] for each in selections]
+        made = LayerCache.gathered(selections, sizes, layer.rows, like=layer.like)
+        for bank in made.banks:
+            _move(bank, table, seen)
+        layers.append(made)
+    return KVCache(layers, seen)
+
+
+def _move(bank: Bank, table: Rotation, seen: int) -> None:
+    """Give a bank's entries, ascending in position, their new ones."""
+    count, before = bank.used, bank.own_positions[:, :, : bank.used].long()
+    first = before < SINKS
+    late = torch.arange(seen - count, seen, device=before.device).expand_as(before)
+    after = torch.where(first, before, late)
+    for sequence in range(before.shape[0]):
+        for head in range(before.shape[1]):
+            line = bank.own_keys[sequence, head, :count]
+            at, to = (_at(table, each[sequence, head]) for each in (before, after))
+            line.copy_(turned(line[None, None], at, to)[0, 0])
+    bank.own_positions[:, :, :count] = after.int()
+
+
+def _at(table: Rotation, positions: Tensor) -> Rotation:
+    """Rotations of `(n,)` positions."""
+    cos, sin = table
+    return cos[:, positions], sin[:, positions]

@@ -1,0 +1,150 @@
+"""Reading and answering under a lambda mask: the first tokens, the most recent ones, no others.
+
+Source: "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models", section 4.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, LayerCache
+from kvlite.errors import SettingError
+from kvlite.methods.base import LambdaMask
+from kvlite.methods.layer_policy import Rule
+from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation, require_steady, turned
+from kvlite.ops.attention import attend, attend_band, attend_causal, merge
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Holds queries and sinks at the same distance, wherever they are.
+
+    Attributes:
+        sinks, start, far: rotations of the sinks' positions, of the first position, and of the
+            one that lies as far from it as the limit.
+    """
+
+    sinks: Rotation
+    start: Rotation
+    far: Rotation
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """The sinks', all at the first position."""
+        return turned(keys, self.sinks, self.start)
+
+    def queries(self, q: Tensor, own: Rotation) -> Tensor:
+        """Rotated at `own` positions, now all at the limit."""
+        return turned(q, own, self.far)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How one layer's tokens see what it holds; its first slots hold the first tokens."""
+
+    mask: LambdaMask
+    limit: Limit | None
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        first: int,
+        own: Rotation,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attention of the last L of N entries, as far as each of them sees.
+
+        Args:
+            first: position of the first of the L; the others follow it.
+            own: rotation of all of them.
+
+        Returns:
+            `(batch, heads, L, dim)`.
+        """
+        near = min(max(0, self.mask.sinks + self.mask.window - first), q.shape[2])
+        end = keys.shape[2] - q.shape[2] + near
+        outs = []
+        if near:
+            rows, held, their = q[:, :, :near], keys[:, :, :end], values[:, :, :end]
+            outs.append(attend_causal(rows, held, their, scale=scale, softcap=softcap)[0])
+        if near < q.shape[2]:
+            own = own[0][:, near:], own[1][:, near:]
+            outs.append(self._limited(q[:, :, near:], keys, values, own, scale, softcap))
+        return torch.cat(outs, 2)
+
+    def _limited(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        own: Rotation,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """As `attend`, for tokens that do not see everything."""
+        sinks, window = self.mask.sinks, self.mask.window
+        recent = attend_band(
+            q, keys[:, :, sinks:], values[:, :, sinks:], window, scale=scale, softcap=softcap
+        )
+        if not sinks:
+            return recent[0]
+        keys, values = keys[:, :, :sinks], values[:, :, :sinks]
+        if self.limit is not None:
+            q, keys = self.limit.queries(q, own), self.limit.keys(keys)
+        far = attend(q, keys, values, scale=scale, softcap=softcap, causal=False)
+        return merge(far, recent)
+
+
+def sights(model: LoadedModel, rules: Sequence[Rule]) -> list[Sight | None]:
+    """How each layer sees, None where it sees all that it holds."""
+    masks = [rule.mask for rule in rules]
+    limits = {mask: _limits(model, mask) for mask in {*masks} if mask is not None and mask.limit}
+    return [
+        None if mask is None else Sight(mask, limits[mask][layer] if mask.limit else None)
+        for layer, mask in enumerate(masks)
+    ]
+
+
+def _limits(model: LoadedModel, mask: LambdaMask) -> list[Limit]:
+    sinks, far = model.rotations(0, mask.sinks), model.rotations(mask.window, 1)
+    return [
+        Limit(near, (near[0][:, :1], near[1][:, :1]), there)
+        for near, there in zip(sinks, far, strict=True)
+    ]
+
+
+def require_served(
+    model: LoadedModel, rules: Sequence[Rule], layers: Sequence[LayerCache], seen: int
+) -> None:
+    """Raises SettingError if a mask's sinks cannot be held at their distance in this model, or
+    were dropped by an earlier turn."""
+    for rule, layer in zip(rules, layers, strict=True):
+        if rule.mask is None:
+            continue
+        if rule.mask.limit:
+            require_steady(model, f"{rule.method.name}:limit=true")
+        if not all(_holds_first(bank, rule.mask.sinks, seen) for bank in layer.banks):
+            raise SettingError(
+                f"method {rule.method.name} needs the first {rule.mask.sinks} tokens in sight, "
+                "which an earlier turn has dropped: start a new conversation, or use streaming"
+            )
+
+
+def _holds_first(bank: Bank, sinks: int, seen: int) -> bool:
+    if bank.used == seen or bank.own_positions.is_meta:
+        return True
+    first = torch.arange(sinks, device=bank.positions.device)
+    line = bank.positions[:, :, : bank.used].sort(-1).values[..., :sinks]
+    return bank.used > sinks and bool((line == first).all())
+
+
+def make_room(layer: LayerCache, mask: LambdaMask, count: int) -> None:
+    """Let go, in place, of what no token to come will see, if less than `count` slots are left."""
+    for bank in layer.banks:
+        if bank.room < count:
+            bank.keep_ends(mask.sinks, mask.window)

@@ -1,0 +1,49 @@
+"""A chunk that looks only at some columns of what lies before it, and at what is near."""
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank
+from kvlite.cache.selection import wide
+from kvlite.methods.base import Columns
+from kvlite.methods.scores import Window, top, window_scores
+from kvlite.ops.attention import attend, attend_causal, merge
+
+
+def attend_columns(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    first: int,
+    columns: Columns,
+    scale: float,
+    softcap: float | None,
+) -> Tensor | None:
+    """Attention of a chunk over chosen columns, what is near, and itself causally.
+
+    Source: "MInference 1.0", section 3.2; see `kvlite.methods.minference`.
+
+    Args:
+        q: `(batch, heads, L, dim)`.
+        keys, values: `(batch, kv heads, N, dim)`, ascending in position, the chunk's own the last.
+        positions: `(batch, kv heads, N)` int32.
+        first: position of the first query; the rest follow it.
+
+    Returns:
+        `(batch, heads, L, dim)`; None where the chunk is to look at everything.
+    """
+    length, used = q.shape[2], keys.shape[2]
+    far = used - length - columns.near
+    if far <= columns.count or length <= columns.observed:
+        return None
+    bank = Bank(tuple(range(keys.shape[1])), keys, values, positions, used=used)
+    window = Window(q, first, len(bank.heads), scale, softcap).last(columns.observed)
+    voted = window_scores(bank, window, "sum", "sum")[..., :far]
+    voted[..., : columns.sinks] = torch.inf
+    slots = top(voted, columns.count)
+    index = wide(slots, keys)
+    chosen = keys[:, :, :far].gather(2, index), values[:, :, :far].gather(2, index)
+    further = attend(q, *chosen, scale=scale, softcap=softcap, causal=False)
+    near = keys[:, :, far:], values[:, :, far:]
+    return merge(further, attend_causal(q, *near, scale=scale, softcap=softcap))

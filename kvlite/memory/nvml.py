@@ -1,0 +1,94 @@
+"""A whole card, other programs included, as its driver counts it."""
+
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlite.config.units import readable
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class CardUse:
+    """Memory of a card now.
+
+    Attributes:
+        total, used: bytes, of all programs.
+        held: of these, what torch holds in this process, in use or not.
+    """
+
+    total: int
+    used: int
+    held: int
+
+    @property
+    def others(self) -> int:
+        """Bytes that this process' tensors do not account for: other programs, drivers."""
+        return max(0, self.used - self.held)
+
+    @property
+    def free(self) -> int:
+        """Bytes nobody uses."""
+        return max(0, self.total - self.used)
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that torch holds and that are not on the card: the driver put them into host
+        memory without a word, where they are some ten times slower."""
+        return max(0, self.held - self.used)
+
+
+def card_use(device: "torch.device") -> CardUse | None:
+    """What a card's driver says; None where there is none to ask."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    with _driver() as nvml:
+        if nvml is None:
+            return None
+        try:
+            uuid = torch.cuda.get_device_properties(device).uuid
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            found = nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError:
+            return None
+    return CardUse(int(found.total), int(found.used), torch.cuda.memory_reserved(device))
+
+
+def spills() -> bool:
+    """Whether drivers of this system put what a card cannot hold into host memory: Windows, and
+    Linux within it."""
+    return sys.platform == "win32" or "microsoft" in platform.uname().release.lower()
+
+
+def spill_note(use: CardUse | None) -> str:
+    """What a user should know of memory that is not where it should be; empty if all is well."""
+    if use is None or not spills() or not use.spilled:
+        return ""
+    return (
+        f"the driver keeps {readable(use.spilled)} of the card's tensors in host memory, which is "
+        "about ten times slower: give --vram less than the card has, or set CUDA - Sysmem "
+        "Fallback Policy to Prefer No Sysmem Fallback in the NVIDIA Control Panel"
+    )
+
+
+@contextmanager
+def _driver() -> Iterator[Any]:
+    """NVML, None where there is none."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no card
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()

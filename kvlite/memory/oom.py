@@ -1,0 +1,168 @@
+"""When memory runs out: what is given up, in which order, so that the same answer goes on.
+
+Work is done in parts that can be done again. One that runs out of memory is tried once more when
+everything unused was let go of; then, each time, after one thing was given up that helps there.
+What costs nothing but time comes first, what costs quality last, or never.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from kvlite.config.units import readable
+from kvlite.errors import OutOfMemory
+from kvlite.memory.free import free_bytes, let_go, ran_out
+
+T = TypeVar("T")
+
+Offers = dict[str, Callable[[], bool]]
+"""What a part of the work can do without, by the rung's name: gives it up, and says whether it
+could. Each may be asked more than once."""
+
+Tell = Callable[[str], None]
+
+
+class Safely(Protocol):
+    """Does a part of the work that can be done again; what survives memory running out, if
+    anything does."""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What the work gives."""
+
+
+def at_once(work: Callable[[], T]) -> T:
+    """Do it; nothing survives."""
+    return work()
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Something that can be given up.
+
+    Attributes:
+        name: as ledgers have it.
+        said: what people are told when it happens.
+        lossy: whether answers may be worse for it.
+    """
+
+    name: str
+    said: str
+    lossy: bool = False
+
+
+RUNGS = (
+    Rung("smaller chunk", "it goes on in chunks half as long, which takes a little longer"),
+    Rung("hidden states in RAM", "what goes from layer to layer waits in host memory"),
+    Rung("8-bit cache", "the cache is rounded to 8 bits, which costs next to nothing", lossy=True),
+    Rung("4-bit cache", "the cache is rounded to 4 bits", lossy=True),
+    Rung(
+        "smaller budget",
+        "the cache keeps half of its budget; with recall the next turn still reads everything",
+        lossy=True,
+    ),
+    Rung("streamed weights", "layers' weights wait in host memory, which makes answers slow"),
+)
+(CHUNK, HIDDEN, EIGHT_BITS, FOUR_BITS, BUDGET, STREAM) = (rung.name for rung in RUNGS)
+
+
+class Ladder:
+    """What one conversation has given up so far, which stays given up for its later turns.
+
+    Attributes:
+        device: on which memory runs out.
+        never_lossy: stop rather than give up what costs quality.
+        tell: told in a sentence what is given up, when it is.
+        taken: names of the rungs, in order; one can come several times.
+        free: how many bytes can be taken on a device now.
+    """
+
+    def __init__(self, device: torch.device, *, never_lossy: bool = False) -> None:
+        self.device = device
+        self.never_lossy = never_lossy
+        self.tell: Tell = _to_nobody
+        self.taken: list[str] = []
+        self.free = free_bytes
+
+    def run(self, work: Callable[[], T], offers: Offers) -> T:
+        """Do a part of the work, again and again while memory runs out.
+
+        Args:
+            work: changes nothing for good before all that it needs is allocated.
+            offers: what it can do without.
+
+        Raises:
+            OutOfMemory: there is nothing left to give up that would help here, or that may be.
+        """
+        tries = 0
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+            # The error is gone here, and with its traceback what the work had made.
+            let_go(self.device)
+            tries += 1
+            if tries > 1:
+                self._step_down(offers)
+
+    def foresee(self, storage: int, workspace: Callable[[], int], offers: Offers) -> None:
+        """Before a large step: give up what costs no quality until there is memory enough for it,
+        or nothing more can be. A forecast may be too high, so nothing else is given up for it.
+
+        Args:
+            storage: bytes it will hold; where there are fewer, nothing is given up in vain.
+            workspace: bytes it needs beside them, as things stand.
+        """
+        while storage <= self.free(self.device) < storage + workspace():
+            if not self._gave_up(offers, lossless=True):
+                return
+
+    def times(self, name: str) -> int:
+        """How often a rung was taken."""
+        return self.taken.count(name)
+
+    def _step_down(self, offers: Offers) -> None:
+        if not self._gave_up(offers, lossless=self.never_lossy):
+            raise OutOfMemory(self._exhausted(offers))
+
+    def _gave_up(self, offers: Offers, *, lossless: bool) -> bool:
+        for rung in RUNGS:
+            if rung.name not in offers or (lossless and rung.lossy):
+                continue
+            if self._granted(offers[rung.name]):
+                self.taken.append(rung.name)
+                self.tell(f"memory is short: {rung.said} ({rung.name})")
+                return True
+        return False
+
+    def _granted(self, offer: Callable[[], bool]) -> bool:
+        """Ask for something; what there is no memory to give up is not."""
+        try:
+            with torch.inference_mode():
+                return offer()
+        except Exception as error:
+            if not ran_out(error):
+                raise
+        let_go(self.device)
+        return False
+
+    def _exhausted(self, offers: Offers) -> str:
+        forbidden = self.never_lossy and any(rung.lossy and rung.name in offers for rung in RUNGS)
+        gone = f" after giving up {', '.join(dict.fromkeys(self.taken))}" if self.taken else ""
+        remedy = (
+            "leave --never-lossy out to let the cache be rounded or cut"
+            if forbidden
+            else "close other programs, ask about less at once, or use a smaller model"
+        )
+        free = readable(self.free(self.device))
+        return (
+            f"out of memory on {self.device} with {free} free{gone}; the conversation is kept and "
+            f"can go on: {remedy}"
+        )
+
+
+def _to_nobody(said: str) -> None:
+    """Nobody listens."""

@@ -1,0 +1,160 @@
+"""How much a user wants to keep: entries, a share of what was read, or bytes."""
+
+import re
+from dataclasses import dataclass
+from math import ceil
+
+from kvlite.cache import KVBits
+from kvlite.config.units import UNITS
+from kvlite.errors import SettingError
+from kvlite.methods import Method, parse_method
+from kvlite.methods.layer_policy import PACKED_ROOM, ROOM
+from kvlite.model.shape import ModelShape
+
+AUTO_SHARE, AUTO_LEAST = 0.25, 1024
+# No model has heads so small that a cache of less would hold anything of use.
+LEAST_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A budget as it was asked for; exactly one of the three is set.
+
+    Attributes:
+        entries: entries a KV head and layer.
+        share: part of the tokens read, above 0 and at most 1.
+        nbytes: bytes of all layers.
+        least: entries a share never goes below.
+    """
+
+    entries: int | None = None
+    share: float | None = None
+    nbytes: int | None = None
+    least: int = 1
+
+    def resolve(
+        self,
+        shape: ModelShape,
+        method: Method,
+        seen: int,
+        longest: int,
+        itemsize: int,
+        bits: KVBits | None = None,
+    ) -> int:
+        """Mean entries a KV head and layer for an answer.
+
+        Args:
+            seen: tokens read before it.
+            longest: tokens the answer may have, which methods that are not bounded add to what
+                they keep.
+            itemsize: bytes of a number of the cache that is not quantized.
+            bits: how the others are, if any.
+
+        Raises:
+            SettingError: the bytes hold too little, or the method does not keep to a size.
+        """
+        if self.entries is not None:
+            return self.entries
+        if self.share is not None:
+            everything = longest if self.share == 1 else 0
+            return max(self.least, method.least_budget, int(self.share * seen + 1e-9) + everything)
+        assert self.nbytes is not None
+        if not method.keeps_to_budget:
+            raise SettingError(
+                f"--budget {self.nbytes} bytes cannot be kept by {method.called}, whose lines vary "
+                "in length: give a number of entries"
+            )
+        line = _LineBytes(shape, itemsize, 4 * method.decode_rows, bits)
+        grown = 0 if method.bounded else longest + ROOM
+        most = seen + longest + ROOM
+        own = _LineBytes(shape, itemsize, 0, bits)
+        sliding = sum(own.of(min(window, most)) for window in shape.windows if window is not None)
+        sliding *= shape.kv_heads
+        heads = max(1, len(shape.full_layers)) * shape.kv_heads
+        entries = line.longest((self.nbytes - sliding) // heads) - grown
+        needed = min(method.least_budget, seen)
+        if entries < needed:
+            least = sliding + line.of(needed + grown) * heads
+            raise SettingError(
+                f"--budget {self.nbytes} bytes is too little for {method.called} with this model "
+                f"and {longest} new tokens: give at least {least} bytes"
+            )
+        return entries
+
+
+class _LineBytes:
+    """Bytes of one KV head's line in one layer, by its entries."""
+
+    def __init__(
+        self, shape: ModelShape, itemsize: int, remembered: int, bits: KVBits | None
+    ) -> None:
+        self.exact = shape.entry_bytes(itemsize) + remembered
+        self.packed, self.mean, self.recent = self.exact, 0, 0
+        if bits is not None:
+            self.packed = bits.entry_bytes(shape.head_dim) + remembered
+            self.mean = 4 * shape.head_dim
+            self.recent = bits.sinks + bits.recent + PACKED_ROOM
+            self.recent += bits.group if bits.by_channel else 0
+
+    def of(self, entries: int) -> int:
+        """At most, of so many entries."""
+        older = max(0, entries - self.recent)
+        return (entries - older) * self.exact + (older * self.packed + self.mean if older else 0)
+
+    def longest(self, nbytes: int) -> int:
+        """How many entries they hold."""
+        spare = nbytes - self.recent * self.exact - self.mean
+        return self.recent + spare // self.packed if spare >= 0 else nbytes // self.exact
+
+
+def parse_amount(text: str | int) -> Amount:
+    """A budget from what a user wrote: `512`, `25%`, `64MiB`, `auto`.
+
+    Raises:
+        SettingError: it is none of these, or not above zero.
+    """
+    written = str(text).strip()
+    if written == "auto":
+        return Amount(share=AUTO_SHARE, least=AUTO_LEAST)
+    match = re.fullmatch(
+        r"([+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written
+    )
+    if match is None:
+        raise SettingError(
+            f"--budget {written!r} is not a budget: give entries (512), a share (25%), "
+            "bytes (64MiB) or auto"
+        )
+    number, unit = float(match[1]), (match[2] or "").upper()
+    if number <= 0:
+        raise SettingError(f"--budget {written} keeps nothing: give more than 0")
+    if unit == "%":
+        if number > 100:
+            raise SettingError(f"--budget {written} is more than everything: give up to 100%")
+        return Amount(share=number / 100)
+    if unit:
+        if unit not in UNITS:
+            raise SettingError(f"--budget {written!r} has an unknown unit: use KiB, MiB or GiB")
+        nbytes = int(number * UNITS[unit])
+        if nbytes < LEAST_BYTES:
+            raise SettingError(
+                f"--budget {written} is less than any model's cache takes: give more, such as 64MiB"
+            )
+        return Amount(nbytes=nbytes)
+    if number != int(number):
+        raise SettingError(
+            f"--budget {written!r} is not a whole number of entries: give {ceil(number)}, or a "
+            "share such as 25%"
+        )
+    return Amount(entries=int(number))
+
+
+def method_and_amount(method: str, budget: str | int) -> tuple[Method, Amount]:
+    """The method and the budget a user wrote.
+
+    Raises:
+        SettingError: one of them is none, or they do not fit each other.
+    """
+    chosen, amount = parse_method(method), parse_amount(budget)
+    if amount.entries is not None:
+        chosen.check(amount.entries)
+    return chosen, amount

@@ -1,0 +1,386 @@
+"""What each layer of a model does: the chosen method, or its own sliding window."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kvlite.cache.bits import KVBits
+from kvlite.errors import SettingError
+from kvlite.methods.base import LambdaMask, LayerView, Method
+from kvlite.methods.placement import ON_DEVICE, Desk
+from kvlite.methods.scores import Window, window_rows
+from kvlite.methods.streaming import Streaming
+from kvlite.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from kvlite.cache import LayerCache, Line, Selection
+
+
+ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """How many of the tokens read a layer is given, and the method that chooses them."""
+
+    method: Method
+    width: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one layer keeps its cache small.
+
+    Attributes:
+        method: what chooses.
+        budget: entries a KV head may keep.
+        provision: entries it may keep until all layers are read and share the budget, for
+            methods whose layers do.
+        window: tokens a sliding-window layer sees (its own included), None for other layers.
+        partner: the layer that this one is merged with, for methods that merge.
+        narrowing: which tokens go on into this layer, if not all of them.
+        bits: how what is kept is quantized, if it is.
+    """
+
+    method: Method
+    budget: int
+    window: int | None = None
+    provision: int | None = None
+    partner: int | None = None
+    narrowing: Narrowing | None = None
+    bits: KVBits | None = None
+
+    @property
+    def packs(self) -> KVBits | None:
+        """How a layer is quantized when it is cut; not before all that will be dropped was."""
+        later = self.provision is not None or self.method.settles == "step"
+        return None if later or self.partner is not None else self.bits
+
+    @property
+    def packs_later(self) -> bool:
+        """Whether a cut that quantizes is still to come."""
+        return self.bits is not None and self.packs is None and self.partner is None
+
+    @property
+    def mask(self) -> LambdaMask | None:
+        """What a token of this layer sees, if not all that is held."""
+        return self.method.mask(self.budget)
+
+    def held(self, lines: "Sequence[Line]") -> list[float]:
+        """What counts against the budget for each line: its own entries, or the mean over all
+        lines of a layer whose heads share it."""
+        if not self.method.ragged:
+            return [float(entries) for _, entries in lines]
+        heads = sum(count for count, _ in lines)
+        return [sum(count * entries for count, entries in lines) / heads] * len(lines)
+
+    def counted(self, layer: "LayerCache") -> "list[Line]":
+        """A layer's lines as far as the budget is for them; what was merged is beside it."""
+        return layer.own_lines if self.method.merges_layers else layer.lines
+
+    def keeps_all(self, lines: "Sequence[Line]") -> bool:
+        """Whether lines are within the budget, or the method never cuts any."""
+        if not self.method.frees_memory or (self.method.merges_layers and self.partner is None):
+            return True
+        return self.provision is None and max(self.held(lines)) <= self.budget
+
+    def capacities(self, lines: "Sequence[Line]", room: int = ROOM) -> list[int]:
+        """Slots for lines, with room to grow, up to the budget if they are bounded."""
+        if self.packs is not None:
+            room = min(room, PACKED_ROOM)
+        if not self.method.bounded:
+            return [entries + room for _, entries in lines]
+        return [
+            entries + max(0, min(room, self.budget - ceil(held)))
+            for (_, entries), held in zip(lines, self.held(lines), strict=True)
+        ]
+
+    def settled(self, view: LayerView) -> "Rule":
+        """The rule a layer goes on with, once its method has looked at it."""
+        with view.window.desk.timed():
+            method, budget = self.method.settle(view)
+        provision = self.provision if method.shares_layers else None
+        return replace(self, method=method, budget=budget, provision=provision)
+
+    def cut(self, view: LayerView, room: int) -> "LayerCache":
+        """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
+        keep everything."""
+        from kvlite.cache import LayerCache, Selection
+
+        within, over = [], view.banks
+        if self.keeps_all(view.lines):
+            within, over = view.banks, []
+        elif self.provision is None:
+            held = list(zip(view.banks, self.held(view.lines), strict=True))
+            within = [bank for bank, each in held if each <= self.budget]
+            over = [bank for bank, each in held if each > self.budget]
+        selections, like = [Selection.everything(bank) for bank in within], dict(view.like)
+        if over:
+            desk = _desk(self.method, view.window.desk)
+            view = replace(view, window=replace(view.window, desk=desk))
+            shown = replace(view, banks=over, budget=self.budget, provision=self.provision)
+            with desk.timed():
+                like |= self.method.stand_ins(view)
+                selections += _brought(self.method.select(shown), desk)
+            selections = [each for every in selections if (each := every.without(like)) is not None]
+        lines = [each.line for each in selections]
+        sizes = [entries for _, entries in lines]
+        if self.provision is None:
+            sizes = self.capacities(lines, room)
+        layer = LayerCache.gathered(
+            selections,
+            sizes,
+            self.method.decode_rows,
+            like=like,
+            bits=self.packs,
+            origins=self.packs_later,
+        )
+        self.cast_first_votes(layer, view.window)
+        return layer
+
+    def cast_first_votes(self, layer: "LayerCache", window: Window) -> None:
+        """For methods that judge entries by their last attention rows: let the last queries read
+        be the first rows, over what was kept."""
+        if not self.method.decode_rows or self.method.judges_once:
+            return
+        last = replace(window.last(self.method.decode_rows), desk=ON_DEVICE)
+        # All rows before the first is remembered: memory may run out in between.
+        found = [window_rows(bank, last).unbind(2) for bank in layer.banks]
+        for bank, rows in zip(layer.banks, found, strict=True):
+            for row in rows:
+                bank.record(row)
+
+
+def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | None) -> bool:
+    """Whether a cache drops or rounds something of what is read, or of the answer to it.
+
+    Args:
+        budget: mean entries a KV head and layer.
+        seen: tokens read.
+        longest: tokens the answer may have; methods that only grow keep all of them.
+        bits: how what is kept is quantized, if it is.
+    """
+    grows = method.only_grows and method.settles is None
+    drops = method.frees_memory and budget < (seen if grows else seen + longest)
+    return bits is not None or drops
+
+
+def can_recall(method: Method) -> bool:
+    """Whether it drops anything that it would ever look at again: under a mask, what is out of
+    sight stays so."""
+    return method.frees_memory and method.mask(1) is None
+
+
+def layer_rules(
+    method: Method,
+    shape: ModelShape,
+    average: int,
+    seen: int,
+    layers: "Sequence[LayerCache] | None" = None,
+    new: int | None = None,
+    bits: KVBits | None = None,
+) -> list[Rule]:
+    """One rule a layer of the model.
+
+    A sliding-window layer holds its window and nothing more, whatever the method; the budget is
+    the mean over the layers that see everything.
+
+    Args:
+        average: mean entries a KV head and layer.
+        seen: tokens read by the end of this turn.
+        layers: the cache before this turn; what a layer cannot fill of its budget, because
+            earlier turns dropped more, goes to others that can.
+        new: tokens read in this turn, if not all that were seen.
+        bits: how what is kept is quantized, if it is.
+
+    Raises:
+        SettingError: the method does not work on a model with sliding windows, or drops entries
+            one by one that are quantized together.
+    """
+    cut = shape.full_layers
+    new = seen if new is None else new
+    budgets = method.budgets(len(cut), average, seen) if cut else []
+    widths = method.widths(shape.layers, new, seen) if seen > average else None
+    if layers is not None and seen > average and not method.shares_layers:
+        given = widths or [new] * shape.layers
+        held = [_entries(layers[layer]) + given[layer] for layer in cut]
+        budgets = _filled(budgets, held)
+    by_layer = dict(zip(cut, budgets, strict=True))
+    provision = None
+    if method.shares_layers and seen > average:
+        provision = PROVISION * average
+    pairs = method.pairs(shape.windows)
+    partners = dict(pairs) | {upper: lower for lower, upper in pairs}
+    rules = [
+        Rule(method, by_layer[layer], provision=provision, partner=partners.get(layer), bits=bits)
+        if window is None
+        else Rule(Streaming(sinks=0), window, window=window, bits=bits)
+        for layer, window in enumerate(shape.windows)
+    ]
+    if bits is not None:
+        _require_codes(bits, shape)
+        require_growing(bits, method, windows=any(shape.windows))
+    if widths is None:
+        return rules
+    if len(cut) < shape.layers:
+        raise SettingError(
+            f"{method.name} leaves tokens behind between layers, which this {shape.model_type} "
+            "model's sliding windows do not allow: choose another method (kvlite methods)"
+        )
+    return [
+        replace(rule, narrowing=Narrowing(method, width))
+        for rule, width in zip(rules, widths, strict=True)
+    ]
+
+
+def _require_codes(bits: KVBits, shape: ModelShape) -> None:
+    """Raises SettingError if the codes of an entry do not fill whole bytes."""
+    codes = 8 // min(bits.keys, bits.values)
+    if shape.head_dim % codes:
+        raise SettingError(
+            f"--kv-bits {bits} needs heads whose dimension is a multiple of {codes}, and this "
+            f"model's have {shape.head_dim}: use --kv-bits 8"
+        )
+
+
+def require_growing(bits: KVBits | None, method: Method, windows: bool = False) -> None:
+    """Raises SettingError if entries that are quantized together would be dropped one by one while
+    answering.
+
+    Args:
+        windows: the model has sliding windows.
+    """
+    if bits is None or not bits.by_channel or (method.only_grows and not windows):
+        return
+    what = method.called if not method.only_grows else "this model's sliding windows"
+    raise SettingError(
+        f"--kv-bits {bits} holds the keys of neighbouring entries together, which {what} would "
+        "drop one by one: use --kv-bits 4, or a method that only adds while answering"
+    )
+
+
+def require_in_sight(method: Method, recall: str) -> None:
+    """Raises SettingError if what is dropped should come back to a method that would never look at
+    it.
+
+    Args:
+        recall: as the setting says; `auto` leaves it out.
+    """
+    if recall not in ("auto", "off") and method.mask(1) is not None:
+        raise SettingError(
+            f"{method.called} never looks at what is out of its sight, so --recall {recall} has "
+            "nothing to bring back: use --recall off"
+        )
+
+
+def merge_below(layers: "list[LayerCache]", rules: Sequence[Rule], index: int, room: int) -> None:
+    """Merge a layer with the one below, if they are a pair and their method merges them now; both
+    are replaced.
+
+    Args:
+        room: entries that lines may grow by at once.
+    """
+    rule = rules[index]
+    below = rule.partner
+    if below is None or below > index or rule.keeps_all(rule.counted(layers[index])):
+        return
+    fronts = rule.method.merge(layers[below].banks, layers[index].banks, rule.bits)
+    if fronts:
+        lower, upper = zip(*fronts, strict=True)
+        merged = layers[below].behind(lower, room), layers[index].behind(upper, room)
+        layers[below], layers[index] = merged
+
+
+def share_out(
+    layers: "list[LayerCache]", rules: list[Rule], room: int, desk: Desk = ON_DEVICE
+) -> None:
+    """Cut layers that were provided with more than their budget, once all are read; what each
+    keeps, and its own budget from there on, is put in its place.
+
+    Args:
+        room: entries that lines may grow by at once.
+        desk: where votes are compared.
+    """
+    for index, selections in shares(layers, rules, desk):
+        take_share(layers, rules, index, selections, room)
+
+
+def shares(
+    layers: "Sequence[LayerCache]", rules: Sequence[Rule], desk: Desk = ON_DEVICE
+) -> "list[tuple[int, list[Selection]]]":
+    """What layers keep that were provided with more than their budget, once all are read.
+
+    Args:
+        desk: where votes are compared.
+    """
+    waiting = [index for index, rule in enumerate(rules) if rule.provision is not None]
+    if not waiting:
+        return []
+    rule = rules[waiting[0]]
+    desk = _desk(rule.method, desk)
+    with desk.timed():
+        shared = rule.method.share([layers[index] for index in waiting], rule.budget)
+        brought = [_brought(each, desk) for each in shared]
+    return list(zip(waiting, brought, strict=True))
+
+
+def take_share(
+    layers: "list[LayerCache]",
+    rules: list[Rule],
+    index: int,
+    selections: "Sequence[Selection]",
+    room: int,
+) -> None:
+    """Cut one layer to its share; that and its own budget from there on are put in its place.
+
+    Args:
+        room: entries that lines may grow by at once.
+    """
+    from kvlite.cache import LayerCache
+
+    lines = [each.line for each in selections]
+    entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
+    rule = replace(rules[index], provision=None, budget=ceil(entries / heads))
+    sizes = rule.capacities(lines, room)
+    like, bits, rows = layers[index].like, rule.packs, rule.method.decode_rows
+    layers[index] = LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
+    rules[index] = rule
+
+
+def _desk(method: Method, desk: Desk) -> Desk:
+    """Where a method's scores become a choice, if it has any."""
+    return desk if method.by_attention else ON_DEVICE
+
+
+def _brought(selections: "Sequence[Selection]", desk: Desk) -> "list[Selection]":
+    """The same, as they are needed on the device."""
+    return [replace(each, slots=desk.slots(each.slots)) for each in selections]
+
+
+def _entries(layer: "LayerCache") -> int:
+    """Entries of a head that holds any, on average."""
+    heads = sum(count for count, _ in layer.lines)
+    return sum(count * entries for count, entries in layer.lines) // heads
+
+
+def _filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:
+    """Budgets with the same sum, where one that exceeds what its layer holds lends the rest to
+    layers that hold more than theirs, evenly; what nobody can take stays."""
+    filled = list(budgets)
+    spare = sum(max(0, budget - most) for budget, most in zip(budgets, held, strict=True))
+    taken = 0
+    while spare > taken:
+        open_layers = [i for i, most in enumerate(held) if filled[i] < most]
+        if not open_layers:
+            break
+        share = max(1, (spare - taken) // len(open_layers))
+        for i in open_layers:
+            more = min(share, held[i] - filled[i], spare - taken)
+            filled[i] += more
+            taken += more
+    for i, most in enumerate(held):
+        lent = min(taken, max(0, budgets[i] - most))
+        filled[i] -= lent
+        taken -= lent
+    return filled

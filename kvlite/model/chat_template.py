@@ -1,0 +1,234 @@
+"""What the model is told: documents and a question as one message, a message as a turn."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain
+from typing import Any
+
+from kvlite.documents import Document, whole_characters
+from kvlite.errors import SettingError
+from kvlite.model.control_tokens import Controls
+from kvlite.model.text_limit import tokenized
+
+# Stand for what was said in a chat template, which has no such words of its own.
+_ANSWER, _SYSTEM, _TEXT = "kvliteAnswerHere", "kvliteSystemHere", "kvliteTextHere"
+
+# Between documents, and before the question.
+BETWEEN = "\n\n"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Text that is encoded by itself.
+
+    Attributes:
+        ids: its tokens.
+        options: of the tokenizer, to encode it alike.
+        begins: where in it each token begins, if the tokenizer would not encode it alike.
+    """
+
+    text: str
+    ids: list[int]
+    options: dict[str, bool]
+    begins: list[int] | None = None
+
+
+def question_about(documents: Sequence[Document], question: str) -> str:
+    """One user message: every document under its name, then the question.
+
+    The question comes last, so that what the cache keeps is chosen with it in view.
+    """
+    return f"{all_of(documents)}{BETWEEN}{asked_of(documents, question)}"
+
+
+def all_of(documents: Sequence[Document]) -> str:
+    """What such a message begins with: every document under its name."""
+    return BETWEEN.join(f"{name_of(document)}{body_of(document)}" for document in documents)
+
+
+def name_of(document: Document) -> str:
+    """What stands before a document's text."""
+    return f"Document: {document.name}\n\n"
+
+
+def body_of(document: Document) -> str:
+    """A document's text as the model is told it."""
+    return document.text.strip()
+
+
+def asked_of(documents: Sequence[Document], question: str) -> str:
+    """How it ends: a question about documents that were read before."""
+    it = "the document" if len(documents) == 1 else "the documents"
+    return f"Based on {it} above, answer this question: {question.strip()}"
+
+
+def certain(encoded: Callable[[str], list[int]], text: str) -> list[int]:
+    """The tokens that a text begins with however it goes on.
+
+    Args:
+        encoded: tokens of a whole text.
+    """
+    ids = encoded(text)
+    for ending in (" a", "\n\na", ".", "a"):
+        pairs = zip(ids, encoded(text + ending), strict=False)
+        ids = ids[: next((at for at, (one, other) in enumerate(pairs) if one != other), len(ids))]
+    return ids
+
+
+def goes_on(ids: list[int], ahead: list[int]) -> bool:
+    """Whether tokens begin with those that were read ahead, and are more."""
+    return len(ids) > len(ahead) and ids[: len(ahead)] == ahead
+
+
+def said_tokens(
+    tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
+) -> list[int]:
+    """The tokens of a user's message, in the tokenizer's chat template if it has one.
+
+    What is spelled like a control token in the message, or in `system`, is encoded as the
+    characters it is made of, so that a document cannot end the user's turn.
+
+    Args:
+        opening: it is the first message.
+        first: nothing at all was read before.
+        system: what the model is told before the first message.
+    """
+    parts = said_parts(tokenizer, text, opening=opening, first=first, system=system)
+    return [token for part in parts for token in part.ids]
+
+
+def said_parts(
+    tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
+) -> list[Part]:
+    """What is encoded one after the other to get `said_tokens`, whose args these are."""
+    if tokenizer.chat_template is not None:
+        return _turn_parts(tokenizer, text, opening=opening, system=system)
+    told = f"{system}\n\n" if system and opening else ""
+    return [_text_part(tokenizer, told + text, first=first)]
+
+
+def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
+    """The tokens of a text, of which none is a control token, with those that go before the
+    `first` one."""
+    return _text_part(tokenizer, text, first=first).ids
+
+
+def _text_part(tokenizer: Any, text: str, *, first: bool) -> Part:
+    text, options = whole_characters(text), {"add_special_tokens": first}
+    ids, controls = _encoded(tokenizer, text, first=first), Controls(tokenizer)
+    around = _encoded(tokenizer, "", first=first)
+    if controls.among(ids) == controls.among(around):
+        return Part(text, ids, options)
+    alone = controls.alone(text)
+    begins = None if alone.begins is None else [*(0 for _ in around), *alone.begins]
+    return Part(text, around + alone.ids, options, begins)
+
+
+def user_turn(tokenizer: Any, text: str, *, opening: bool, system: str = "") -> list[int]:
+    """The tokens that a user's message adds to a conversation in the tokenizer's chat template:
+    the message with all that stands before it if it is the `opening`, else all that follows the
+    last answer. As `said_tokens`, but for tokenizers that have one."""
+    parts = _turn_parts(tokenizer, text, opening=opening, system=system)
+    return [token for part in parts for token in part.ids]
+
+
+def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> list[Part]:
+    """One part; or three and more, where the template's text and what was said in it must not be
+    encoded together, since they would make control tokens."""
+    text, system = whole_characters(text), whole_characters(system)
+    controls, told = Controls(tokenizer), {_SYSTEM: system.strip(), _TEXT: text.strip()}
+    shown = _shown(tokenizer, _around(_TEXT, text), system and _around(_SYSTEM, system), opening)
+    if _TEXT not in shown:
+        return [_changed_part(tokenizer, shown, _shown(tokenizer, text, system, opening))]
+    pieces = [told.get(piece, piece) for piece in re.split(f"({_SYSTEM}|{_TEXT})", shown)]
+    own = [_plain_part(tokenizer, piece) for piece in pieces[::2]]
+    expected = [token for part in own for token in controls.among(part.ids)]
+    whole = _plain_part(tokenizer, "".join(pieces))
+    if controls.among(whole.ids) == expected:
+        return [whole]
+    edges = [*accumulate(map(len, pieces), initial=0)]
+    spans = [*zip(edges[1:-1:2], edges[2::2], strict=True)]
+    made = controls.outside(whole.text, spans, expected)
+    if made is not None:
+        return [Part(whole.text, made.ids, whole.options, made.begins)]
+    said = [(piece, controls.alone(piece)) for piece in pieces[1::2]]
+    apart = [Part(piece, each.ids, whole.options, each.begins) for piece, each in said]
+    return [own[0], *chain.from_iterable(zip(apart, own[1:], strict=True))]
+
+
+def _changed_part(tokenizer: Any, empty: str, shown: str) -> Part:
+    """What a template says that changes what it is told, or leaves it out.
+
+    Args:
+        empty: what it says of a text without control tokens.
+
+    Raises:
+        SettingError: others come out of what was said, and where is not known.
+    """
+    controls, part = Controls(tokenizer), _plain_part(tokenizer, shown)
+    if controls.among(part.ids) != controls.among(_plain_part(tokenizer, empty).ids):
+        raise SettingError(
+            "this model's chat template changes what it is told, and control tokens would come out "
+            "of this text: say it without them"
+        )
+    return part
+
+
+def _plain_part(tokenizer: Any, text: str) -> Part:
+    return Part(text, _encoded(tokenizer, text, first=False), {"add_special_tokens": False})
+
+
+def _encoded(tokenizer: Any, text: str, *, first: bool) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=first)
+    return ids
+
+
+def _shown(tokenizer: Any, text: str, system: str, opening: bool) -> str:
+    """A message in the template. Later turns are cut out of a conversation with a stand-in for the
+    past: the real past is in the cache as it was said; templates that trim or drop parts of it have
+    no say. What is said now is a stand-in too, so that a template does not read it."""
+    message = {"role": "user", "content": text}
+    if opening and system:
+        return _told(tokenizer, system, message)
+    alone = _rendered(tokenizer, [message])
+    if opening:
+        return alone
+    past = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    # A template that shows no past is given the message alone.
+    return _rendered(tokenizer, [*past, message]).partition(_ANSWER)[2] or alone
+
+
+def _told(tokenizer: Any, system: str, message: dict[str, str]) -> str:
+    """A first message after a system message; in front of its text, if the template has none."""
+    from jinja2 import TemplateError
+
+    try:
+        shown = _rendered(tokenizer, [{"role": "system", "content": system}, message])
+    except TemplateError:
+        shown = ""
+    if system.strip() in shown:
+        return shown
+    return _rendered(tokenizer, [message | {"content": f"{system}\n\n{message['content']}"}])
+
+
+def _around(standin: str, text: str) -> str:
+    """A stand-in for a text, with the white space that is around it."""
+    begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    return f"{text[:begin]}{standin}{text[max(begin, end) :]}"
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def tokens_of(tokenizer: Any, text: str, max_context: int) -> int:
+    """How many tokens a text has, without what a template adds.
+
+    Raises:
+        ContextError: more than a model was trained for, which are not all counted.
+    """
+    encode = partial(text_tokens, tokenizer, text, first=True)
+    return len(tokenized(encode, tokenizer, text, max_context))

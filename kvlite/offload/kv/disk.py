@@ -1,0 +1,96 @@
+"""A tier's storage in temporary files instead of host memory."""
+
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import LayerCache
+from kvlite.config.units import readable
+from kvlite.errors import RecallError, reason
+from kvlite.offload.kv.moving import move_storage
+
+ALIGNED, BLOCK = 64, 1 << 20
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Where the files are. They have no name there, so nobody can remove or change them, and none
+    is left behind however the program ends.
+
+    Attributes:
+        folder: made when it is needed.
+    """
+
+    folder: Path
+
+    def require(self, needed: int) -> None:
+        """Raises RecallError if there are no `needed` bytes free, or nothing can be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise self._refusal(error) from error
+        if needed > free:
+            raise RecallError(
+                f"recall would take {readable(needed)} in {self.folder}, which has "
+                f"{readable(free)} free: what is dropped is forgotten; --recall-bits 4 takes a "
+                "quarter, KVLITE_CACHE names another folder"
+            )
+
+    def take(self, layer: LayerCache) -> None:
+        """Move all that a layer holds into a file, in place: its tensors are the same objects.
+
+        Raises:
+            RecallError: the disk is full or fails; the layer is as it was.
+        """
+        try:
+            move_storage(layer, layer.tensors, self._mapped)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _mapped(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies in one file: flat, each with a storage of its own."""
+        counts = [tensor.untyped_storage().nbytes() for tensor in tensors]
+        starts = [0]
+        for count in counts:
+            starts.append(starts[-1] + -(-count // ALIGNED) * ALIGNED)
+        if not starts[-1]:
+            return [tensor.flatten() for tensor in tensors]
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            _reserve(file, starts[-1])
+            mapped = mmap.mmap(file.fileno(), starts[-1])
+        copies = []
+        for tensor, start, count in zip(tensors, starts, counts, strict=False):
+            if not count:
+                copies.append(tensor.flatten())
+                continue
+            flat = torch.frombuffer(mapped, dtype=torch.uint8, count=count, offset=start)
+            flat.copy_(torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()))
+            copies.append(flat)
+        return copies
+
+    def _refusal(self, error: OSError) -> RecallError:
+        return RecallError(
+            f"recall cannot keep anything in {self.folder} ({reason(error)}): what is dropped is "
+            "forgotten; KVLITE_CACHE names another folder"
+        )
+
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Take the space now: a page of a mapped file that finds the disk full ends the program."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    block = bytes(BLOCK)
+    for start in range(0, size, BLOCK):
+        file.write(block[: min(BLOCK, size - start)])
+    file.flush()

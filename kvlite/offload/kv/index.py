@@ -1,0 +1,171 @@
+"""One bit a channel of every key: which entries may the next token want?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.cache.front import blocks
+from kvlite.cache.quantized import has_compiled, packed_codes, rotation, unpacked_codes
+
+WORD = 64
+
+
+@dataclass
+class Index:
+    """Signs of a layer's keys, minus their mean, balanced and rotated, on the layer's device.
+
+    Attributes:
+        signs: `(batch, kv heads, capacity, bytes)` uint8, a bit a channel, in words of 64: byte j
+            of b has those of channels j, j + b, and so on, the first in the lowest bit.
+        sizes: `(batch, kv heads, capacity)` float32, the mean size of a channel.
+        mean: `(batch, kv heads, dim)` float32, of the first keys that were read. It shifts all
+            products with a query alike, and nothing depends on that.
+        balance: `(batch, kv heads, dim)` float32; keys are multiplied by it and queries divided, so
+            that channels in which queries are large count for more.
+        used: how many there are.
+    """
+
+    signs: Tensor
+    sizes: Tensor
+    mean: Tensor
+    balance: Tensor
+    used: int = 0
+
+    @classmethod
+    def of(cls, keys: Tensor, energy: Tensor, room: int) -> "Index":
+        """Of keys, with room for more.
+
+        Args:
+            keys: `(batch, kv heads, n, dim)`.
+            energy: squares of queries, summed, `(batch, kv heads, dim)` float32.
+        """
+        mean = keys.mean(2, dtype=torch.float32)
+        own = torch.zeros_like(mean)
+        for part in _parts(keys):
+            own += (part.float() - mean[:, :, None]).square().sum(2) / keys.shape[2]
+        balance = (_floored(energy) / _floored(own)).pow(0.25)
+        balance /= balance.mean(-1, keepdim=True)
+        made = cls(*_room(keys, keys.shape[2] + room), mean, balance)
+        made.add(keys)
+        return made
+
+    def extended(self, start: int, keys: Tensor, room: int) -> "Index":
+        """The first `start` of these and keys behind them, in place if there is room; of this
+        one only those `start` are then left."""
+        signs, sizes, held = self.signs, self.sizes, self.sizes.shape[2]
+        if (wanted := start + keys.shape[2] + room) > held:
+            signs, sizes = _room(keys, wanted + held // 8)
+            signs[:, :, :start] = self.signs[:, :, :start]
+            sizes[:, :, :start] = self.sizes[:, :, :start]
+        made = Index(signs, sizes, self.mean, self.balance, start)
+        made.add(keys)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, filled or not."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is held."""
+        return self.signs, self.sizes, self.mean, self.balance
+
+    def add(self, keys: Tensor) -> None:
+        """Keys `(batch, kv heads, n, dim)` behind the others."""
+        dim = keys.shape[3]
+        turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
+        at, end = self.used, self.used + keys.shape[2]
+        for part in _parts(keys):
+            turned = (part.float() - self.mean[:, :, None]) * balance @ turn
+            to = slice(at, at + part.shape[2])
+            self.signs[:, :, to] = packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1)
+            self.sizes[:, :, to] = turned.abs().mean(-1)
+            at = to.stop
+        self.used = end
+
+    def turned(self, queries: Tensor) -> Tensor:
+        """Queries `(batch, kv heads, rows, dim)` float32 as they meet signs."""
+        balanced = queries / self.balance[:, :, None]
+        out: Tensor = balanced @ rotation(queries.shape[3], queries.device)
+        return out
+
+    def scores(self, queries: Tensor, entries: int) -> Tensor:
+        """What attention is expected to be: probabilities, averaged over a KV head's queries.
+
+        Args:
+            queries: `(batch, kv heads, rows, dim)` float32, scaled.
+            entries: how many there are with those that are not in the index yet.
+
+        Returns:
+            `(batch, kv heads, entries)` float32, 0 for the latter.
+        """
+        turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
+        if queries.is_meta:  # as the compiled search takes it
+            return turned.new_empty(batch, heads, entries)
+        if has_compiled(queries.device):
+            from kvlite.ops import numba_recall as compiled
+
+            words = self.signs.flatten(0, 1).numpy().view(np.uint64)
+            found = compiled.search(
+                turned.flatten(0, 1).contiguous().numpy(),
+                words,
+                self.sizes.flatten(0, 1).numpy(),
+                self.used,
+                entries,
+            )
+            return torch.from_numpy(found).view(batch, heads, entries)
+        if has_kernel(queries.device):
+            # torch brings triton along on CUDA alone.
+            from kvlite.ops.triton_topk import search
+
+            return search(turned, self.signs, self.sizes, self.used, entries)
+        total, logits = turned.sum(-1, keepdim=True), []
+        for part in blocks(self.used, batch * heads * dim):
+            ones = unpacked_codes(self.signs[:, :, part], 1)[..., :dim]
+            logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
+        known = torch.cat(logits, -1).softmax(-1).mean(2)
+        return F.pad(known, (0, entries - self.used))
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether an index on a device is searched by `kvlite.ops.triton_topk`."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def index_entry_bytes(dim: int) -> int:
+    """Bytes a key of `dim` channels takes."""
+    return sign_bytes(dim) + torch.float32.itemsize
+
+
+def sign_bytes(dim: int) -> int:
+    """Bytes of a key's signs."""
+    return -(-dim // WORD) * WORD // 8
+
+
+def _floored(energy: Tensor) -> Tensor:
+    """No channel of `(..., dim)` below a millionth of the mean: some are always 0."""
+    return torch.maximum(energy, 1e-6 * energy.mean(-1, keepdim=True) + 1e-12)
+
+
+def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Storage for signs and sizes."""
+    (batch, heads, _, dim), device = keys.shape, keys.device
+    shape = (batch, heads, capacity, sign_bytes(dim))
+    signs = torch.empty(shape, dtype=torch.uint8, device=device)
+    return signs, torch.empty(shape[:3], device=device)
+
+
+def _parts(keys: Tensor) -> Iterator[Tensor]:
+    """Parts of keys whose float32 copies are a few megabytes; without numbers, two for all."""
+    batch, heads, count, dim = keys.shape
+    parts = blocks(count, batch * heads * dim)
+    return (keys[:, :, part] for part in (islice(parts, 2) if keys.is_meta else parts))

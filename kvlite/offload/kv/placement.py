@@ -1,0 +1,80 @@
+"""How much the tier takes, how much it may, and where there is room for it."""
+
+from kvlite.cache import KVBits
+from kvlite.config.paths import cache_folder
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.errors import RecallError
+from kvlite.memory.device_budget import ram_limit
+from kvlite.model.shape import ModelShape
+from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.index import index_entry_bytes
+from kvlite.offload.kv.store import SPARE, Tier
+
+
+def tier_bytes(
+    shape: ModelShape, tokens: int, reserve: int, itemsize: int, bits: KVBits | None
+) -> int:
+    """Bytes of a tier that has read `tokens` at once.
+
+    Args:
+        reserve: tokens that the answer may have; they are exact.
+        itemsize: bytes of a number of the model's keys and values.
+    """
+    total = 0
+    for window in shape.windows:
+        entries = tokens + reserve if window is None else min(window, tokens)
+        packed = 0 if bits is None or window is not None else bits.packed(tokens)
+        line = (entries - packed) * shape.entry_bytes(itemsize)
+        if bits is not None and packed:
+            line += packed * bits.entry_bytes(shape.head_dim) + 4 * shape.head_dim
+        total += shape.kv_heads * line
+    return total
+
+
+def index_bytes(shape: ModelShape, tokens: int) -> int:
+    """Bytes of the device that a tier's indexes take, after `tokens` read at once, the room for an
+    answer included."""
+    line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
+    return len(shape.full_layers) * shape.kv_heads * line
+
+
+def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, bool, list[str]]:
+    """Where a tier that is to take `needed` bytes goes, and what the user is told of that.
+
+    Returns:
+        The disk, or None for memory; whether layers may take more than they need; sentences.
+
+    Raises:
+        RecallError: there is no room for it where it may go.
+        SettingError: `recall_limit` is no size.
+    """
+    limit = ram_limit(settings.recall_limit, 0 if tier.on_disk else tier.nbytes)
+    stays = tier.on_disk and settings.recall == "auto"
+    if settings.recall != "disk" and not stays and needed <= limit:
+        return None, needed + needed // SPARE <= limit, []
+    if settings.recall == "ram":
+        raise RecallError(
+            f"recall would take {readable(needed)} of host memory, and may take {readable(limit)}: "
+            "what is dropped is forgotten; --recall-bits 4 takes a quarter, --recall-limit sets "
+            "another limit, --recall disk takes none"
+        )
+    disk = Disk(cache_folder() / "recall")
+    disk.require(_written(tier, needed))
+    if settings.recall == "disk" or tier.on_disk:
+        return disk, False, []
+    said = (
+        f"recall takes {readable(needed)}, more than the {readable(limit)} of host memory it may "
+        f"take: it goes to a temporary file in {disk.folder}; --recall-bits 4 takes a quarter, "
+        "--recall-limit sets another limit"
+    )
+    return disk, False, [said]
+
+
+def _written(tier: Tier, needed: int) -> int:
+    """Bytes that a tier writes to disk beside what it has there."""
+    if tier.on_disk and tier.bits is None:
+        # Layers that have room stay; of those that grow, one is there twice at a time.
+        more = needed - tier.nbytes
+        return more + needed // len(tier.layers) if more > 0 else 0
+    return needed

@@ -1,0 +1,132 @@
+"""The recall tier as named tensors and a plain description, and back: in memory or on disk."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kvlite.cache.snapshot import (
+    Form,
+    Parts,
+    Plain,
+    Source,
+    Whole,
+    as_plain,
+    bits_of,
+    described,
+    layer_of,
+)
+from kvlite.cache.sound import require
+from kvlite.model.shape import ModelShape
+from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.index import Index, sign_bytes
+from kvlite.offload.kv.store import Tier, TierLayer
+from kvlite.offload.kv.transfer import ferry_to
+
+PREFIX = "tier"
+
+
+def tier_parts(tier: Tier) -> tuple[Parts, Plain]:
+    """A tier, taken apart; of what was answered since it read last, which will be read again,
+    nothing."""
+    if tier.ferry is not None:
+        tier.ferry.wait()
+    parts = Parts(PREFIX)
+    layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(tier.layers)]
+    return parts, {
+        "bits": as_plain(tier.bits),
+        "seen": tier.seen,
+        "objects": parts.objects,
+        "layers": layers,
+    }
+
+
+def _described(parts: Parts, name: str, layer: TierLayer) -> Plain:
+    plain: Plain = {
+        "cache": described(parts, name, layer.cache, layer.read),
+        "read": layer.read,
+        "window": layer.window,
+        "judge": layer.judge,
+    }
+    if layer.judged is not None:
+        plain["judged"] = parts.tensor(f"{name}.judged", layer.judged)
+    if (index := layer.index) is not None:
+        own = slice(0, layer.read)
+        plain["index"] = {
+            "capacity": index.sizes.shape[2],
+            "signs": parts.tensor(f"{name}.signs", index.signs[:, :, own]),
+            "sizes": parts.tensor(f"{name}.sizes", index.sizes[:, :, own]),
+            "mean": parts.tensor(f"{name}.mean", index.mean),
+            "balance": parts.tensor(f"{name}.balance", index.balance),
+        }
+    return plain
+
+
+def tier_of(
+    source: Source,
+    plain: Plain,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    disk: Disk | None,
+    spare: bool,
+) -> Tier:
+    """A tier as it was.
+
+    Args:
+        dtype: of the model's keys and values.
+        device: where the model is, and indexes go.
+        disk: where the tier goes, a layer at a time, if not to memory.
+        spare: whether layers that grow may take more than they need.
+
+    Raises:
+        SnapshotError: it is damaged, or of another model.
+        RecallError: the disk is full or fails.
+    """
+    bits, host = bits_of(plain["bits"]), torch.device("cpu")
+    tier = replace(Tier.empty(shape, dtype, bits), seen=plain["seen"], disk=disk, spare=spare)
+    if disk is None and bits is None:
+        tier.ferry = ferry_to(device)
+    require(len(plain["layers"]) == shape.layers)
+    whole = Whole(source, plain["objects"], host)
+    form = Form(shape.kv_heads, shape.head_dim, dtype, tier.seen)
+    for index, each in enumerate(plain["layers"]):
+        own = form
+        if tier.ferry is not None and shape.windows[index] is None:
+            own = replace(form, prepare=tier.ferry.pin)
+        layer = tier.layers[index] = _layer(whole, each, shape, own, device)
+        require(layer.window == shape.windows[index])
+        if disk is not None:
+            disk.take(layer.cache)
+            layer.disk = disk
+    return tier
+
+
+def _layer(
+    whole: Whole, plain: Plain, shape: ModelShape, form: Form, device: torch.device
+) -> TierLayer:
+    cache = layer_of(whole, plain["cache"], form)
+    require(len(cache.banks) == 1 and cache.banks[0].used == plain["read"])
+    layer = TierLayer(cache, plain["window"], plain["read"], judge=str(plain["judge"]))
+    if "judged" in plain:
+        layer.judged = whole.source.new(plain["judged"], whole.device)
+        require(layer.judged.dtype == torch.float32 and layer.judged.dim() == 3)
+        require(layer.judged.shape[:2] == (1, shape.kv_heads))
+        require(layer.judged.shape[2] <= layer.read)
+    if "index" in plain:
+        layer.index = _index(whole.source, plain["index"], layer.read, shape, device)
+    return layer
+
+
+def _index(source: Source, plain: Plain, read: int, shape: ModelShape, device: Any) -> Index:
+    heads, dim, room = shape.kv_heads, shape.head_dim, plain["capacity"]
+    require(room >= read)
+    signs = torch.empty(1, heads, room, sign_bytes(dim), dtype=torch.uint8, device=device)
+    sizes = torch.empty(1, heads, room, device=device)
+    mean, balance = (torch.empty(1, heads, dim, device=device) for _ in range(2))
+    source.fill(plain["signs"], signs[:, :, :read])
+    source.fill(plain["sizes"], sizes[:, :, :read])
+    source.fill(plain["mean"], mean)
+    source.fill(plain["balance"], balance)
+    return Index(signs, sizes, mean, balance, read)

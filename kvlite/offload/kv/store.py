@@ -1,0 +1,299 @@
+"""The recall tier: everything a conversation has read, kept aside for the next turn."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import Bank, KVBits, LayerCache, Selection
+from kvlite.cache.front import bytes_held
+from kvlite.memory.meter import aside
+from kvlite.model.shape import ModelShape
+from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.transfer import Ferry, ferry_to
+
+# What is not in the index yet cannot be found by it, so that many recent entries always stay.
+INDEXED_AT_ONCE = 16
+# What grows gets room for another eighth, so that it seldom has to.
+SPARE = 8
+
+
+@dataclass
+class TierLayer:
+    """One layer's part.
+
+    Attributes:
+        cache: one bank with all KV heads, entries in the order in which they were read; of a
+            sliding window as much as it will see again.
+        window: tokens the layer sees, None where it sees everything.
+        read: how many entries were read; those behind them were answered since.
+        index: of a layer that sees everything, on its device.
+        judged: `(batch, heads, read)` float32, what a method that judges entries once found.
+        judge: that method, as a user writes it.
+        disk: where `cache` is, if not in memory.
+        fresh: keys of what was answered and is not in the index yet, on its device.
+    """
+
+    cache: LayerCache
+    window: int | None
+    read: int = 0
+    index: Index | None = None
+    judged: Tensor | None = None
+    judge: str = ""
+    disk: Disk | None = None
+    fresh: list[Tensor] = field(default_factory=list)
+
+    @property
+    def bank(self) -> Bank:
+        """Everything, of all KV heads."""
+        return self.cache.banks[0]
+
+    def append(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        reserve: int,
+        bits: KVBits | None,
+        spare: int,
+        ferry: Ferry | None,
+    ) -> None:
+        """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`, with room
+        for `reserve` more and, where room has to be made, `spare`.
+
+        Args:
+            ferry: brings what stays exact, and in memory, from another device, without waiting.
+        """
+        new, before, own = keys.shape[2], self.cache, bits
+        self.bank.used = self.read  # an attempt may have failed
+        if self.window is not None:
+            reserve, spare, own, ferry = 0, 0, None, None  # answers do not enter it
+        if self.bank.room < new + reserve:
+            size = self.read + new + reserve + spare
+            prepare = None if ferry is None else ferry.pin
+            self.cache = self.cache.resized([size], bits=own, prepare=prepare)
+        if ferry is None:
+            self.bank.append(keys, values, positions)
+        else:
+            ferry.append(self.bank, keys, values, positions)
+        if own is not None:
+            self.cache = self.cache.resized([self.read + new + reserve], bits=own)
+        elif self.window is not None and self.bank.used > self.window:
+            last = torch.arange(self.bank.used - self.window, self.bank.used)
+            slots = last.expand(keys.shape[0], len(self.bank.heads), -1)
+            self.cache = LayerCache.gathered([Selection(self.bank, slots)], [self.window])
+        if self.cache is not before:
+            self.disk = None
+        self.read = self.bank.used
+
+
+@dataclass
+class Tier:
+    """Keys and values of all that was read, whatever the cache dropped of it.
+
+    What is answered is added for as long as the answer goes on: it was drawn from what the cache
+    held, and is read once more with the next turn, so that the tier is then what reading
+    everything at once would have left.
+
+    Attributes:
+        layers: one a layer of the model.
+        bits: how what is neither among the first entries nor recent is quantized, if it is.
+        seen: tokens read.
+        disk: where what is read goes, if not to memory.
+        spare: whether layers that grow may take more than they need.
+        ferry: what goes there from a device with memory of its own, and back.
+        marked: the layers as `rewind` will have them, while something is read.
+    """
+
+    layers: list[TierLayer]
+    bits: KVBits | None
+    seen: int = 0
+    disk: Disk | None = None
+    spare: bool = True
+    ferry: Ferry | None = None
+    marked: list[TierLayer] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "Tier":
+        """Nothing yet, for one sequence.
+
+        Args:
+            dtype: of the model's keys and values.
+        """
+        sizes, host = [(tuple(range(shape.kv_heads)), 0)], torch.device("cpu")
+        layers = [
+            TierLayer(
+                LayerCache(sizes, batch=1, dim=shape.head_dim, dtype=dtype, device=host), window
+            )
+            for window in shape.windows
+        ]
+        return cls(layers, bits)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything."""
+        return self.seen > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, filled or not, in memory or on disk."""
+        return bytes_held(self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is held beside the device."""
+        held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
+        return held + [layer.judged for layer in self.layers if layer.judged is not None]
+
+    @property
+    def index_tensors(self) -> list[Tensor]:
+        """All that indexes hold of it."""
+        return [
+            each for layer in self.layers if layer.index is not None for each in layer.index.tensors
+        ]
+
+    @property
+    def judged_bytes(self) -> int:
+        """Of these, what a method found."""
+        return bytes_held(layer.judged for layer in self.layers if layer.judged is not None)
+
+    @property
+    def place(self) -> str:
+        """Where it is: "ram" or "disk"."""
+        return "disk" if self.on_disk else "ram"
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether any of it is there."""
+        return any(layer.disk is not None for layer in self.layers)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the layers' devices that indexes take."""
+        return sum(layer.index.nbytes for layer in self.layers if layer.index is not None)
+
+    def add(self, index: int, source: LayerCache, energy: Tensor, new: int, reserve: int) -> None:
+        """Take over the `new` entries that a layer read last, from any device; or all it has, as
+        long as nothing is here. After an error it may be called again.
+
+        Args:
+            energy: squares of its queries, summed, `(batch, kv heads, dim)` float32.
+            reserve: entries that the answer may add.
+
+        Raises:
+            RecallError: the disk that it goes to is full or fails.
+        """
+        # What was taken over counts when all of it was: memory may run out in between.
+        layer = replace(self.layers[index])
+        layer.bank.used = layer.read
+        begun, start = layer.read > 0, layer.read
+        keys, values, positions = source.last(new if begun else source.banks[0].used)
+        if layer.window is None and layer.index is None:
+            layer.index = Index.of(keys, energy, reserve)
+        elif layer.window is None and layer.index is not None:
+            layer.index = layer.index.extended(start, keys, reserve)
+        spare = layer.read // SPARE if self.spare and self.bits is None else 0
+        if self.ferry is None:
+            self.ferry = ferry_to(keys.device)
+        waits = self.disk is not None or self.bits is not None  # for what is to be read at once
+        ferry = None if waits else self.ferry
+        with aside():
+            layer.append(keys, values, positions, reserve, self.bits, spare, ferry)
+        if self.disk is not None and layer.disk is None:
+            self.disk.take(layer.cache)
+            layer.disk = self.disk
+        if self.marked and self.bits is None and layer.window is None:
+            # It begins with all that there was: what that was in is let go.
+            self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
+        self.layers[index] = layer
+
+    def judge(self, index: int, found: Tensor, judge: str) -> None:
+        """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
+        float32."""
+        with aside():
+            self.layers[index].judged = found.to("cpu", copy=True)
+        self.layers[index].judge = judge
+
+    def judged_by(self, judge: str) -> bool:
+        """Whether a method has judged all entries of all layers that anyone judged."""
+        found = [each for each in self.layers if each.judged is not None]
+        return bool(found) and all(
+            each.judge == judge and each.judged is not None and each.judged.shape[2] == each.read
+            for each in found
+        )
+
+    def answer(self, index: int, keys: Tensor, values: Tensor, position: int) -> None:
+        """Add a token of an answer, `(batch, kv heads, 1, dim)`, to a layer that sees all."""
+        layer = self.layers[index]
+        if layer.index is None:
+            return
+        bank, fresh = layer.bank, [*layer.fresh, keys]
+        if bank.used + 1 - layer.index.used == INDEXED_AT_ONCE:
+            layer.index.add(torch.cat(fresh, 2))
+        if self.ferry is None:
+            bank.append(keys, values, torch.tensor([position], dtype=torch.int32))
+        else:
+            self.ferry.put(bank, keys, values, position)
+        layer.fresh = fresh if layer.index.used < bank.used else []
+
+    def forget_answer(self) -> None:
+        """Let go of what was answered since the last reading."""
+        self._wait()
+        for layer in self.layers:
+            layer.bank.used, layer.fresh = layer.read, []
+            if layer.index is not None:
+                layer.index.used = layer.read
+
+    def _wait(self) -> None:
+        """Until all that goes there is there."""
+        if self.ferry is not None:
+            self.ferry.wait()
+
+    def restored(self, index: int, room: int, device: torch.device, judge: str = "") -> LayerCache:
+        """All that a layer has read, on a device, with `room` for more.
+
+        Args:
+            judge: the method whose findings are to be remembered in a row, if any.
+        """
+        source = self.layers[index]
+        bank, keys = source.bank, source.cache.keys
+        layer = LayerCache(
+            [(bank.heads, source.read + room)],
+            batch=keys.shape[0],
+            dim=keys.shape[2],
+            dtype=keys.dtype,
+            device=device,
+            decode_rows=int(bool(judge)),
+        )
+        (made,), every = layer.banks, slice(0, source.read)
+        if bank.front is None and self.ferry is not None:
+            self.ferry.restore(bank, made, source.read)
+        elif bank.front is None:
+            made.own_keys[:, :, every] = bank.own_keys[:, :, every]
+            made.own_values[:, :, every] = bank.own_values[:, :, every]
+            made.own_positions[:, :, every] = bank.own_positions[:, :, every]
+        else:
+            bank.write_out(made.own_keys[:, :, every], made.own_values[:, :, every])
+            made.own_positions[:, :, every] = bank.positions[:, :, every].to(device)
+        made.used = source.read
+        if made.rows is not None and source.judged is not None and source.judge == judge:
+            made.rows[:, :, 0, : source.judged.shape[2]] = source.judged.to(device)
+        return layer
+
+    def mark(self) -> None:
+        """Remember how it stands, without the last answer: what is read now is written behind that,
+        or elsewhere."""
+        self.forget_answer()
+        self.marked = [replace(layer) for layer in self.layers]
+
+    def rewind(self) -> None:
+        """Forget what was read since it was marked."""
+        self._wait()
+        self.layers, self.marked = self.marked, []
+        self.forget_answer()
+
+    def read(self, seen: int) -> None:
+        """All layers have taken what was read, `seen` tokens in all: there is no way back."""
+        self._wait()
+        self.seen, self.marked = seen, []

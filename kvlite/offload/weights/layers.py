@@ -1,0 +1,174 @@
+"""Decoder layers whose weights come to the device in turn, each while the one before it computes.
+
+Layers are asked for in order, once for a whole prompt and once for each token of an answer, so two
+slots are enough: one layer computes in the first while the next comes to the second.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+import psutil
+import torch
+from torch import Tensor
+
+from kvlite.model.layers import Layers, Passing
+from kvlite.offload.weights.slots import Layout
+
+SAMPLES = 5
+
+
+class Source(Protocol):
+    """Where weights are kept."""
+
+    def bring(self, index: int, memory: Tensor) -> None:
+        """Put a layer's numbers into flat uint8 memory on the device, as it is laid out; on CUDA by
+        copies in the current stream."""
+        ...
+
+
+@dataclass
+class Slot:
+    """Memory of one layer on the device.
+
+    Attributes:
+        memory: flat uint8.
+        holds: the layer whose numbers are there, or on their way.
+        arrives: done when they are all there or, on CUDA, on their way; then it has an event
+            after the last.
+    """
+
+    memory: Tensor
+    holds: int | None = None
+    arrives: "Future[torch.cuda.Event | None] | None" = None
+
+
+class StreamedLayers(Layers):
+    """Decoder layers that come to the device when they are asked for, and the next one with them;
+    the first comes after the last.
+
+    Attributes:
+        nbytes: of all their weights.
+        current: the slot of the layer that was asked for last.
+        courier: the thread that brings them, one at a time.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[Any],
+        layouts: Sequence[Layout],
+        source: Source,
+        device: torch.device,
+        setting: str,
+    ) -> None:
+        """Take over modules that have no numbers, and see how fast these come.
+
+        Args:
+            layouts: a layer's each.
+            source: has the layers in this order.
+            setting: how `--stream` was written.
+
+        Raises:
+            ModelError: the source fails.
+        """
+        super().__init__(modules)
+        self.layouts = layouts
+        self.source = source
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        size = max(layout.size for layout in layouts)
+        self.slots = [
+            Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in self.modules[:2]
+        ]
+        self.current: Slot | None = None
+        self.courier = ThreadPoolExecutor(1, thread_name_prefix="kvlite-weights")
+        self.nbytes = sum(layout.nbytes for layout in layouts)
+        self.passing = Passing(setting, self.nbytes, self._measured())
+        self._send(self.slots[0], 0)
+
+    def __getitem__(self, index: int) -> Any:
+        """The transformers module of one layer, ready to run until another is asked for.
+
+        Raises:
+            ModelError: its weights can no longer be read.
+        """
+        index = range(len(self))[index]
+        slot = next((slot for slot in self.slots if slot.holds == index), None)
+        if slot is None:
+            slot = self._spare
+            self._send(slot, index)
+        if slot is not self.current:
+            self._receive(slot, index)
+        coming = (index + 1) % len(self)
+        if all(slot.holds != coming for slot in self.slots):
+            self._send(self._spare, coming)
+        return self.modules[index]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The slots."""
+        return (slot.memory for slot in self.slots)
+
+    @property
+    def _spare(self) -> Slot:
+        """The slot that is not computed from; the only one, if a model has one layer."""
+        return next((slot for slot in self.slots if slot is not self.current), self.slots[0])
+
+    def _send(self, slot: Slot, index: int) -> None:
+        """Begin to bring a layer to a slot, once what is computed from that now is done."""
+        held, slot.holds = slot.holds, None  # whatever interrupts this, it is not believed to hold
+        if held is not None:
+            self.layouts[held].release()
+        slot.arrives = self.courier.submit(self._carry, index, slot.memory, self._now())
+        slot.holds = index
+
+    def _receive(self, slot: Slot, index: int) -> None:
+        """Wait for a layer, and let it run from its slot."""
+        assert slot.arrives is not None
+        try:
+            arrived = slot.arrives.result()
+        except BaseException:
+            slot.holds = None
+            raise
+        if self.stream is not None and arrived is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(arrived)
+        self.layouts[index].bind(slot.memory)
+        self.current = slot
+        self.brought += self.layouts[index].nbytes
+
+    def _now(self) -> torch.cuda.Event | None:
+        """An event after all that is computed now; a CPU has computed it already."""
+        if self.stream is None:
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self.stream.device).record_event()
+        return event
+
+    def _carry(
+        self, index: int, memory: Tensor, free: torch.cuda.Event | None
+    ) -> torch.cuda.Event | None:
+        """Bring a layer to memory that is free after an event; mostly in the courier's thread."""
+        if self.stream is None:
+            self.source.bring(index, memory)
+            return None
+        with torch.cuda.stream(self.stream):
+            if free is not None:
+                self.stream.wait_event(free)
+            self.source.bring(index, memory)
+            arrived: torch.cuda.Event = self.stream.record_event()
+            return arrived
+
+    def _measured(self) -> float:
+        """Bytes a second, median of some layers: where files fit in free memory, from which they
+        are read again, of a second time."""
+        again = self.nbytes < psutil.virtual_memory().available
+        rates = []
+        for index in sorted({len(self) * step // SAMPLES for step in range(SAMPLES)}):
+            for _ in range(1 + again):
+                start = perf_counter()
+                arrived = self._carry(index, self.slots[0].memory, self._now())
+                if arrived is not None:
+                    arrived.synchronize()
+                seconds = perf_counter() - start
+            rates.append(self.layouts[index].nbytes / seconds)
+        return median(rates)

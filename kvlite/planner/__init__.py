@@ -1,0 +1,1 @@
+"""What memory a conversation takes, and whether it fits, before it begins."""

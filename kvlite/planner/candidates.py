@@ -1,0 +1,173 @@
+"""From settings to a planner: which model, which device, what may be chosen."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+
+from kvlite.config.settings import Settings
+from kvlite.errors import SettingError, require_uncancelled
+from kvlite.memory.device_budget import Room, card, room_of
+from kvlite.model.calibration import find_calibration
+from kvlite.model.load import PLACE, choose_device
+from kvlite.model.shape import described, read_config
+from kvlite.model.source import find_config
+from kvlite.model.weights import EXPERTS, PLAIN, Weights, choose_weights, stored_name
+from kvlite.offload.weights.loader import require_streamable
+from kvlite.planner.forecaster import Forecaster
+from kvlite.planner.plan import Planner
+
+
+def open_planner(
+    settings: Settings,
+    notify: Callable[[str], None] | None = None,
+    *,
+    card: str = "",
+    reads_text: bool = False,
+    cancel: Event | None = None,
+) -> Planner:
+    """A planner from a model's config alone, also for a card that is not here.
+
+    Args:
+        notify: told before a download.
+        card: what a card that is not here is called.
+        reads_text: whether texts will be counted in tokens, for which the tokenizer is wanted.
+        cancel: set to end this, and plans that are being made.
+
+    Raises:
+        ModelError: there is no config, or of a model that cannot be run.
+        SettingError: a setting is out of range, or does not fit the model.
+        Stopped: `cancel` was set.
+    """
+    folder = find_config(settings.model, notify, cancel)
+    if not card and not _elsewhere(settings):
+        device = choose_device(settings.device)
+        return planner_here(settings, folder, device, reads_text=reads_text, cancel=cancel)
+    room = _room(settings, card)
+    offers = [
+        (stream, weights)
+        for stream in _streams(settings, room)
+        for weights in _weights_elsewhere(settings, folder)
+    ]
+    return _planner(settings, folder, room, offers, reads_text, cancel)
+
+
+def planner_here(
+    settings: Settings,
+    folder: Path,
+    device: torch.device,
+    *,
+    reads_text: bool,
+    cancel: Event | None = None,
+) -> Planner:
+    """A planner for the model in a folder, on a device of this machine.
+
+    Args:
+        reads_text, cancel: as for `open_planner`.
+
+    Raises:
+        ModelError: its config is broken.
+        SettingError: a setting is out of range, or does not fit the model or the device.
+        Stopped: `cancel` was set.
+    """
+    room = room_of(device, settings.vram)
+    offers = offers_here(settings, device, folder, room)
+    return _planner(settings, folder, room, offers, reads_text, cancel)
+
+
+def _planner(
+    settings: Settings,
+    folder: Path,
+    room: Room,
+    offers: Sequence[tuple[str, Weights]],
+    reads_text: bool,
+    cancel: Event | None,
+) -> Planner:
+    require_uncancelled(cancel)
+    config, shape = described(folder)
+    require_uncancelled(cancel)
+    tokenizer = _read_tokenizer(folder) if reads_text else None
+    require_uncancelled(cancel)
+    forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
+    in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return Planner(forecaster, room, settings, offers, in_files, cancel)
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder, None if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, **PLACE)
+    except Exception:  # libraries fail in many ways over a stranger's file
+        return None
+
+
+def offers_here(
+    settings: Settings, device: torch.device, folder: Path, room: Room
+) -> list[tuple[str, Weights]]:
+    """Where a model's layers may stay, and what it may be loaded as, on a device of this machine,
+    the best first.
+
+    Raises:
+        SettingError: what was asked for cannot be had.
+    """
+    first = choose_weights(settings.weights, device, folder)
+    found = [first]
+    shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
+    if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
+        found.append(choose_weights("nf4", device, folder))
+    offers, refused = [], list[SettingError]()
+    for stream in _streams(settings, room):
+        for weights in found:
+            try:
+                require_streamable(stream, folder, device=device, weights=weights)
+            except SettingError as error:
+                refused.append(error)
+                continue
+            offers.append((stream, weights))
+    if not offers:
+        raise refused[0]
+    return offers
+
+
+def _streams(settings: Settings, room: Room) -> tuple[str, ...]:
+    """Where layers may stay, the best first."""
+    if settings.stream != "auto":
+        return (settings.stream,)
+    return ("off", "disk") if room.kind == "cpu" else ("off", "ram", "disk")
+
+
+def _elsewhere(settings: Settings) -> bool:
+    """Whether a plan is for a card that this machine has not."""
+    if settings.device == "cpu" or torch.cuda.is_available():
+        return False
+    return settings.vram != "auto" or settings.device.startswith("cuda")
+
+
+def _room(settings: Settings, name: str) -> Room:
+    if settings.vram == "auto":
+        raise SettingError(
+            f"{name or f'--device {settings.device}'} is not here: say how much memory it has, as "
+            "in --vram 24GiB"
+        )
+    return card(settings.vram, name)
+
+
+def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
+    half = torch.bfloat16
+    if stored := read_config(folder).get("quantization_config"):
+        return [Weights(stored_name(stored), half, stored=True)]
+    if settings.weights in PLAIN:
+        return [Weights(settings.weights, PLAIN[settings.weights])]
+    if settings.weights != "auto":
+        return [Weights(settings.weights, half)]
+    found = [Weights("bf16", half)]
+    return found if _has_experts(folder) else [*found, Weights("nf4", half), Weights("int8", half)]
+
+
+def _has_experts(folder: Path) -> bool:
+    return read_config(folder)["model_type"] in EXPERTS

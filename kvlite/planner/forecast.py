@@ -1,0 +1,377 @@
+"""What a turn will take: the engine itself, run on tensors that have no numbers.
+
+Nothing is estimated by formulas that would have to follow the engine, or that a new method would
+have to bring along. Of layers that are treated alike one is run, and of the chunks of a layer the
+last ones, which see the most.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.front import bytes_held
+from kvlite.cache.quantized import rotation
+from kvlite.engine.decode import LayerStep
+from kvlite.engine.layer_prefill import LayerReader
+from kvlite.engine.reading import CHUNK, Reading
+from kvlite.engine.sparse_attention import sights
+from kvlite.errors import ForecastError, KvliteError, reason
+from kvlite.methods.layer_policy import Rule, merge_below, share_out
+from kvlite.model.load import LoadedModel
+from kvlite.offload import Recall, Tier
+from kvlite.planner.meta import HollowMeter
+from kvlite.planner.meta_cache import Outcomes
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A peak, by what it is made of, bytes of the device beside the model's weights.
+
+    Attributes:
+        kv: all layers' keys, values, positions and what is remembered of them, and the indexes of
+            what is recalled.
+        hidden: hidden states of all tokens on their way, their ids and rotations.
+        layer: one layer with all it has read.
+        work: everything else that lives for a moment: a chunk's activations, scores, logits.
+    """
+
+    kv: int = 0
+    hidden: int = 0
+    layer: int = 0
+    work: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.kv + self.hidden + self.layer + self.work
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a turn will take.
+
+    Attributes:
+        reading: while a chunk passes through a layer.
+        choosing: while it is chosen what a layer keeps.
+        answering: at the last token of the longest answer.
+        kv_bytes: of the cache after reading, indexes of recall included.
+        host_bytes: of host memory, or a disk, for everything that was read and answered.
+    """
+
+    reading: Moment
+    choosing: Moment
+    answering: Moment
+    kv_bytes: int
+    host_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak, beside the weights."""
+        return max(each.total for each in (self.reading, self.choosing, self.answering))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be read and answered.
+
+    Attributes:
+        new: tokens to read.
+        longest: tokens the answer may have.
+        known: tokens read before, that a method may have repeated.
+        chunk: tokens that go through a layer together.
+        recalled: entries that each token of the answer may bring back.
+    """
+
+    new: int
+    longest: int
+    known: int = 0
+    chunk: int = CHUNK
+    recalled: int = 0
+
+
+@dataclass(frozen=True)
+class _Took:
+    """What one layer took, over what was live before it.
+
+    Attributes:
+        reading, choosing: peaks.
+        whole: of these, its entries while it was read.
+        kept, host: what is live after it, on the device and beside it.
+        layer, rule: what was kept, and by which rule.
+        indexed: whether an index has taken the place of another, which is let go once all is read.
+    """
+
+    reading: int
+    choosing: int
+    whole: int
+    kept: int
+    host: int
+    layer: LayerCache
+    rule: Rule
+    indexed: bool
+
+
+class _Foresight(Reading):
+    """Reads the last chunks of a layer, as if it had read the others."""
+
+    def __init__(self, meter: HollowMeter, *given: Any, **options: Any) -> None:
+        self.meter = meter
+        self.passed = 0
+        self.roomy = 0
+        super().__init__(*given, **options)
+
+    def take(self, index: int) -> _Took:
+        """Read and cut one layer."""
+        live, host, self.meter.peak = self.meter.live, self.meter.host, self.meter.live
+        before = self._index(index)
+        layer = self.compressed(index)
+        return _Took(
+            reading=self.passed - live,
+            choosing=self.meter.peak - live,
+            whole=self.roomy,
+            kept=self.meter.live - live,
+            host=self.meter.host - host,
+            layer=layer,
+            rule=self.rules[index],
+            indexed=before is not None and self._index(index) is not before,
+        )
+
+    def _index(self, index: int) -> Any:
+        """The storage of a layer's index, if it has one."""
+        made = None if self.tier is None else self.tier.layers[index].index
+        return None if made is None else made.signs
+
+    def read_layer(self, index: int) -> LayerReader:
+        """As `Reading`; then the peak begins anew."""
+        reader = super().read_layer(index)
+        self.passed, self.meter.peak = self.meter.peak, self.meter.live
+        return reader
+
+    def _begin(self, index: int) -> int:
+        """The last full chunk, but all that a method wants queries of; where chunks are compared,
+        one more."""
+        rule = self.rules[index]
+        length: int = self.hidden.shape[1]
+        end = length - 1 if self._final(index) else length
+        starts: list[int] = [*range(0, end, self.chunk), *([end] if self._final(index) else [])]
+        observed = length - max(rule.method.observation(rule.budget), 1)
+        seen = sum(at + self.chunk > observed for at in starts)
+        more = self._final(index) + (self.coming[index] is not None)
+        return starts[-min(max(2 + more, seen), len(starts))]
+
+    def _roomy(self, index: int) -> LayerCache:
+        layer = super()._roomy(index)
+        self.roomy = layer.nbytes
+        for bank in layer.banks:  # under a mask it is full from then on
+            bank.used = min(bank.used + self._begin(index), bank.capacity)
+        return layer
+
+
+@torch.inference_mode()
+def forecast(
+    model: LoadedModel,
+    cache: KVCache,
+    rules: Sequence[Rule],
+    task: Task,
+    tier: Tier | None = None,
+    outcomes: Outcomes | None = None,
+) -> Forecast:
+    """What a turn will take, in bytes of live tensors.
+
+    Args:
+        model: of the same shape and dtype, without numbers (`model.hollow`).
+        cache: what is held before it, of any number of sequences, without numbers; consumed.
+        rules: one a layer, as for reading.
+        tier: likewise, if what is read is to be kept aside.
+        outcomes: what operators returned in earlier forecasts, which makes this one shorter.
+
+    Raises:
+        ForecastError: something in it does not run without numbers.
+    """
+    index, aside = (tier.index_tensors, tier.tensors) if tier else ([], [])
+    held = [*model.tensors(), *cache.tensors, *index]
+    meter = HollowMeter(held, host=aside, outcomes=outcomes or Outcomes())
+    meter.live -= bytes_held(model.tensors())
+    del held, index, aside  # what a turn lets go of must be free
+    rotation(model.shape.head_dim, model.device)  # made once a process, and no layer's own
+    try:
+        with meter:
+            return _forecast(meter, model, cache, [*rules], task, tier)
+    except KvliteError:
+        raise
+    except Exception as error:  # of torch, or of a model that asks for numbers
+        raise ForecastError(f"no plan can be made: {reason(error)}") from error
+
+
+def _forecast(
+    meter: HollowMeter,
+    model: LoadedModel,
+    cache: KVCache,
+    rules: list[Rule],
+    task: Task,
+    tier: Tier | None,
+) -> Forecast:
+    batch, device = cache.layers[0].keys.shape[0], model.device
+    held = meter.peak = meter.live
+    ids = torch.empty(batch, task.new, dtype=torch.int64, device=device)
+    context = torch.empty(batch, task.known, dtype=torch.int64, device=device)
+    reading = _Foresight(
+        meter,
+        model,
+        cache,
+        ids,
+        rules,
+        reserve=task.longest,
+        chunk=task.chunk,
+        context=context,
+        tier=tier,
+    )
+    beside = meter.live - held - reading.hidden.nbytes
+    read, chosen = Moment(held, meter.peak - held), Moment()
+    known: dict[Any, _Took] = {}
+    layers: list[LayerCache] = []
+    outdated: list[int] = []
+    for index in range(len(rules)):
+        hidden = beside + reading.hidden.nbytes
+        kv, key = meter.live - hidden, _kind(reading, index)
+        took = known.get(key)
+        if took is None:
+            took = reading.take(index)
+            if reading.rules[index].provision is None and reading.rules[index].partner is None:
+                known[key] = took
+        else:
+            meter.live, meter.host = meter.live + took.kept, meter.host + took.host
+            if took.indexed:
+                outdated.append(index)
+            reading.rules[index] = took.rule
+        read = _higher(read, _moment(kv, hidden, took.whole, took.reading))
+        chosen = _higher(chosen, _moment(kv, hidden, took.whole, took.choosing))
+        layers.append(took.layer)
+        del took
+        meter.peak, before = meter.live, meter.live
+        merge_below(layers, rules, index, reading.room)
+        chosen = _higher(chosen, _moment(before - hidden, hidden, 0, meter.peak - before))
+    hidden, before = beside + reading.hidden.nbytes, meter.live
+    share_out(layers, rules, reading.room)
+    chosen = _higher(chosen, _moment(before - hidden, hidden, 0, meter.peak - before))
+    meter.peak = meter.live
+    logits = reading.logits()
+    last = Moment(meter.live - hidden - logits.nbytes, hidden, 0, meter.peak - meter.live)
+    read = _higher(read, replace(last, work=last.work + logits.nbytes))
+    cache.layers, cache.seen = layers, reading.end
+    if tier is not None:
+        tier.read(reading.end)
+        for index in outdated:
+            tier.layers[index].index = None
+    known.clear()
+    del reading, ids, context, logits, layers
+    answering = _answer(meter, model, cache, rules, task, tier)
+    return Forecast(read, chosen, answering, last.kv, meter.host)
+
+
+def _answer(
+    meter: HollowMeter,
+    model: LoadedModel,
+    cache: KVCache,
+    rules: list[Rule],
+    task: Task,
+    tier: Tier | None,
+) -> Moment:
+    """The last token of the longest answer, when all lines have grown as far as they will."""
+    if not task.longest:
+        return Moment(meter.live)
+    recall = Recall(tier, task.recalled) if tier is not None else None
+    first = reversed([*enumerate(cache.layers)])
+    alike = {id(layer): index for index, layer in first}
+    counts = Counter(id(layer) for layer in cache.layers)
+    growing = 0
+    for key, index in alike.items():
+        layer = cache.layers[index]
+        grown = _grown(layer, rules[index], task.longest)
+        if grown is not layer:
+            growing = max(growing, layer.nbytes)
+        meter.live += (counts[key] - 1) * (grown.nbytes - layer.nbytes)
+        cache.layers = [grown if id(each) == key else each for each in cache.layers]
+        del layer
+    kv = meter.live
+    seeing, at = sights(model, rules), cache.seen + task.longest - 1
+    rotations = model.rotations(at, 1)
+    hidden = model.embed(torch.zeros(cache.layers[0].keys.shape[0], 1, dtype=torch.int64))
+    tables = meter.live - kv
+    meter.peak = meter.live
+    for index in alike.values():
+        rotation = rotations[index]
+        step = LayerStep(
+            index, cache.layers[index], rules[index], at, rotation, seeing[index], recall
+        )
+        model.layers[index](hidden, position_embeddings=rotation, kvlite=step)
+        step.trimmed()
+    model.logits(hidden[:, -1])
+    stepping = Moment(kv, tables, 0, meter.peak - kv - tables)
+    return _higher(stepping, Moment(kv, tables, growing))
+
+
+def _grown(layer: LayerCache, rule: Rule, longest: int) -> LayerCache:
+    """A layer before the last token of an answer."""
+    held = [bank.capacity for bank in layer.banks]
+    sizes, wanted = held, [bank.used + longest - 1 for bank in layer.banks]
+    while any(size < want for size, want in zip(sizes, wanted, strict=True)):
+        full = [(len(bank.heads), size) for bank, size in zip(layer.banks, sizes, strict=True)]
+        more = rule.capacities(full)
+        if all(new <= size for new, size in zip(more, sizes, strict=True)):
+            break  # from here on tokens overwrite others
+        sizes = [max(pair) for pair in zip(more, sizes, strict=True)]
+    rows, packs = rule.method.decode_rows, rule.packs
+    if sizes != held and layer.computed:
+        layer = layer.resized(sizes, rows, packs)
+    elif sizes != held:
+        layer = _roomy_like(layer, sizes, 0 if packs else rows)
+        _fill(layer, wanted)
+        layer = layer.resized(sizes, rows, packs) if packs else layer
+    _fill(layer, wanted)
+    return layer
+
+
+def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCache:
+    """Banks of the same heads with so many slots, nothing quantized."""
+    return LayerCache(
+        [(bank.heads, size) for bank, size in zip(layer.banks, sizes, strict=True)],
+        batch=layer.keys.shape[0],
+        dim=layer.keys.shape[2],
+        dtype=layer.keys.dtype,
+        device=layer.keys.device,
+        decode_rows=rows,
+        like=layer.like,
+    )
+
+
+def _fill(layer: LayerCache, wanted: Sequence[int]) -> None:
+    for bank, entries in zip(layer.banks, wanted, strict=True):
+        bank.used = min(entries, bank.capacity)
+
+
+def _kind(reading: _Foresight, index: int) -> Any:
+    """What decides what a layer takes."""
+    held, tier = reading.cache.layers[index], reading.tier
+    aside = None if tier is None else tier.layers[index]
+    return (
+        reading.rules[index],
+        reading.rules[index + 1].narrowing if index + 1 < len(reading.rules) else "final",
+        reading.hidden.shape[1],
+        tuple(held.lines),
+        held.nbytes,
+        None if aside is None else (aside.window, aside.read, aside.cache.nbytes, aside.judge),
+    )
+
+
+def _moment(kv: int, hidden: int, whole: int, peak: int) -> Moment:
+    """A peak over what was live before a layer."""
+    return Moment(kv, hidden, min(whole, peak), max(0, peak - whole))
+
+
+def _higher(one: Moment, other: Moment) -> Moment:
+    return max(one, other, key=lambda each: each.total)

@@ -1,0 +1,96 @@
+"""Forecasts for one model, whatever its settings, from its config alone."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvlite.cache import KVBits, KVCache
+from kvlite.methods import Method
+from kvlite.methods.budget import Amount
+from kvlite.methods.layer_policy import can_recall, layer_rules, loses
+from kvlite.model.calibration import Calibration
+from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
+from kvlite.model.weights import Weights
+from kvlite.offload import Tier
+from kvlite.planner.forecast import Forecast, Task, forecast
+from kvlite.planner.meta_cache import Outcomes
+from kvlite.planner.meta_model import hollow_model
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a text is read and answered.
+
+    Attributes:
+        method, amount: what is kept, and how much.
+        bits: how the cache is quantized, if it is.
+        chunk: tokens that go through a layer together.
+        recall: entries that each token of an answer may bring back; None for no recall.
+        recall_bits: how what is kept aside is quantized, if it is.
+    """
+
+    method: Method
+    amount: Amount
+    bits: KVBits | None
+    chunk: int
+    recall: int | None = None
+    recall_bits: KVBits | None = None
+
+
+@dataclass
+class Forecaster:
+    """Forecasts for one model.
+
+    Attributes:
+        config: transformers' of the model.
+        shape: its sizes.
+        calibration: what was measured of it, if it was.
+        tokenizer: its own, or None: then words count as tokens where a method adds text.
+    """
+
+    config: Any
+    shape: ModelShape
+    calibration: Calibration | None = None
+    tokenizer: Any = None
+    _models: dict[torch.dtype, LoadedModel] = field(default_factory=dict)
+    _outcomes: Outcomes = field(default_factory=Outcomes)
+
+    def model(self, weights: Weights) -> LoadedModel:
+        """The model without weights, that computes with the type these do."""
+        if weights.dtype not in self._models:
+            self._models[weights.dtype] = hollow_model(
+                self.config,
+                self.shape,
+                weights,
+                tokenizer=self.tokenizer,
+                calibration=self.calibration,
+            )
+        return self._models[weights.dtype]
+
+    def first_turn(
+        self, way: Way, weights: Weights, *, tokens: int, longest: int, batch: int = 1
+    ) -> Forecast:
+        """Of a conversation's first turn.
+
+        Args:
+            tokens: to read, at least one.
+            longest: tokens the answer may have.
+
+        Raises:
+            SettingError: the settings do not fit the model, or each other.
+        """
+        shape, dtype = self.shape, weights.dtype
+        method = way.method.fitted(shape, self.calibration)
+        budget = way.amount.resolve(shape, method, tokens, longest, dtype.itemsize, way.bits)
+        tier, lost = None, loses(method, budget, tokens, longest, way.bits)
+        if way.recall is not None and lost and can_recall(method):
+            tier = Tier.empty(shape, dtype, way.recall_bits)
+        model = self.model(weights)
+        sizes = 1, shape.kv_heads, shape.head_dim
+        one = KVCache.empty(*sizes, dtype=dtype, device=model.device, batch=batch)
+        cache = KVCache(one.layers * shape.layers)
+        rules = layer_rules(method, shape, budget, tokens, None, tokens, way.bits)
+        task = Task(tokens, longest, 0, way.chunk, way.recall or 0)
+        return forecast(model, cache, rules, task, tier, self._outcomes)

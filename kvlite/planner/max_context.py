@@ -1,0 +1,59 @@
+"""How long a text fits, for each kind of weights, method and bits."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kvlite.config.settings import Settings
+from kvlite.planner.plan import BITS, CHUNKS, Choice, Planner
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """One combination.
+
+    Attributes:
+        weights, method, kv_bits: as a user writes them.
+        tokens: the longest prompt that fits, 0 if none does.
+        all_of_it: whether that is all that the model was trained for.
+    """
+
+    weights: str
+    method: str
+    kv_bits: str
+    tokens: int
+    all_of_it: bool
+
+    @property
+    def shown(self) -> str:
+        """For a table."""
+        if not self.tokens:
+            return "does not fit"
+        return f"{self.tokens:,} tokens" + (", all the model holds" if self.all_of_it else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+def reaches(planner: Planner) -> list[Reach]:
+    """All combinations of the weights the planner may choose from, with `full` and its own method,
+    in its usual chunks; nothing is streamed."""
+    settings = planner.settings
+    methods = [FULL] if settings.method == FULL else [FULL, settings.method]
+    rows = []
+    for method in methods:
+        own = replace(settings, method=method)
+        others = Planner(
+            planner.forecaster, planner.room, own, planner.offers, cancel=planner.cancel
+        )
+        bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
+        for weights in dict.fromkeys(weights for _, weights in planner.offers):
+            for width in bits:
+                choice = Choice(weights, "off", own.budget, width, settings.chunk or CHUNKS[0])
+                tokens = others.reach(choice)
+                whole = tokens >= planner.shape.max_context - settings.max_new_tokens
+                name = "the default" if method == Settings.method else method
+                rows.append(Reach(weights.name, name, width, tokens, whole))
+    return rows

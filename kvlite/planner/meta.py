@@ -1,0 +1,128 @@
+"""Tensors that have sizes and no numbers: a program that is run on them shows what it would take.
+
+They are torch's meta tensors. Where a program asks for a number it gets one that leads where most
+memory is taken: a mask lets everything through, a test finds two things alike.
+"""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from kvlite.memory.meter import TensorMeter
+from kvlite.planner.meta_cache import Outcomes
+
+T = TypeVar("T")
+
+_META = torch.device("meta")
+_aten = torch.ops.aten
+
+
+class HollowMeter(TensorMeter):
+    """Counts bytes that tensors without numbers would take, and lets programs run on them."""
+
+    def __init__(
+        self, held: Iterable[Tensor] = (), *, host: Iterable[Tensor] = (), outcomes: Outcomes
+    ) -> None:
+        """As a `TensorMeter`.
+
+        Args:
+            outcomes: what operators returned before, under this meter or another.
+        """
+        super().__init__(held, host=host)
+        self.outcomes = outcomes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator without numbers, count what it returned."""
+        if func in (_aten._local_scalar_dense.default, _aten.item.default):
+            return 0
+        if func is _aten.is_nonzero.default:
+            return False
+        if func is _aten.equal.default:
+            return bool(args[0].shape == args[1].shape)
+        if func is _aten.cat.default:
+            args = [_without_numbers(each) for each in args[0]], *args[1:]
+        kwargs = dict(kwargs or {})
+        if func is _aten.index.Tensor:
+            args = args[0], [_let_through(each) for each in args[1]]
+        if _multiplies_with_experts(func):
+            rows, experts = args[:2]
+            func, args = _aten.empty.memory_format, ([rows.shape[0], experts.shape[2]],)
+            kwargs = {"dtype": rows.dtype, "device": _META}
+        if func is _aten.nonzero.default:
+            (found,) = args
+            func, args = _aten.empty.memory_format, ([found.numel(), found.dim()],)
+            kwargs = {"dtype": torch.int64, "device": _META}
+        if _names_device(func):
+            tensors = any(isinstance(each, Tensor | list) for each in args)
+            if kwargs.get("device") is not None or not tensors:
+                kwargs["device"] = _META
+            args = [_META if isinstance(each, torch.device) else each for each in args]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.outcomes.of(func, args, kwargs)
+
+    def _takes_memory(self, tensor: Tensor) -> bool:
+        return tensor.is_meta
+
+
+@cache
+def _multiplies_with_experts(func: Any) -> bool:
+    """Whether it is torch's product of rows with their experts, or transformers' own, which is
+    registered late."""
+    return func.name() in ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
+
+
+@cache
+def _names_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
+
+
+def _let_through(index: Any) -> Any:
+    if isinstance(index, Tensor) and index.dtype == torch.bool:
+        return torch.empty(index.shape[0], dtype=torch.int64, device=_META)
+    return index
+
+
+def _without_numbers(tensor: Tensor) -> Tensor:
+    """The same size, of a constant that was made of a list."""
+    return tensor if tensor.is_meta else torch.empty_like(tensor, device=_META)
+
+
+class _Hollowing(TorchFunctionMode):
+    """Copies of tensors have no numbers, and share storage as these do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        made = self._hollow(tensor)
+        memo[id(tensor)] = made
+        return made
+
+    def _hollow(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.storages:
+            flat = torch.empty(storage.nbytes(), dtype=torch.uint8, device=_META)
+            self.storages[key] = flat.untyped_storage()
+        empty = torch.empty(0, dtype=tensor.dtype, device=_META)
+        return empty.set_(
+            self.storages[key], tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+
+
+def hollow(thing: T) -> T:
+    """A copy of something that holds tensors, in which they have no numbers; nothing is read of
+    them, and next to no memory taken."""
+    with _Hollowing():
+        return deepcopy(thing)

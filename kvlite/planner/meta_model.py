@@ -1,0 +1,61 @@
+"""A model without weights: its layers compute sizes and no numbers."""
+
+from pathlib import Path
+from typing import Any
+
+from kvlite.model.attention_interface import ATTENTION, register_attention
+from kvlite.model.calibration import Calibration
+from kvlite.model.layers import Layers
+from kvlite.model.load import LoadedModel
+from kvlite.model.making import hollow_module
+from kvlite.model.shape import ModelShape
+from kvlite.model.weights import Weights
+
+
+class Words:
+    """Stands for a tokenizer where only the number of tokens counts: one a word."""
+
+    chat_template = None
+    eos_token_id = None
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """As many tokens as words."""
+        return [0] * len(text.split())
+
+
+def hollow_model(
+    config: Any,
+    shape: ModelShape,
+    weights: Weights,
+    *,
+    tokenizer: Any = None,
+    calibration: Calibration | None = None,
+) -> LoadedModel:
+    """A model on the meta device, for forecasts; one layer stands for all, as they are alike.
+
+    Args:
+        config: transformers' of the model.
+        weights: of these only the dtype counts.
+    """
+    register_attention()
+    module = hollow_module(config, weights.dtype, layers=1, attention=ATTENTION)
+    module.eval().requires_grad_(False)
+    module.config.layer_types = getattr(config, "layer_types", None)
+    model = LoadedModel(
+        module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
+    )
+    model.layers = Layers([model.layers[0]] * shape.layers)
+    return model
+
+
+def meta_model_of(model: LoadedModel) -> LoadedModel:
+    """A loaded model without its weights, made once."""
+    if model.meta is None:
+        model.meta = hollow_model(
+            model.module.config,
+            model.shape,
+            model.weights,
+            tokenizer=model.tokenizer,
+            calibration=model.calibration,
+        )
+    return model.meta

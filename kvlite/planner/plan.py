@@ -1,0 +1,399 @@
+"""What will fit, and why: a plan is made before a byte of weights is read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any
+
+from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.engine.reading import CHUNK
+from kvlite.errors import SettingError, require_uncancelled
+from kvlite.memory.device_budget import Room
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, method_and_amount
+from kvlite.model.chat_template import tokens_of
+from kvlite.model.shape import GROUPS, ModelShape
+from kvlite.model.weights import PLAIN, Weights
+from kvlite.planner.forecast import Forecast, Moment
+from kvlite.planner.forecaster import Forecaster, Way
+
+CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
+PCIE = 25e9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings as a plan decided them.
+
+    Attributes:
+        weights: what the model is loaded as.
+        stream: where its layers stay: off, ram or disk.
+        budget, kv_bits: as a user writes them.
+        chunk: tokens that go through a layer together.
+    """
+
+    weights: Weights
+    stream: str
+    budget: str
+    kv_bits: str
+    chunk: int
+
+    def applied(self, settings: Settings) -> Settings:
+        """The settings with what was decided."""
+        return settings.replace(
+            {
+                "weights": settings.weights if self.weights.stored else self.weights.name,
+                "stream": self.stream,
+                "budget": self.budget,
+                "kv_bits": self.kv_bits,
+                "chunk": self.chunk,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What reading and answering will take.
+
+    Attributes:
+        model: its name.
+        room: what the device offers.
+        choice: how it will be done.
+        tokens, longest: to read, and of the answer.
+        weights: bytes by group, as they are held while the model runs.
+        passing: bytes of the largest weight, of which another copy is there while it is loaded.
+        forecast: of everything else.
+        reasons: why each setting that was left open is as it is, a sentence each.
+        tokens_per_s: what the memory's bandwidth allows an answer at most; None if not known.
+    """
+
+    model: str
+    room: Room
+    choice: Choice
+    tokens: int
+    longest: int
+    weights: dict[str, int]
+    passing: int
+    forecast: Forecast
+    reasons: tuple[str, ...]
+    tokens_per_s: float | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights on the device."""
+        return sum(self.weights.values())
+
+    @property
+    def phases(self) -> dict[str, dict[str, int]]:
+        """Bytes at the peak of each phase, item by item."""
+        found = {"load": {"weights": self.weight_bytes, "a weight on its way": self.passing}}
+        moments = (
+            ("read", self.forecast.reading),
+            ("choose", self.forecast.choosing),
+            ("answer", self.forecast.answering),
+        )
+        return found | {name: self._items(moment) for name, moment in moments}
+
+    def _items(self, moment: Moment) -> dict[str, int]:
+        return {
+            "weights": self.weight_bytes,
+            "KV cache": moment.kv,
+            "hidden states": moment.hidden,
+            "one layer's KV": moment.layer,
+            "activations and scores": moment.work,
+        }
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest of all phases, of tensors."""
+        return max(sum(items.values()) for items in self.phases.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device offers as much."""
+        return self.peak_bytes <= self.room.tensors
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The reasons, if anything is not as it would be with memory enough."""
+        return self.reasons if len(self.reasons) > 1 else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name; bytes."""
+        return {
+            "model": self.model,
+            "device": self.room.name,
+            "device_bytes": self.room.total,
+            "context_bytes": self.room.context,
+            "margin_bytes": self.room.margin,
+            "tensor_bytes": self.room.tensors,
+            "weights": self.choice.weights.name,
+            "stream": self.choice.stream,
+            "budget": self.choice.budget,
+            "kv_bits": self.choice.kv_bits,
+            "chunk": self.choice.chunk,
+            "tokens": self.tokens,
+            "answer_tokens": self.longest,
+            "phases": self.phases,
+            "peak_bytes": self.peak_bytes,
+            "kv_bytes": self.forecast.kv_bytes,
+            "host_bytes": self.forecast.host_bytes,
+            "host_free_bytes": self.room.host,
+            "fits": self.fits,
+            "tokens_per_s_at_most": self.tokens_per_s,
+            "reasons": list(self.reasons),
+        }
+
+
+class Planner:
+    """Makes plans for one model on one device."""
+
+    def __init__(
+        self,
+        forecaster: Forecaster,
+        room: Room,
+        settings: Settings,
+        offers: Sequence[tuple[str, Weights]],
+        in_files: int = 0,
+        cancel: Event | None = None,
+    ) -> None:
+        """For some settings, of which those left open are chosen.
+
+        Args:
+            offers: where the model's layers may stay, and what it may be loaded as, the best
+                first.
+            in_files: bytes of the model's files, if there are any: what a checkpoint that is
+                quantized already takes.
+            cancel: set to end a plan that is being made, which raises Stopped.
+
+        Raises:
+            SettingError: the method or the budget is none.
+        """
+        self.forecaster = forecaster
+        self.shape = forecaster.shape
+        self.room = room
+        self.settings = settings
+        self.offers = list(offers)
+        self.in_files = in_files
+        self.cancel = cancel
+        self.method, _ = method_and_amount(settings.method, settings.budget)
+        self.known: dict[Any, Forecast] = {}
+
+    def tokens_of(self, text: str) -> int:
+        """Tokens of a text, which may be more than fit; without the model's tokenizer, four bytes
+        for one."""
+        tokenizer = self.forecaster.tokenizer
+        return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else len(text) // 4 + 1
+
+    def plan(self, choice: Choice, tokens: int) -> Plan:
+        """What a choice takes for so many tokens; `best` gives reasons."""
+        held = self._held(choice.weights, choice.stream)
+        made = self.forecast(choice, tokens)
+        return Plan(
+            model=self.settings.model,
+            room=self.room,
+            choice=choice,
+            tokens=tokens,
+            longest=self._longest(tokens),
+            weights=held,
+            passing=self._passing(choice.weights),
+            forecast=made,
+            reasons=(),
+            tokens_per_s=self._ceiling(choice, held, made),
+        )
+
+    def forecast(self, choice: Choice, tokens: int) -> Forecast:
+        """All but the weights."""
+        dtype = choice.weights.dtype
+        key = dtype, choice.budget, choice.kv_bits, choice.chunk, tokens
+        if key not in self.known:
+            require_uncancelled(self.cancel)
+            self.known[key] = self.forecaster.first_turn(
+                self.way(choice), choice.weights, tokens=tokens, longest=self._longest(tokens)
+            )
+        return self.known[key]
+
+    def _longest(self, tokens: int) -> int:
+        """Tokens that an answer may have, as far as the model goes."""
+        return max(0, min(self.settings.max_new_tokens, self.shape.max_context - tokens))
+
+    def _held(self, weights: Weights, stream: str) -> dict[str, int]:
+        """Bytes of weights on the device, by group."""
+        if not weights.stored:
+            return weights_held(self.shape, weights, stream)
+        if self.in_files:
+            return dict.fromkeys(GROUPS, 0) | {"mlp": self.in_files}
+        return weights_held(self.shape, Weights("nf4", weights.dtype), stream)
+
+    def way(self, choice: Choice) -> Way:
+        """How a choice is read."""
+        _, amount = method_and_amount(self.settings.method, choice.budget)
+        settings = self.settings
+        return Way(
+            self.method,
+            amount,
+            parse_kv_bits(choice.kv_bits),
+            choice.chunk,
+            None if settings.recall == "off" else settings.recall_entries,
+            parse_kv_bits(settings.recall_bits),
+        )
+
+    def best(self, tokens: int) -> Plan:
+        """The first choice that fits, or the one that takes least.
+
+        Quality goes first: a smaller chunk costs a little time and nothing else, a cache in 8 bits
+        next to nothing, then 4 bits, then a smaller budget, from which recall brings back what is
+        wanted; then weights of 4 bits; and streamed weights last, which cost most time.
+        """
+        frugal: Plan | None = None
+        for stream, weights in self.offers:
+            choices = list(self._choices(weights, stream))
+            usual = self.plan(choices[0], tokens)
+            if usual.fits:
+                return replace(usual, reasons=tuple(self._reasons(usual)))
+            least = self.plan(choices[-1], tokens)
+            if frugal is None or least.peak_bytes < frugal.peak_bytes:
+                frugal = least
+            if not least.fits:
+                continue
+            fitting = (self.plan(choice, tokens) for choice in choices)
+            chosen = next((plan for plan in fitting if plan.fits), least)
+            return replace(chosen, reasons=tuple(self._reasons(chosen)))
+        assert frugal is not None
+        return replace(frugal, reasons=tuple(self._reasons(frugal)))
+
+    def usual(self) -> Choice:
+        """What is chosen where nothing is known."""
+        stream, weights = self.offers[0]
+        return next(self._choices(weights, stream))
+
+    def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
+        """What may be left open, the best first."""
+        settings = self.settings
+        budgets = [settings.budget]
+        lossy = not settings.never_lossy
+        if settings.budget == "auto" and self.method.frees_memory and lossy:
+            budgets += [str(least) for least in LEASTS if least >= self.method.least_budget]
+        bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
+        if settings.kv_bits == AUTO and self._quantizable and lossy:
+            bits = BITS
+        chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
+        for budget in budgets:
+            for width in bits:
+                for chunk in chunks:
+                    yield Choice(weights, stream, budget, width, chunk)
+
+    @property
+    def _quantizable(self) -> bool:
+        return self.shape.head_dim % 2 == 0 and self.method.mask(1) is None
+
+    def _reasons(self, plan: Plan) -> Iterator[str]:
+        settings, choice, room = self.settings, plan.choice, plan.room
+        offered = f"{readable(room.tensors)} for tensors of {room.name}"
+        first = self.usual()
+        usual = self.plan(first, plan.tokens)
+        if usual.fits:
+            yield f"everything fits: {readable(plan.peak_bytes)} of {offered}"
+            return
+        yield (
+            f"with {first.weights.name} weights, a cache of {first.kv_bits} bits and chunks of "
+            f"{first.chunk} tokens the peak would be {readable(usual.peak_bytes)}, more than "
+            f"{offered}"
+        )
+        if settings.weights == "auto" and choice.weights != first.weights:
+            saved = sum(usual.weights.values()) - plan.weight_bytes
+            yield f"weights are {choice.weights.name}, which takes {readable(saved)} less"
+        if choice.stream != first.stream:
+            where = "on disk" if choice.stream == "disk" else "in host memory"
+            yield f"layers stay {where} and come to the device in turn, which is slow"
+        if choice.kv_bits != first.kv_bits:
+            yield f"the cache has {choice.kv_bits} bits a number"
+        if choice.budget != first.budget:
+            rest = "forgotten" if settings.recall == "off" else "recalled from host memory"
+            yield f"a KV head keeps {choice.budget} entries, the rest is {rest}"
+        if choice.chunk != first.chunk:
+            yield f"{choice.chunk} tokens go through a layer together, which changes no answer"
+
+    def _passing(self, weights: Weights) -> int:
+        """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU."""
+        twice = self.room.kind == "cpu" or weights.name not in PLAIN
+        return largest_weight(self.shape, weights) if twice else 0
+
+    def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:
+        if self.room.bandwidth is None:
+            return None
+        passed = sum(self._held(choice.weights, "off").values())
+        read = passed - held["embedding"] * (held["head"] > 0)
+        seconds = (read + made.answering.kv) / self.room.bandwidth
+        if choice.stream != "off":
+            seconds += (passed - held["embedding"] - held["head"]) / PCIE
+        return 1 / seconds
+
+    def reach(self, choice: Choice) -> int:
+        """The most tokens that fit with a choice; 0 if there are none.
+
+        Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
+        and of shorter ones until one fits, tell all others.
+        """
+        held = self._held(choice.weights, choice.stream)
+        if sum(held.values()) + self._passing(choice.weights) > self.room.tensors:
+            return 0
+        above: tuple[int, list[int]] | None = None
+        for length in reversed(self._bends(choice)):
+            phases = [sum(items.values()) for items in self.plan(choice, length).phases.values()]
+            if max(phases) > self.room.tensors:
+                above = length, phases
+                continue
+            if above is None:
+                return length
+            longer, higher = above
+            return min(
+                length + _share(self.room.tensors, low, high, longer - length)
+                for low, high in zip(phases, higher, strict=True)
+            )
+        return 0
+
+    def _bends(self, choice: Choice) -> list[int]:
+        """Lengths between which every phase grows in a straight line, ascending; the last is the
+        longest there may be."""
+        most = self.shape.max_context - self.settings.max_new_tokens
+        grows = choice.budget == "auto" and self.method.frees_memory
+        _, amount = method_and_amount(self.settings.method, choice.budget)
+        bends = {1, choice.chunk, *self.shape.windows, amount.entries}
+        bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
+        return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
+
+
+def _share(offered: int, low: int, high: int, tokens: int) -> int:
+    """How many of so many tokens, which take a phase from `low` to `high`, are offered."""
+    return tokens if high <= offered else int(tokens * (offered - low) / (high - low))
+
+
+def weights_held(shape: ModelShape, weights: Weights, stream: str) -> dict[str, int]:
+    """Bytes of weights on the device by group; of layers that come in turn, two."""
+    sizes = shape.weight_bytes(weights)
+    if stream == "off":
+        return sizes
+    slots = min(2, shape.layers) / shape.layers
+    return {
+        group: size if group in ("embedding", "head") else int(size * slots)
+        for group, size in sizes.items()
+    }
+
+
+def largest_weight(shape: ModelShape, weights: Weights) -> int:
+    """Bytes of the largest weight before it is quantized."""
+    return max(part.numbers() // part.count for part in shape.parts) * weights.dtype.itemsize
+
+
+def refusal(plan: Plan) -> SettingError:
+    """Why a plan that does not fit is not even begun."""
+    room, choice = plan.room, plan.choice
+    peak, phase = max((sum(items.values()), name) for name, items in plan.phases.items())
+    return SettingError(
+        f"{plan.model} needs at least {readable(peak)} to {phase} ({plan.tokens:,} tokens, "
+        f"{choice.weights.name} weights of {readable(plan.weight_bytes)}, a cache of "
+        f"{written(parse_kv_bits(choice.kv_bits))} bits), and {room.name} offers "
+        f"{readable(room.tensors)}: use a smaller model, a shorter text, or more memory (--vram)"
+    )

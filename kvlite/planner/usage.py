@@ -1,0 +1,193 @@
+"""Where every byte is now: what a conversation holds, on its device, in host memory and on disk."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from kvlite.cache import KVCache
+from kvlite.cache.front import bytes_held
+from kvlite.memory.device_budget import capped_bytes
+from kvlite.memory.nvml import CardUse, card_use
+from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
+from kvlite.offload import Tier
+
+FREE = "free"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What takes memory: its name, its bytes, what there is to say of it, and whether this program
+    holds it."""
+
+    name: str
+    nbytes: int
+    about: str = ""
+    mine: bool = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory of one kind.
+
+    Attributes:
+        name: for people.
+        short: VRAM, RAM or disk.
+        total: bytes it has.
+        parts: what takes them, in an order that stays; the last is what is free.
+    """
+
+    name: str
+    short: str
+    total: int
+    parts: tuple[Part, ...]
+
+    @property
+    def free(self) -> int:
+        """Bytes nobody uses."""
+        return self.parts[-1].nbytes
+
+    @property
+    def used(self) -> int:
+        """The others."""
+        return max(0, self.total - self.free)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a conversation holds at one moment.
+
+    Attributes:
+        device: on the model's device, the weights first.
+        host: beside it, in host memory.
+        disk: in a file, None where there is none.
+        folder: which that file is in.
+    """
+
+    device: tuple[Part, ...]
+    host: tuple[Part, ...] = ()
+    disk: Part | None = None
+    folder: str = ""
+
+
+def holding(
+    model: LoadedModel,
+    cache: KVCache | None = None,
+    tier: Tier | None = None,
+    checkpoints: int = 0,
+    *,
+    weights: Part | None = None,
+) -> Holding:
+    """Weights, keys and values by kind of layer, the index of what is to be recalled, and what is
+    kept elsewhere.
+
+    Args:
+        cache: None where there is no conversation.
+        checkpoints: bytes of host memory that points of return take.
+        weights: the model's, if they were looked at before: there are hundreds of them.
+    """
+    weights = weights or weights_of(model)
+    beside, disk, folder = list[Part](), None, ""
+    if tier is not None and tier.begun:
+        disks = [layer.disk for layer in tier.layers if layer.disk is not None]
+        bits = "as the model has it" if tier.bits is None else f"in {tier.bits} bits"
+        kept = Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read, {bits}")
+        if disks:
+            disk, folder = kept, str(disks[0].folder)
+        else:
+            beside.append(kept)
+    if checkpoints:
+        beside.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
+    read = () if cache is None else _of_cache(model.shape, cache, tier)
+    return Holding((weights, *read), tuple(beside), disk, folder)
+
+
+def weights_of(model: LoadedModel) -> Part:
+    """What a model's weights take of its device."""
+    return Part("weights", bytes_held(model.tensors()), model.weights.name)
+
+
+def _of_cache(shape: ModelShape, cache: KVCache, tier: Tier | None) -> Iterator[Part]:
+    sliding = [index for index, window in enumerate(shape.windows) if window is not None]
+    windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
+    for name, indices, nbytes in (
+        ("KV, full attention", shape.full_layers, cache.nbytes - windowed),
+        ("KV, sliding windows", sliding, windowed),
+    ):
+        if indices:
+            entries = sum(cache.layers[index].entries_mean for index in indices) / len(indices)
+            about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
+            yield Part(name, nbytes, about)
+    if tier is not None and tier.index_bytes:
+        yield Part("recall index", tier.index_bytes, "finds what is to be recalled")
+
+
+def places(device: torch.device, held: Holding, vram: str) -> list[Place]:
+    """The device first, then what is beside it.
+
+    Args:
+        held: on that device and beside it.
+        vram: as `Settings.vram`: of a CPU, what live tensors are held to.
+    """
+    elsewhere = [] if held.disk is None else [_disk(held.disk, held.folder)]
+    if device.type == "cuda":
+        return [_card(device, held.device), host(held.host), *elsewhere]
+    capped = [] if capped_bytes(vram) is None else [_cap(vram, held.device)]
+    return [*capped, host((*held.device, *held.host)), *elsewhere]
+
+
+def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
+    total = capped_bytes(vram) or 0
+    free = max(0, total - _sum(parts))
+    return Place(
+        f"what --vram {vram} allows tensors", "VRAM", total, (*parts, Part(FREE, free, mine=False))
+    )
+
+
+def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
+    live, use = torch.cuda.memory_allocated(device), card_use(device)
+    if use is None:  # its driver cannot be asked
+        free, total = torch.cuda.mem_get_info(device)
+        use = CardUse(total, total - free, torch.cuda.memory_reserved(device))
+    rest = (
+        Part("other tensors", max(0, live - _sum(parts)), "work in progress"),
+        Part("allocator", max(0, use.held - live), "held by torch, not in use"),
+        Part("others", use.others, "driver, display, other programs", False),
+        Part(FREE, use.free, mine=False),
+    )
+    name = torch.cuda.get_device_properties(device).name
+    return Place(name, "VRAM", use.total, (*parts, *rest))
+
+
+def host(parts: tuple[Part, ...]) -> Place:
+    """Host memory.
+
+    Args:
+        parts: what this program is known to hold there.
+    """
+    memory, mine = psutil.virtual_memory(), psutil.Process().memory_info().rss
+    program = max(0, mine - _sum(parts))
+    others = max(0, memory.total - memory.available - program - _sum(parts))
+    rest = (
+        Part("this program", program, "Python, torch, work in progress"),
+        Part("others", others, "other programs, the system", False),
+        Part(FREE, memory.available, mine=False),
+    )
+    return Place("host memory", "RAM", memory.total, (*parts, *rest))
+
+
+def _disk(mine: Part, folder: str) -> Place:
+    usage = shutil.disk_usage(folder)
+    parts = (
+        mine,
+        Part("others", max(0, usage.total - usage.free - mine.nbytes), "other files", False),
+        Part(FREE, usage.free, mine=False),
+    )
+    return Place(f"the disk of {folder}", "disk", usage.total, parts)
+
+
+def _sum(parts: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in parts)
