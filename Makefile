@@ -1,4 +1,5 @@
-# `make demo` answers a question about a real document; `make test` runs every check.
+# `make demo` answers a question about a real document; `make test` checks what is changed every day,
+# `make long` the rest.
 # Both set everything up on a machine that has nothing but Python 3.11 or newer.
 
 PYTHON ?= python3
@@ -33,11 +34,14 @@ browser:
 		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core) \
 		|| echo "no Chromium here: the app's browser tests will be skipped"
 
-test: check browser
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
+# Types and style are checked beside the tests.
+test: setup browser
+	@$(MAKE) --no-print-directory check >.check.log 2>&1 & checked=$$!; \
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal --durations=10; tested=$$?; \
+	wait $$checked || { cat .check.log; exit 1; }; cat .check.log; exit $$tested
 
 # What `test` leaves out: longer texts, and more cases of what it tests already.
-long: setup
+long: setup browser
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m long
 
 format: setup

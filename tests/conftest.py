@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,42 @@ def tiny_folder(smollm: kvlite.Runner, tmp_path_factory: pytest.TempPathFactory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(smollm.model_path / name, folder)
     return folder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with `cases(n)`, leave n cases to `make test`; the rest are long."""
+    products: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("cases"):
+            name = item.nodeid.partition("[")[0]
+            products.setdefault(name, []).append(item)
+    for each in products.values():
+        marker = each[0].get_closest_marker("cases")
+        assert marker is not None
+        every_day = most_varied([values_of(item) for item in each], marker.args[0])
+        for number, item in enumerate(each):
+            if number not in every_day:
+                item.add_marker(pytest.mark.long)
+
+
+def values_of(item: pytest.Function) -> list[tuple[str, int]]:
+    """Which value of each parameter a case has."""
+    return sorted(item.callspec.indices.items())
+
+
+def most_varied(cases: list[list[tuple[str, int]]], count: int) -> set[int]:
+    """The numbers of `count` cases that show, together, most values, and then most pairs."""
+    chosen: set[int] = set()
+    seen: set[Any] = set()
+
+    def new(number: int) -> tuple[int, int]:
+        values = cases[number]
+        pairs = set(combinations(values, 2)) - seen
+        return len(set(values) - seen), len(pairs)
+
+    while len(chosen) < min(count, len(cases)):
+        best = max((each for each in range(len(cases)) if each not in chosen), key=new)
+        chosen.add(best)
+        seen |= {*cases[best], *combinations(cases[best], 2)}
+    return chosen

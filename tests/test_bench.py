@@ -1,5 +1,6 @@
 """The bench: reading once for many methods is the same as reading for each."""
 
+import pytest
 import torch
 
 from kvlite.bench.fork import Choice, read_once
@@ -34,6 +35,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.cases(5)
 def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tiny) -> None:
     model = tiny.model
     ids = torch.randint(3, 199, (1, 300), generator=torch.Generator().manual_seed(5))

@@ -98,6 +98,7 @@ def same(one: Conversation, two: Conversation) -> None:
     assert one.messages == two.messages
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_edit_is_as_if_nothing_else_had_been_said(llama: Tiny, name: str) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -110,6 +111,7 @@ def test_an_edit_is_as_if_nothing_else_had_been_said(llama: Tiny, name: str) -> 
     same(talk, fresh)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_answer_drawn_again_is_the_same(
     llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +125,7 @@ def test_an_answer_drawn_again_is_the_same(
     same(talk, fresh)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", GIVEN)
 def test_undone_is_unsaid(llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -137,6 +140,7 @@ def test_undone_is_unsaid(llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatc
     same(talk, fresh)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_branch_goes_on_from_an_earlier_answer(llama: Tiny, name: str) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -150,6 +154,7 @@ def test_a_branch_goes_on_from_an_earlier_answer(llama: Tiny, name: str) -> None
     same(talk, fresh)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_branch_that_was_left_goes_on_where_it_ended(llama: Tiny, name: str) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -164,6 +169,7 @@ def test_a_branch_that_was_left_goes_on_where_it_ended(llama: Tiny, name: str) -
     assert talk.messages[2]["content"] == OTHER
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral"])
 @pytest.mark.parametrize(
     "name", ["full", "recall", "recall-4", "forget", "late", "late, forgotten"]
@@ -190,6 +196,7 @@ STEPS = st.lists(
 WORDS = [f"{20 + word} {50 + word} {80 + 3 * word}" for word in range(6)]
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(STEPS, st.sampled_from(["full", "recall", "recall-4", "late"]), st.booleans())
 def test_whatever_was_done_before_it_goes_on_as_said(

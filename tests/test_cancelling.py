@@ -40,6 +40,7 @@ class After(threading.Event):
         return self.asked > self.times
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", ["off", "disk", "ram"])
 def test_loading_ends_before_the_next_weight(stream: str, tiny_folder: Path) -> None:
     def load(cancel: threading.Event) -> Any:
@@ -174,6 +175,7 @@ def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     hub.server_close()
 
 
+@pytest.mark.long
 def test_a_model_is_downloaded_and_it_is_said_how_much(hub: Hub, tiny_folder: Path) -> None:
     said = list[str]()
     config = find_config("a/b", said.append)
@@ -204,6 +206,7 @@ def test_a_download_that_waits_for_the_network_ends(hub: Hub, find: Any) -> None
     assert not thread.is_alive() and len(ended) == 1
 
 
+@pytest.mark.long
 def test_a_download_that_breaks_off_is_one_sentence(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

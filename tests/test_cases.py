@@ -50,6 +50,7 @@ def of(cases: list[Case], kind: str) -> list[Case]:
     return chosen
 
 
+@pytest.mark.long
 def test_prompts_fill_their_length_and_no_more(cases: list[Case]) -> None:
     for case in cases:
         assert case.length - 50 < len(case.prompt) <= case.length, case.kind
@@ -80,6 +81,7 @@ def test_a_needle_is_there_once_at_its_depth(tokenizer: Any, cases: list[Case]) 
         assert (context.index(case.words) - begin) / room == pytest.approx(case.depth, abs=0.12)
 
 
+@pytest.mark.long
 def test_seeds_make_other_prompts_and_the_same_again(
     tokenizer: Any, needles: list[Recipe], tasks: list[Recipe], cases: list[Case]
 ) -> None:

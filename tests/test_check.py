@@ -66,6 +66,7 @@ def exact(ledger: Ledger) -> bool:
     return ledger.kept_entries_mean == ledger.seen_tokens
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", GIVEN)
 def test_it_answers_from_everything_and_changes_nothing(
     llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
@@ -92,6 +93,7 @@ def answers(tiny: Tiny, talk: Conversation) -> tuple[list[int], list[str]]:
     return heard(talk.check(notify=notes.append)), notes
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", [*RECALLED, "full", "late"])
 def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
     exactly = name not in ("pyramidinfer",)  # which does not read everything in every layer
@@ -163,6 +165,7 @@ def test_what_was_forgotten_is_said(recall: str) -> None:
     same(talk, straight)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral"])
 @pytest.mark.parametrize("name", ["full", "recall", "forget", "late"])
 def test_sliding_windows_are_checked_too(architecture: str, name: str) -> None:
@@ -176,6 +179,7 @@ def test_sliding_windows_are_checked_too(architecture: str, name: str) -> None:
     same(talk, straight)
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(STEPS, st.sampled_from(["full", "recall", "late", "forget"]), st.booleans())
 def test_whenever_it_is_checked(
@@ -229,6 +233,7 @@ def test_however_it_ends_all_is_as_it_was(llama: Tiny, name: str) -> None:
     same(talk, straight)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["full", "recall", "forget"])
 def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
     """Wherever it does: it is told in a sentence, and nothing is lost or given up."""

@@ -126,6 +126,7 @@ def test_cancel_ends_the_child(tmp_path: Path) -> None:
     assert not found[0].is_running()
 
 
+@pytest.mark.long
 def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     script = tmp_path / "script.py"  # without a guard, as people write them

@@ -66,6 +66,7 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
     assert done == ["_exp", "search"]
 
 
+@pytest.mark.long
 def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None:
     script = (
         "import torch; from kvlite.offload.kv.compile_ahead import begin_compiling\n"

@@ -71,6 +71,7 @@ def require_none(family: str, text: str) -> None:
     assert controls_in(family, ids) == []
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_added_token_comes_out_of_a_text(family: str) -> None:
     every = FAMILIES[family].controls
@@ -122,6 +123,7 @@ def test_gemmas_added_tokens_of_ordinary_text_stay_tokens() -> None:
         assert sum(token in own for token in forged) == 3
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_file_names_documents_and_their_borders_make_no_control(family: str) -> None:
     for control in TURNS[family]:
@@ -136,6 +138,7 @@ def test_file_names_documents_and_their_borders_make_no_control(family: str) -> 
                     assert controls_in(family, ids) == controls_in(family, said(family, HARMLESS))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_end_that_a_template_could_complete_does_not(family: str) -> None:
     for control in TURNS[family]:
@@ -278,6 +281,7 @@ def test_unknown_characters_stay_unknown() -> None:
     assert said_tokens(tokenizer, "a <unk> b", opening=True, first=True).count(unknown) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("light", [False, True])
 def test_no_control_comes_out_of_a_stored_conversation(
     tiny_folder: Path, tmp_path: Path, light: bool
@@ -351,6 +355,7 @@ def check_mixed(family: str, text: str, other: str) -> None:
     assert controls_in(family, ids) == controls_in(family, said(family, HARMLESS))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=15)
 @given(data=st.data())
@@ -360,7 +365,7 @@ def test_no_mixture_makes_a_control(family: str, data: st.DataObject) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=2000)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_no_mixture_of_many_makes_a_control(family: str, data: st.DataObject) -> None:
     check_mixed(family, data.draw(pieces(family)), data.draw(pieces(family)))

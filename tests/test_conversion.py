@@ -94,6 +94,7 @@ OLD_DAMAGES = [
 ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("damage", [*DAMAGES, *map(without_record, OLD_DAMAGES)])
 def test_a_damaged_conversion_is_made_anew(
@@ -337,6 +338,7 @@ def test_a_place_that_can_hold_nothing(
         assert str(place) in str(it.value) and "\n" not in str(it.value)
 
 
+@pytest.mark.long
 def test_each_system_call_of_a_conversion_may_fail(file: Path, tmp_path: Path) -> None:
     said = run_in_child(faults, str(file), str(tmp_path / "faulty"))
     assert len(said) >= 5 * 8

@@ -92,6 +92,7 @@ def test_logits_of_a_batch_equal_transformers_in_both_turns(tiny: Tiny) -> None:
     assert (logits - expected[:, 95 + 29 :]).abs().max() < 1e-4
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 150, 1000])
 def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
@@ -104,6 +105,7 @@ def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
     assert (logits[:, 0] - expected).abs().max() < 1e-5
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "method",
     [
@@ -180,6 +182,7 @@ def test_prompts_within_the_budget_are_left_alone(llama: Tiny, method: str) -> N
     assert torch.equal(logits[:, 0], expected[:, 0])
 
 
+@pytest.mark.long
 def test_lines_stay_within_their_budget_while_a_long_answer_is_written(llama: Tiny) -> None:
     for method in ("kvx", "streaming"):
         cache = empty(llama.model)
@@ -306,6 +309,7 @@ def test_a_second_turn_never_holds_the_cache_twice(llama: Tiny, method: str) -> 
     assert meter.peak - before < held / 2
 
 
+@pytest.mark.long
 def test_reading_holds_the_whole_keys_and_values_of_one_layer(llama: Tiny) -> None:
     model = llama.model
     one_layer = model.shape.full_kv_bytes(960, 4) // model.shape.layers
@@ -319,6 +323,7 @@ def test_reading_holds_the_whole_keys_and_values_of_one_layer(llama: Tiny) -> No
     assert one_layer + hidden < meter.peak - before < 1.5 * one_layer + 2 * hidden
 
 
+@pytest.mark.long
 def test_repeating_holds_the_hidden_states_twice_and_one_passage(llama: Tiny) -> None:
     model, method = llama.model, "kvzip:passage=64,window=4,layers=uniform"
     one_layer = model.shape.full_kv_bytes(960, 4) // model.shape.layers

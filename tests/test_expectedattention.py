@@ -35,6 +35,7 @@ def read(
     return layer, hidden, reading.read_layer(layer), reading
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("options", ["", ":use_covariance=false", ":use_values=false,future=7"])
 @pytest.mark.parametrize(
     "name",

@@ -194,6 +194,7 @@ class Scarce(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.long
 def test_what_broke_off_may_be_tried_again(ferry: Ferry) -> None:
     everything = full_bank(300)
     source, (queries, rough) = everything.banks[0], asked(1)
@@ -217,6 +218,7 @@ def test_what_broke_off_may_be_tried_again(ferry: Ferry) -> None:
     assert 20 < k < 199
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", [None, KVBits(4, 4)])
 def test_what_was_read_may_be_handed_over_again(llama: Tiny, bits: KVBits | None) -> None:
     """Whatever broke off: the first reading, or the next, which needs more room."""
@@ -279,6 +281,7 @@ def test_tokens_of_an_answer_arrive_in_their_places(ferry: Ferry) -> None:
     assert bank.own_values[:, :, :80].equal(source.own_values)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "settings",
     [

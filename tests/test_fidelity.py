@@ -40,12 +40,14 @@ def rows_of(tiny: Tiny, **given: object) -> list[FidelityRow]:
     return list(fidelity(tiny.model, text(), CHOICES, **grid))  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(6)
 def test_the_full_cache_is_its_own_measure(tiny: Tiny) -> None:
     full = rows_of(tiny)[0]
     assert (full.kl, full.agreement, full.nll_change, full.scored) == (0, 1, 0, AFTER - 1)
     assert full.attention_kept == pytest.approx(1)
 
 
+@pytest.mark.cases(5)
 def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
     """Token by token, each method alone, beside transformers' logits of the whole text."""
     part = text()[START : START + LENGTH + AFTER]
@@ -121,6 +123,7 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
             assert (row.kl != pytest.approx(off[row.method].kl)) == (row.recall != "0")
 
 
+@pytest.mark.cases(5)
 def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
     if not tiny.model.shape.full_layers:
         pytest.skip("every layer has a sliding window, whatever the method")

@@ -1,5 +1,6 @@
 """What a turn is expected to take, beside what it takes: live tensors, counted one by one."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
@@ -42,12 +43,12 @@ class Case:
 
 def cases(start: int) -> Iterator[Case]:
     """Steps of different length through each axis, so that every pair of values is met."""
-    methods = [*METHODS, Settings.method, "simlayerkv+snapkv", "kvx:layers=shared,heads_share=true"]
+    methods = [*METHODS, Settings.method, "simlayerkv+snapkv", "kvx:layers=global,per_head=true"]
     lengths, budgets, bits = [40, 300, 517, 900], [48, 120, 256], ["16", "4", "8", "k8v4"]
     chunks, recalls = [64, 200, 1024], [None, 0, 32]
     for i in range(start, start + CASES_EACH):
         yield Case(
-            methods[i % (len(methods) - 1)],
+            methods[i % len(methods)],
             lengths[i % 4],
             budgets[i % 3],
             bits[i // 2 % 4],
@@ -122,16 +123,18 @@ def forecast_of(model: LoadedModel, case: Case) -> Forecast:
     )
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name, start", zip(ARCHITECTURES, cycle(range(0, 209, 11))))
 def test_a_turn_takes_what_was_expected(name: str, start: int) -> None:
     model = make_tiny(name).model
     weights = TensorMeter(held_tensors(model.module)).live
     errors = {}
     for case in cases(start):
+        parse_method(case.method)
         try:
             real = taken(model, case)
-        except SettingError:
-            with pytest.raises(SettingError):
+        except SettingError as error:
+            with pytest.raises(SettingError, match=re.escape(str(error))):
                 expected(model, case)
             continue
         errors[case] = (weights + expected(model, case)) / (weights + real) - 1

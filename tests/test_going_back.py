@@ -137,6 +137,7 @@ def test_layers_that_read_less_go_back_after_saving(llama: Tiny, tmp_path: Path)
     assert again.cache.entries_mean == fresh.cache.entries_mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [{"recall": "off"}, {}, {"recall_bits": "4"}])
 def test_memory_that_ends_while_going_back(llama: Tiny, given: dict[str, str]) -> None:
     """Wherever it does: what is said next is answered as if nothing had happened."""
@@ -202,6 +203,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("limit", ["auto", "60KB", "0MB"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("name", ["recall", "forget", "late, forgotten"])

@@ -55,6 +55,7 @@ def same(expected: Any, found: Any) -> None:
     assert not lines, "\n".join(["differs from what was recorded:", *lines[:SHOWN], *more])
 
 
+@pytest.mark.cases(32)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_run_is_as_recorded(shop: Workshop, run: Run, tmp_path: Path) -> None:
     same(recorded("runs")[run.name], played(shop, run, tmp_path))

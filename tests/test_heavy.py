@@ -57,6 +57,7 @@ def assert_kept_as(history: list[Lines], weighed: list[Tensor], expected: Expect
             assert history[step + 1][layer] == expected(rows[:, :seen], held, seen + 1), step
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("chunk", [16, 100])
 @pytest.mark.parametrize(
     ("spec", "recent", "norm"),

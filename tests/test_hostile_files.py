@@ -26,7 +26,7 @@ WRONG: list[Plain] = [
     *([], {}, [[]], [None], [0], [-1], [1.5], ["x"], [10**9] * 3, {"x": 1}, {"object": 0}),
     [0] * 2000,
 ]
-INPUTS = 1000  # of each kind
+INPUTS = 400  # of each kind
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +247,7 @@ class _Writes:
         return getattr(self.file, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__ + str(fault))
 def test_a_fault_at_any_call_of_a_save_loses_nothing(
     runner: kvlite.Runner, tmp_path: Path, fault: BaseException

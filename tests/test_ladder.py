@@ -169,6 +169,7 @@ def quick(straight: dict[str, Straight]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_memory_runs_out_once_nothing_is_given_up(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -177,6 +178,7 @@ def test_wherever_memory_runs_out_once_nothing_is_given_up(
         assert survives(model, name, straight[name], range(at, at + 1)) == []
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_memory_runs_out_again_and_again_the_answer_goes_on(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -185,6 +187,7 @@ def test_wherever_memory_runs_out_again_and_again_the_answer_goes_on(
         survives(model, name, straight[name], range(at, at + 3))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_it_may_run_out_at_any_time_and_for_as_long(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -222,6 +225,7 @@ def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:
     return answer.token_ids, told[-1]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_where_nothing_may_be_given_up_the_conversation_is_kept(
     model: LoadedModel, straight: dict[str, Straight], name: str

@@ -72,6 +72,7 @@ def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
     return talk
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", RECALLED)
 def test_with_recall_it_goes_on_bit_by_bit(llama: Tiny, tmp_path: Path, name: str) -> None:
     talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
@@ -94,6 +95,7 @@ def test_it_goes_on_alike_where_nothing_was_dropped(llama: Tiny, tmp_path: Path,
     assert acts(talk, []) == acts(straight, [])
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", [name for name in GIVEN if name not in RECALLED])
 def test_what_is_not_recalled_goes_on_as_a_branch_that_is_read_again(
     llama: Tiny, tmp_path: Path, name: str
@@ -108,6 +110,7 @@ def test_what_is_not_recalled_goes_on_as_a_branch_that_is_read_again(
     same(opened_again, talk)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "mixtral"])
 @pytest.mark.parametrize("name", ["full", "recall", "recall-4"])
 def test_sliding_windows_are_read_again(architecture: str, name: str, tmp_path: Path) -> None:
@@ -121,6 +124,7 @@ def test_sliding_windows_are_read_again(architecture: str, name: str, tmp_path: 
         same(talk, straight)
 
 
+@pytest.mark.long
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -306,6 +310,7 @@ def test_how_far_reading_is_can_be_followed_and_stopped(llama: Tiny, tmp_path: P
     assert again(llama, tmp_path / "talk.kv").messages == talk.messages
 
 
+@pytest.mark.long
 def test_memory_that_ends_while_it_is_read_again(llama: Tiny, tmp_path: Path) -> None:
     talk = gone_ways(llama, budget="40", never_lossy=True)
     talk.save(tmp_path / "talk.kv", light=True)

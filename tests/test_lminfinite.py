@@ -73,6 +73,7 @@ def spec(sinks: int, limit: bool) -> str:
     return f"lminfinite:sinks={sinks},limit={str(limit).lower()}"
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("limit", [True, False])
 @pytest.mark.parametrize(
     "name",
@@ -109,6 +110,7 @@ def test_a_batch_of_three(llama: Tiny, sinks: int, budget: int) -> None:
     assert (logits - expected[:, 69:]).abs().max() < 1e-4
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("limit", [True, False])
 @pytest.mark.parametrize("chunk", [1, 7, 33, 64, 199, 1000])
 def test_any_chunk_gives_the_same_logits(llama: Tiny, chunk: int, limit: bool) -> None:

@@ -107,6 +107,7 @@ print(len(failed))
 """
 
 
+@pytest.mark.long
 def test_transformers_is_whole_whoever_else_is_importing_it() -> None:
     ended = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "0"

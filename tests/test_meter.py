@@ -172,6 +172,7 @@ def test_a_process_is_measured_by_its_resident_memory() -> None:
     assert meter.peak_bytes == peak_resident_bytes() >= high - BATCH
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only there does a child inherit a peak")
 def test_a_small_process_started_by_a_large_one_is_small() -> None:
     """Linux lets what `getrusage` says of a child begin with its parent's size."""

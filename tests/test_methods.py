@@ -395,6 +395,7 @@ def test_kvx_keeps_what_the_oracle_keeps(layout: Layout, omega: int) -> None:
     assert selected(method, case, 20) == kvx_oracle(method, case, 20)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("until_limit", [False, True])
 @pytest.mark.parametrize("omega", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("layout", LAYOUTS[2::4])

@@ -201,6 +201,7 @@ def load_from(folder: Path) -> LoadedModel:
     )
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_folder_is_refused_in_one_sentence(
     name: str, tiny_folder: Path, tmp_path: Path
@@ -518,6 +519,7 @@ def test_a_truncated_gguf_is_refused_and_nothing_is_written(cache: Path, tmp_pat
     assert held(cache) == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

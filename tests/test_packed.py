@@ -171,6 +171,7 @@ def test_small_lines_are_left_exact(llama: Tiny) -> None:
     assert not any(layer.packed for layer in cache.layers)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(
     "name",
     [
@@ -203,6 +204,7 @@ def test_every_method_reads_and_answers_on_a_quantized_cache(llama: Tiny, name: 
 # --- once and never again ------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "method",
     [
@@ -274,6 +276,7 @@ def test_nothing_is_quantized_before_what_will_be_dropped_was(llama: Tiny) -> No
         assert bank.used == 64 and isinstance(bank.front, Packed) and bank.front.count == 28
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("method", "budgets", "widths"),
     [

@@ -55,6 +55,7 @@ def small_layer() -> LayerCache:
     return LayerCache([((0, 2), 100), ((1,), 60)], batch=1, dim=8, dtype=torch.half, device=HOST)
 
 
+@pytest.mark.long
 def test_pinned_memory_is_taken_in_pieces_and_let_go_of(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

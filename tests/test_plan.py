@@ -249,6 +249,7 @@ def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.25, 0.0])
 def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     """Every cap down to the least that a plan calls possible is kept to."""

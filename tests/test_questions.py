@@ -80,6 +80,7 @@ def recipes(seeds: Sequence[int]) -> list[Recipe]:
     return [Made("made", "up", 102, 0.5, seed, prepare) for seed in seeds]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("question", ["known", "unknown"])
 def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -> None:
     """Known: one turn. Unknown: the context is read, then the question is a turn of its own."""
@@ -167,6 +168,7 @@ def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choi
             )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("question", ["known", "unknown"])
 def test_branches_that_recall_answer_as_conversations_do(llama: Tiny, question: str) -> None:
     """Every method with every way, among branches that forget what they drop."""
@@ -185,6 +187,7 @@ def test_branches_recall_alike_on_other_models(name: str) -> None:
     require_alike(make_tiny(name).model, make_case(4), "unknown", grid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("question", ["known", "unknown"])
 def test_a_party_answers_as_each_of_its_choices_by_itself(llama: Tiny, question: str) -> None:
     """Nothing that one branch brings back or says is seen by another."""
@@ -254,6 +257,7 @@ def alone(tiny: Tiny, case: Case, choice: Any) -> float:
     return sum(nats) / len(nats)
 
 
+@pytest.mark.cases(5)
 def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
     case = make_case(3)
     branches = read_known(tiny.model, case, CHOICES)
@@ -308,6 +312,7 @@ def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 16))
 def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(llama: Tiny, stopped: int) -> None:

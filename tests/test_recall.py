@@ -58,6 +58,7 @@ def last_logits(talk: Conversation, ids: list[int]) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", [*EXACT, *COMPOSED])
 @pytest.mark.parametrize("bits", ["16", "4"])
 def test_each_turn_begins_as_if_nothing_had_been_dropped(llama: Tiny, name: str, bits: str) -> None:
@@ -434,6 +435,7 @@ def test_the_index_expects_what_signs_say(
         torch.testing.assert_close(found[0, head, :90], expected, rtol=close, atol=1e-6)
 
 
+@pytest.mark.long
 def test_recall_brings_answers_nearer_to_those_of_the_whole(
     smollm: kvlite.Runner, prose: list[int]
 ) -> None:
@@ -460,6 +462,7 @@ def step(talk: Conversation, token: int, entries: int) -> torch.Tensor:
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -58,6 +58,7 @@ def test_a_method_is_a_frozen_dataclass_in_a_module_of_its_name(name: str) -> No
         assert re.search(rf"^    .*\b{option.name}\b.*:", about, re.MULTILINE), option.name
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("more", [0, 1, 20])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_reads_and_answers_within_its_budget(llama: Tiny, name: str, more: int) -> None:

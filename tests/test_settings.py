@@ -185,6 +185,7 @@ def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=choices)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", METHODS)
 @settings(max_examples=40)
 @given(data=st.data())

@@ -35,6 +35,7 @@ def greedy(reference: Any, ids: list[int], count: int) -> list[int]:
     return said
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("length", [*LENGTHS, pytest.param(7000, marks=pytest.mark.long)])
 def test_full_says_what_transformers_says(
     smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
@@ -44,6 +45,7 @@ def test_full_says_what_transformers_says(
     assert answer.token_ids == greedy(smollm_reference, ids, 64)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_logits_are_transformers_logits(
     smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
@@ -57,6 +59,7 @@ def test_logits_are_transformers_logits(
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 def test_a_second_turn_says_what_transformers_says(
     smollm: kvlite.Runner, smollm_reference: Any
 ) -> None:
@@ -77,6 +80,7 @@ def test_a_second_turn_says_what_transformers_says(
     assert talk.messages == messages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["snapkv", "kvx"])
 @pytest.mark.parametrize(
     ("length", "budget"), [(2000, 144), pytest.param(7000, 512, marks=pytest.mark.long)]
@@ -103,6 +107,7 @@ def test_what_is_dropped_is_freed(
     assert held < meter.peak - weights <= 0.30 * theirs
 
 
+@pytest.mark.long
 def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     """At 2,000 tokens with an eighth of the entries; entries at random find nothing."""
     choices = [

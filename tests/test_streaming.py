@@ -66,6 +66,7 @@ class Watched:
 # --- the same numbers ----------------------------------------------------------------------------
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_path: Path) -> None:
     """To the last digit, in two turns and their answers."""
@@ -195,6 +196,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_two_layers_and_the_rest_are_on_the_device(
     tiny: Tiny, setting: str, tmp_path: Path
@@ -236,6 +238,7 @@ def off(model: LoadedModel, fails: range) -> tuple[Exception | None, int]:
     return None, faults.failed
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("following", [1, 2])
 def test_layers_leave_the_device_or_all_is_as_it_was(following: int) -> None:
     """Wherever memory runs out, once or once more; copies come first, then slots."""
@@ -264,6 +267,7 @@ def test_layers_leave_the_device_or_all_is_as_it_was(following: int) -> None:
     assert outcomes.count((True, 1)) == 2 if following == 1 else (False, 2) in outcomes[-4:]
 
 
+@pytest.mark.long
 def test_layers_that_cannot_return_are_told_of() -> None:
     model, other, whole = (make_tiny("llama").model for _ in range(3))
     with Faults() as faults:
@@ -359,6 +363,7 @@ def test_an_interrupt_while_a_layer_is_sent_for_is_no_harm(
 # --- numbers in other types ----------------------------------------------------------------------
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("wanted", ["fp32", "bf16"])

@@ -246,6 +246,7 @@ def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.Monk
     assert not talk.cache.writing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recall", ["ram", "disk"])
 def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall: str) -> None:
     talk = chat(llama.model, recall=recall, **SMALL)
@@ -281,6 +282,7 @@ def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
     assert answers[0] == answers[1]
 
 
+@pytest.mark.long
 def test_fifty_turns_leave_the_device_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "max_position_embeddings", 8192)
     model = make_tiny("llama").model
@@ -373,6 +375,7 @@ def test_room_on_disk_for_a_turn_is_room_for_what_it_writes(
         assert required >= 0
 
 
+@pytest.mark.long
 def test_a_second_reading_does_not_keep_the_first(
     llama: Tiny, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def check(
         assert (room[..., keys.count :] == 7.0).all()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("dim", "rows", "key_bits", "key_group", "value_bits", "value_group"),
     [
@@ -199,6 +200,7 @@ def test_one_entry_outweighs_all(kernel: ModuleType) -> None:
     check(kernel, queries, keys, values, shift * 1000)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_shape(kernel: ModuleType, data: st.DataObject) -> None:

@@ -50,6 +50,7 @@ def check(
     assert (found[..., index.used :] == 0).all()
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("rows", "dim"), [(4, 128), (1, 64), (3, 16), (7, 96), (2, 256), (5, 80), (16, 64), (2, 192)]
 )

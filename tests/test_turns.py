@@ -91,6 +91,7 @@ def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
     assert len({row.answer for row in rows}) > 6
 
 
+@pytest.mark.long
 def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(runner: kvlite.Runner) -> None:
     grid = partial(turns, runner.model, [made(runner, 250, 2)], CHOICES[1:4:2], 1)
     whole = list(grid())
@@ -147,6 +148,7 @@ def test_tallies_say_how_many_of_the_full_caches(tmp_path: Path) -> None:
     assert (cells["of the full cache's"], cells["by place"]) == ("1 of 2", "2 0")
 
 
+@pytest.mark.long
 def test_the_second_question_is_answered_with_recall_alone(smollm: kvlite.Runner) -> None:
     """An eighth of the entries held, chosen for the first question."""
     torch.set_num_threads(1)  # steps over so few entries only wait for a second one

@@ -82,6 +82,7 @@ def live() -> dict[int, int]:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("name", CHOICES)
 def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     """To the byte, group by group, before the first token."""
@@ -106,6 +107,7 @@ def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     assert stated["attention"] == inner - sum(norm.nbytes for norm in norms)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["int8", "nf4"])
 def test_bytes_of_the_embedded_model(smollm: kvlite.Runner, name: str) -> None:
     weights = weights_of(name)
@@ -151,6 +153,7 @@ def test_tensors_counted_include_scales(llama: Tiny, tmp_path: Path) -> None:
 # --- the same tokens as transformers -------------------------------------------------------------
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", ["nf4", pytest.param("int8", marks=pytest.mark.long)])
 def test_answers_as_transformers_does(
     tiny: Tiny, name: str, tiny_folder: Path, tmp_path: Path
@@ -172,6 +175,7 @@ def test_answers_as_transformers_does(
     assert (answer.ledger.weights, answer.ledger.dtype) == (name, "float32")
 
 
+@pytest.mark.long
 def test_the_embedded_model_answers_as_transformers_does_in_nf4(
     smollm: kvlite.Runner, prose: list[int]
 ) -> None:
@@ -186,6 +190,7 @@ def test_the_embedded_model_answers_as_transformers_does_in_nf4(
     assert answer.token_ids == greedy(reference, prose[:300], 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_logits_of_the_embedded_model_are_near_those_of_transformers(
     smollm: kvlite.Runner, prose: list[int], name: str
@@ -431,6 +436,7 @@ def test_the_check_is_made_of_quantized_checkpoints_alone(
 # --- what it says on the screen ------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_ask_says_nothing_but_the_answer_and_its_account(
     tiny_folder: Path, name: str, tmp_path: Path

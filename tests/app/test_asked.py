@@ -73,6 +73,7 @@ def told(page: Page, event: Any, given: list[Any], data: Any = None, state: Any 
         return error.message
 
 
+@pytest.mark.long
 def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: Page) -> None:
     state = SessionState(page)
     for event in page.fns.values():

@@ -69,6 +69,7 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     assert answered(page, 2)[0] == answer
 
 
+@pytest.mark.long
 def test_an_answer_is_copied_without_its_account(server: Server, visitor: Visitor) -> None:
     visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visitor.open(server.address)
@@ -91,6 +92,7 @@ def test_an_answer_is_copied_without_its_account(server: Server, visitor: Visito
     assert " ".join(pasted.split()) == " ".join(answer.split())
 
 
+@pytest.mark.long
 def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
     server: Server, visitor: Visitor
 ) -> None:
@@ -111,6 +113,7 @@ def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
     expect(page.locator("#side")).not_to_have_class(re.compile(r"\bopen\b"))
 
 
+@pytest.mark.long
 def test_an_answer_can_be_stopped_and_its_part_stays(
     tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
@@ -196,6 +199,7 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     assert answered(page, 2)[0] == first
 
 
+@pytest.mark.long
 def test_others_are_shown_while_an_answer_comes(
     tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
@@ -256,6 +260,7 @@ SLOWLY = """() => {
 }"""
 
 
+@pytest.mark.long
 def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
     for text in ("Of larks.", "Of wrens."):
@@ -286,6 +291,7 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
     waited(lambda: said() == ["Of owls.", "And of crows?"])
 
 
+@pytest.mark.long
 def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
     tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
@@ -329,6 +335,7 @@ def test_a_document_is_read_and_asked_about_twice(
     assert "1911" in answered(page, 2)[1]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
@@ -393,6 +400,7 @@ def test_settings_are_priced_at_once_and_refused_in_a_sentence(
     expect(verdict).to_have_attribute("data-fits", "True")
 
 
+@pytest.mark.long
 def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
     page.get_by_role("tab", name="Settings").click()
@@ -408,6 +416,7 @@ def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: V
     assert "length limit" in page.locator(ACCOUNT).inner_text()
 
 
+@pytest.mark.long
 def test_a_profile_that_is_replaced_is_said_to_be(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
     page.get_by_role("tab", name="Settings").click()
@@ -419,6 +428,7 @@ def test_a_profile_that_is_replaced_is_said_to_be(server: Server, visitor: Visit
     expect(page.locator("#applied")).to_have_text("The profile small is replaced.")
 
 
+@pytest.mark.long
 def test_the_list_is_searched_renamed_exported_and_shortened(
     tmp_path: Path, visitor: Visitor
 ) -> None:
@@ -489,6 +499,7 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         assert server.end() == 0
 
 
+@pytest.mark.long
 def test_what_is_shown_of_memory_is_what_the_meter_says(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
     send(page, "What is memory?")

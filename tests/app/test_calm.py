@@ -54,6 +54,7 @@ def test_the_queue_listens_less_often() -> None:
     assert page._queue.progress_update_sleep_when_free > before[1]
 
 
+@pytest.mark.long
 def test_a_page_that_is_only_open_is_not_drawn_again_and_again(
     server: Server, visitor: Visitor
 ) -> None:
@@ -88,6 +89,7 @@ FRAMES = """() => new Promise((done) => {
 })"""
 
 
+@pytest.mark.long
 def test_a_frame_can_be_cancelled_and_what_moves_is_not_slowed(chromium: Any) -> None:
     page = chromium.new_page()
     page.set_content(f"<script>{SCRIPT}</script>")

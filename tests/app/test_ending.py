@@ -31,6 +31,7 @@ def read_by(server: Server, path: Path) -> None:
     waited(lambda: uploads(server))
 
 
+@pytest.mark.long
 def test_it_ends_while_a_document_is_extracted(tmp_path: Path, talker: Path, large: Path) -> None:
     with serving(tmp_path, "--model", str(talker)) as server:
         read_by(server, large)
@@ -40,6 +41,7 @@ def test_it_ends_while_a_document_is_extracted(tmp_path: Path, talker: Path, lar
     assert uploads(server) == []
 
 
+@pytest.mark.long
 def test_it_ends_while_a_model_is_loaded(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         begun = time.monotonic()
@@ -47,6 +49,7 @@ def test_it_ends_while_a_model_is_loaded(tmp_path: Path) -> None:
         assert time.monotonic() - begun < SOON
 
 
+@pytest.mark.long
 def test_what_a_killed_app_left_is_gone_at_the_next_start(
     tmp_path: Path, talker: Path, large: Path
 ) -> None:

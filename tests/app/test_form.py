@@ -68,6 +68,7 @@ def test_only_what_differs_is_changed() -> None:
     assert changed(values, Settings(seed=4)) == {"top_k": 3}
 
 
+@pytest.mark.long
 def test_settings_are_priced_for_this_machine(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,8 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     service = Service(Settings(model=str(root / "none")), root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(service.uploads.folder))
+        for waits in ("_FIRST", "_MOST_ADDRESS", "_MOST_NAME"):  # after wrong passwords
+            patch.setattr(f"kvlite_app.web.logins.{waits}", 0.0)
         page = make_page(service, Live(service.loaded), Pricer(lambda: 0), Models())
         page.queue(max_size=64)
         door = Door(auth=[("ann", "secret")])

@@ -129,6 +129,7 @@ def test_code_between_ordinary_blocks_stays_as_it_is(text: str) -> None:
     assert inert(f"{text}\n{code}\n![x](y)\n\n{code}").count(code) == 2
 
 
+@pytest.mark.long
 def test_in_a_very_long_text_nothing_is_loaded_either() -> None:
     text = "```\n<img src=x>\n```\n" * 9_000 + "![x](y)"
     assert loads(inert(text)) == []

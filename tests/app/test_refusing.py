@@ -14,6 +14,7 @@ from tests.app.conftest import upload, waited
 from tests.app.test_service import HERONS, A, B, blocked, kept, stops, texts
 
 
+@pytest.mark.long
 def test_what_cannot_fit_is_refused_before_it_waits_or_is_kept(service: Service) -> None:
     service.say("", A, "One.").wait()
     go = blocked(service)
@@ -50,6 +51,7 @@ def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> Non
     assert [each.id for each in service.shelf("").records()] == [A]
 
 
+@pytest.mark.long
 def test_what_was_refused_or_left_leaves_no_conversation(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_user_s_conversations_that_wait_are_not_too_many(service: Service) -> 
     go.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loads", [True, False])
 def test_what_never_ends_keeps_nobody_from_closing(
     given: Settings, tmp_path: Path, loads: bool

@@ -58,6 +58,7 @@ def test_an_answer_streams_and_goes_on_in_its_conversation(server: Server) -> No
     assert (told["id"], told["name"], told["messages"]) == (kept.id, "What is a heron?", 4)
 
 
+@pytest.mark.long
 def test_a_document_is_read_and_asked_about(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "karsk.txt"
     path.write_text("The lighthouse of Karsk was built in 1911 by Ilse Brandt.")
@@ -68,6 +69,7 @@ def test_a_document_is_read_and_asked_about(server: Server, tmp_path: Path) -> N
     assert records(server)[0].said[0].documents == ("karsk.txt",)
 
 
+@pytest.mark.long
 def test_where_every_byte_is(server: Server) -> None:
     asks = client(server)
     asks.predict("Hello", "", api_name="/say")
@@ -76,6 +78,7 @@ def test_where_every_byte_is(server: Server) -> None:
     assert host["parts"]["weights"] > 100 << 20
 
 
+@pytest.mark.long
 def test_what_cannot_be_done_is_a_sentence(server: Server, tmp_path: Path) -> None:
     asks, before = client(server), len(records(server))
     for message, id, sentence in (
@@ -157,6 +160,7 @@ def test_only_this_machine_s_own_pages_are_answered(server: Server) -> None:
     assert "http" not in policy
 
 
+@pytest.mark.long
 def test_too_much_is_refused_before_all_of_it_came(server: Server) -> None:
     sent = 0
 
@@ -310,6 +314,7 @@ def test_another_app_with_the_same_conversations_is_refused(server: Server) -> N
 # How it ends.
 
 
+@pytest.mark.long
 def test_whatever_ends_it_loses_the_unfinished_answer_at_most(tmp_path: Path, talker: Path) -> None:
     with serving(tmp_path, "--model", str(talker), "--max-tokens", "50000") as server:
         asks = client(server)

@@ -52,6 +52,7 @@ def stops(*_: Any, **__: Any) -> Any:
     return begin
 
 
+@pytest.mark.long
 def test_a_message_that_was_not_answered_is_the_draft(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_message_that_was_not_answered_is_the_draft(
     assert (texts(kept(service)), kept(service).draft) == (["Three."], "")
 
 
+@pytest.mark.long
 def test_figures_are_taken_without_a_look_at_every_weight(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_figures_are_taken_without_a_look_at_every_weight(
     assert before.holding.device[0].nbytes > 0
 
 
+@pytest.mark.long
 def test_nobody_is_told_what_others_talk_about(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +104,7 @@ def test_nobody_is_told_what_others_talk_about(
     assert "secret" not in " ".join([*told, *work.shown.notes])
 
 
+@pytest.mark.long
 def test_words_that_a_message_was_changed_to_are_not_lost(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +120,7 @@ def test_words_that_a_message_was_changed_to_are_not_lost(
     assert (texts(kept(service)), kept(service).draft) == (["Another."], "")
 
 
+@pytest.mark.long
 def test_a_message_that_could_not_be_answered_again_is_the_draft(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +140,7 @@ def test_a_message_that_could_not_be_answered_again_is_the_draft(
     assert (texts(kept(service)), kept(service).draft) == ([], "One.")
 
 
+@pytest.mark.long
 def test_a_name_that_was_given_stays_given(service: Service) -> None:
     service.say("", A, "One.").wait()
     service.shelf("").rename(A, "Mine")
@@ -186,6 +192,7 @@ def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
     taken[0].wait()
 
 
+@pytest.mark.long
 def test_work_that_has_ended_long_ago_is_forgotten(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +203,7 @@ def test_work_that_has_ended_long_ago_is_forgotten(
     assert [id for id in ids if service.going("", id)] == ids[2:]
 
 
+@pytest.mark.long
 def test_what_is_in_memory_is_set_aside_when_it_ends(given: Settings, tmp_path: Path) -> None:
     service = Service(given, tmp_path)
     service.say("", A, "One.").wait()
@@ -208,6 +216,7 @@ def test_what_is_in_memory_is_set_aside_when_it_ends(given: Settings, tmp_path: 
     after.close()
 
 
+@pytest.mark.long
 def test_what_was_answered_is_there_even_if_the_program_ended_before_it_was_shown(
     given: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +243,7 @@ def no_room(*_: Any) -> None:
     raise OSError("no room")
 
 
+@pytest.mark.long
 def test_an_answer_that_cannot_be_written_is_shown_and_kept_with_the_next(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +279,7 @@ def test_what_cannot_be_kept_is_told_at_the_end(
     assert "answer is lost, as it cannot be written: no room." in service.close()
 
 
+@pytest.mark.long
 def test_settings_of_a_conversation_change_without_opening_it(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +296,7 @@ def test_settings_of_a_conversation_change_without_opening_it(
     assert texts(kept(service)) == ["One.", "Two."]
 
 
+@pytest.mark.long
 def test_files_are_opened_while_others_are_answered(service: Service) -> None:
     good, bad = upload(service, "a.txt", HERONS), upload(service, "b.pdf", b"nothing")
     go, files = blocked(service), [good, bad]
@@ -325,6 +337,7 @@ def test_opening_files_can_be_ended(
     assert kept(service).draft == "What is in it?"
 
 
+@pytest.mark.long
 def test_what_an_answer_takes_the_place_of_is_not_shown_while_it_comes(service: Service) -> None:
     for text in ("One.", "Two."):
         service.say("", A, text).wait()
@@ -342,6 +355,7 @@ def test_what_an_answer_takes_the_place_of_is_not_shown_while_it_comes(service: 
         assert service.shown("", A) == kept(service)
 
 
+@pytest.mark.long
 def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
     given: Settings, tmp_path: Path
 ) -> None:
@@ -359,6 +373,7 @@ def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
     service.close()
 
 
+@pytest.mark.long
 def test_what_was_said_is_not_replaced_where_the_engine_has_lost_it(service: Service) -> None:
     service.say("", A, "One.").wait()
     service.say("", B, "One.").wait()
@@ -369,6 +384,7 @@ def test_what_was_said_is_not_replaced_where_the_engine_has_lost_it(service: Ser
     assert texts(kept(service)) == ["One."]
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_loaded_leaves_the_former_one_to_be_had(
     service: Service, given: Settings, tmp_path: Path
 ) -> None:
@@ -382,6 +398,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_former_one_to_be_had(
     assert texts(kept(service)) == ["One.", "Two."]
 
 
+@pytest.mark.long
 def test_what_the_model_is_told_first_changes_only_before_anything_is_said(
     service: Service,
 ) -> None:
@@ -393,6 +410,7 @@ def test_what_the_model_is_told_first_changes_only_before_anything_is_said(
     assert kept(service).changed == {"system": "You are a pirate."}
 
 
+@pytest.mark.long
 def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> None:
     service.say("", A, "One.").wait()
     go = blocked(service)
@@ -410,6 +428,7 @@ def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> No
             begin()
 
 
+@pytest.mark.long
 def test_an_answer_does_not_bring_back_what_was_deleted(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +445,7 @@ def test_an_answer_does_not_bring_back_what_was_deleted(
     service.say("", B, "One.").wait()  # nor does it keep others waiting
 
 
+@pytest.mark.long
 def test_what_is_written_of_what_was_deleted_goes_at_the_end(
     given: Settings, tmp_path: Path
 ) -> None:
@@ -439,6 +459,7 @@ def test_what_is_written_of_what_was_deleted_goes_at_the_end(
     assert not service.shelf("").place(A).exists()
 
 
+@pytest.mark.long
 def test_an_older_message_that_was_not_answered_is_kept_while_another_is_answered_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,6 +472,7 @@ def test_an_older_message_that_was_not_answered_is_kept_while_another_is_answere
     assert (texts(kept(service)), kept(service).draft) == (["One."], "Two.")
 
 
+@pytest.mark.long
 def test_a_message_that_is_said_again_is_shown_while_it_is_answered(service: Service) -> None:
     service.say("", A, "Go on.").wait()
     go, work = blocked(service), service.say("", A, "Go on.")
@@ -460,6 +482,7 @@ def test_a_message_that_is_said_again_is_shown_while_it_is_answered(service: Ser
     work.wait()
 
 
+@pytest.mark.long
 def test_settings_wait_for_an_answer(service: Service) -> None:
     go, work = blocked(service), service.say("", A, "One.")
     with pytest.raises(SettingError, match="on its way"):

@@ -92,6 +92,7 @@ def test_the_next_answer_is_the_same_after_another_conversation(make: Make) -> N
     assert texts(service, taken) == texts(service, read) == texts(service, straight)
 
 
+@pytest.mark.long
 def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def waiting_id(service: Service, other: str) -> str:
     return id
 
 
+@pytest.mark.long
 def test_one_at_a_time_and_whoever_waits_is_told(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     service.load(service.loaded.settings).wait()
@@ -171,6 +173,7 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
     go.set()
 
 
+@pytest.mark.long
 def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     id = new(service)
@@ -187,6 +190,7 @@ def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> 
     assert [each.id for each in service.shelf("").records()] == [other]
 
 
+@pytest.mark.long
 def test_messages_are_changed_and_branches_gone_to(make: Make) -> None:
     service = make()
     id = new(service)
@@ -214,6 +218,7 @@ def test_messages_are_changed_and_branches_gone_to(make: Make) -> None:
     assert texts(service, id) == ["Name a colour.", first, "Name an animal.", second]
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_refused_and_leaves_nothing(make: Make) -> None:
     service = make()
     for work in (service.undo("", new(service)), service.check("", new(service))):
@@ -259,6 +264,7 @@ def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
     assert record.said[-2].text == "Are you there?"
 
 
+@pytest.mark.long
 def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     id = new(service)
@@ -277,6 +283,7 @@ def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
     assert record.said[2].documents == ("heron.txt",)
 
 
+@pytest.mark.long
 def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: Make) -> None:
     service = make(max_new_tokens=50_000)
     work = service.say("", new(service), "Hello")
@@ -293,6 +300,7 @@ def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: 
     assert [part.nbytes for part in last.holding.device if "KV" in part.name] == [cache.nbytes]
 
 
+@pytest.mark.long
 def test_a_new_name_stays(make: Make) -> None:
     service = make()
     id = new(service)
@@ -314,6 +322,7 @@ def fat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_another_model_says_whose_a_conversation_is_and_keeps_it(
     make: Make, model: Path, fat: Path
 ) -> None:
@@ -330,6 +339,7 @@ def test_another_model_says_whose_a_conversation_is_and_keeps_it(
     assert say(service, id, "And foxes?")
 
 
+@pytest.mark.long
 def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
     first = make(method="full", stop=("END",))
     id = new(first)
@@ -346,6 +356,7 @@ def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
     assert (shown["method"], shown["stop"], shown["seed"]) == ("snapkv", "", "")
 
 
+@pytest.mark.long
 def test_what_nobody_touched_stays_as_it_is_in_use(make: Make) -> None:
     service = make(temperature=0.0)
     id = new(service)
@@ -395,6 +406,7 @@ def test_profiles_of_those_who_log_in_are_their_own(
     assert tuning.remove("small", ann).choices == []
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make: Make) -> None:
     service = make()
     id = new(service)
@@ -405,6 +417,7 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make
     assert say(service, id, "And foxes?")
 
 
+@pytest.mark.long
 def test_switching_models_frees_the_former_one(
     make: Make, fat: Path, model: Path, breaks: Callable[[], None]
 ) -> None:

@@ -58,6 +58,7 @@ def ended(talking: Talking, id: str) -> None:
         pass
 
 
+@pytest.mark.long
 def test_what_is_sent_is_followed_to_its_end(talking: Talking) -> None:
     parts = talking.parts
     begun = talking.say(A, 0, "", said("One."), TAB)
@@ -73,6 +74,7 @@ def test_what_is_sent_is_followed_to_its_end(talking: Talking) -> None:
     assert parts.stage not in [*talking.follow(A, 0, "", TAB)][-1]
 
 
+@pytest.mark.long
 def test_who_chose_another_conversation_meanwhile_has_that_one(
     talking: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_who_chose_another_conversation_meanwhile_has_that_one(
     assert talking.ended(B, 0, ENDED, said(""), TAB)[parts.here] == B
 
 
+@pytest.mark.long
 def test_whoever_is_quicker_than_the_page_begins_a_conversation(talking: Talking) -> None:
     parts = talking.parts
     talking.service.say("", A, "One.").wait()
@@ -109,6 +112,7 @@ def test_whoever_is_quicker_than_the_page_begins_a_conversation(talking: Talking
     assert talking.load(A, "", other)[parts.here] == A
 
 
+@pytest.mark.long
 def test_only_what_is_sent_leaves_the_box(
     talking: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +135,7 @@ def test_only_what_is_sent_leaves_the_box(
     assert "not sent" in refused[talking.parts.status]
 
 
+@pytest.mark.long
 def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     talking: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +152,7 @@ def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     assert box(talking, talking.show(A, "", "", None, TAB))["value"] == said("And without?")
 
 
+@pytest.mark.long
 def test_a_message_stays_with_its_conversation_and_what_is_typed_with_the_box(
     talking: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +167,7 @@ def test_a_message_stays_with_its_conversation_and_what_is_typed_with_the_box(
     assert box(talking, talking.show(A, "", B, said(""), TAB))["value"] == said("Two.")
 
 
+@pytest.mark.long
 def test_a_branch_that_is_gone_to_is_told_of_once(talking: Talking) -> None:
     talking.service.say("", A, "One.").wait()
     talking.service.edit("", A, 1, "Another.").wait()
@@ -173,6 +180,7 @@ def test_a_branch_that_is_gone_to_is_told_of_once(talking: Talking) -> None:
     ended(talking, A)
 
 
+@pytest.mark.long
 def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(talking: Talking) -> None:
     talking.service.say("", A, "One.").wait()
     for text in ("Another.", "A third."):
@@ -191,6 +199,7 @@ def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(talking: Tal
     assert talking.service.shelf("").records("third")  # found wherever it was said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [NOTHING, Sent("Two.")], ids=["check", "message"])
 def test_a_check_is_not_shown_as_an_answer(talking: Talking, sent: Sent) -> None:
     talking.service.say("", A, "One.").wait()
@@ -226,6 +235,7 @@ def test_what_is_typed_stays_whatever_was_not_answered(talking: Talking) -> None
     assert "value" not in box(talking, talking.ended(B, 0, ENDED, typed, TAB))
 
 
+@pytest.mark.long
 def test_around_a_conversation_stands_what_is_its_own_while_it_answers(talking: Talking) -> None:
     parts, service = talking.parts, talking.service
     for id, text in ((A, "One."), (B, "Two.")):
@@ -241,6 +251,7 @@ def test_around_a_conversation_stands_what_is_its_own_while_it_answers(talking: 
     ended(talking, B)
 
 
+@pytest.mark.long
 def test_a_check_is_ended_alone_and_what_it_came_to_is_found_again(talking: Talking) -> None:
     parts, service = talking.parts, talking.service
     service.say("", A, "One.").wait()
@@ -271,6 +282,7 @@ def test_a_check_is_ended_alone_and_what_it_came_to_is_found_again(talking: Talk
     assert len(service.record("", A).said) == 6
 
 
+@pytest.mark.long
 def test_what_comes_late_is_not_shown_beside_another_conversation(talking: Talking) -> None:
     parts, event = talking.parts, gr.SelectData(None, {"index": 0, "value": ""})
     for id in (A, B):
@@ -286,6 +298,7 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(talking: Talki
     assert talking.delete(B, "", said(""), TAB)[parts.here] not in (A, B)
 
 
+@pytest.mark.long
 def test_one_answer_after_another_is_followed(
     talking: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ def choose(page: Any, path: Path) -> None:
     page.locator("#box .thumbnail-item").wait_for()
 
 
+@pytest.mark.long
 def test_a_file_that_is_too_large_is_refused_in_a_sentence(
     server: Server, visitor: Visitor, tmp_path: Path
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_file_that_is_too_large_is_refused_in_a_sentence(
     visitor.errors[:] = [each for each in visitor.errors if "413" not in each]
 
 
+@pytest.mark.long
 def test_the_same_file_from_two_tabs_is_read_in_both(
     server: Server, visitor: Visitor, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_several_files_in_order(
     assert done.json()["prompt_tokens"] == tokens(model, said[0])
 
 
+@pytest.mark.long
 def test_seed_repeats_draws(kvlite: Run, model: Path, text: Path) -> None:
     flags = ("ask", text, "What?", "--model", model, "--max-tokens", "12", "--temperature", "1")
     drawn = [kvlite(*flags, *seed).out for seed in (("--seed", 1), ("--seed", 1), ("--seed", 2))]
@@ -122,6 +123,7 @@ def test_stop_texts(kvlite: Run, model: Path, text: Path) -> None:
     assert stopped["finish_reason"] == "stop"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_an_encoding_that_lacks_characters(model: Path, text: Path, flags: list[str]) -> None:
     command = [sys.executable, "-m", "kvlite", "ask", text, "What?", "--model", model, *flags]

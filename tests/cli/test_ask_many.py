@@ -110,6 +110,7 @@ def test_several_files_and_no_question(
     assert said[0].startswith("Document: other.md\n\nNothing of it\n\nDocument: text.txt")
 
 
+@pytest.mark.long
 def test_at_a_terminal(model: Path, text: Path) -> None:
     """Typed into a real one; Ctrl-D ends."""
     ours, theirs = pty.openpty()
@@ -150,6 +151,7 @@ class Shown:
         return shown + wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opening", [True, False])
 def test_reading_ahead_is_reading(smollm: "object", opening: bool) -> None:
     """What is read ahead and what follows are the tokens of the whole message."""
@@ -167,6 +169,7 @@ def test_reading_ahead_is_reading(smollm: "object", opening: bool) -> None:
     assert talks[0] == talks[1]
 
 
+@pytest.mark.long
 def test_nothing_is_copied_to_go_back_to(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

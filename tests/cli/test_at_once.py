@@ -126,6 +126,7 @@ def test_a_default_method_is_not_named_by_its_options(refused: Refused, text: Pa
     refused(["ask", text, "What?", "--budget", "2"], "too small for the default method")
 
 
+@pytest.mark.long
 def test_a_text_that_is_too_long_is_not_told_to_compact(
     kvlite: Run, model: Path, text: Path
 ) -> None:

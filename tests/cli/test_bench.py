@@ -52,6 +52,7 @@ def words(command: str, model: Path) -> list[object]:
     return ["bench", *command.split(), *GRIDS[command][0].split(), "--model", model]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("command", GRIDS)
 def test_a_run_leaves_rows_a_table_and_plots(
     kvlite: Run, model: Path, tmp_path: Path, command: str
@@ -92,6 +93,7 @@ def test_a_table_by_default_in_a_folder_of_its_own(
     assert "share of full's peak" in done.out and "snapkv" in done.out
 
 
+@pytest.mark.long
 def test_a_run_begun_before_anything_recalled_goes_on(
     kvlite: Run, model: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_without_matplotlib_there_is_a_table_and_a_word(
     assert not list((tmp_path / "run").glob("*.png"))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stopped", [1, 4, pytest.param(10, marks=pytest.mark.long)])
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     kvlite: Run, model: Path, tmp_path: Path, stopped: int

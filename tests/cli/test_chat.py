@@ -197,6 +197,7 @@ def test_interrupts(roomy: Path, tmp_path: Path) -> None:
     assert said(tmp_path) == ["Who sat?", "And then?", "/ledger"]
 
 
+@pytest.mark.long
 def test_twice_while_answering_quits(roomy: Path, tmp_path: Path) -> None:
     """The second one does not wait for a token."""
     code = """
@@ -231,6 +232,7 @@ main()
     assert child.exitstatus == 130
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("environment", "columns", "rule"),
     [
@@ -265,6 +267,7 @@ def test_terminals_that_want_less(
         assert "\x1b" not in raw
 
 
+@pytest.mark.long
 def test_standard_output_elsewhere(
     kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +301,7 @@ def typed(kvlite: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
+@pytest.mark.long
 def test_every_line_is_a_message(typed: Run, said: list[str]) -> None:
     done = typed("Who sat?\n\n  \n/help\nWhere?")
     assert said == ["Who sat?", "/help", "Where?"]

@@ -33,10 +33,9 @@ def require_harmless(text: str) -> None:
         )
 
 
-@pytest.mark.parametrize("code", range(0x10000))
-@pytest.mark.long
-def test_every_control_character_is_taken_out(code: int) -> None:
-    require_harmless(harmless(chr(code)))
+def test_every_control_character_is_taken_out() -> None:
+    for code in range(0x10000):
+        require_harmless(harmless(chr(code)))
 
 
 def test_marks_that_languages_need_stay() -> None:

@@ -51,6 +51,7 @@ main()
     assert Done(done.returncode, done.stdout, done.stderr) == Done(INTERRUPTED, "", "")
 
 
+@pytest.mark.long
 def test_interrupted_while_reading(model: Path, text: Path) -> None:
     args = ("ask", text, "What?", "--model", model, "--chunk", "64")
     done = interrupted("kvlite.cli.screen", "ReadingBar", "update", 2, *args)
@@ -156,6 +157,7 @@ main()
     assert Done(done.returncode, done.stdout, done.stderr) == Done(TERMINATED, "", "")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ends_soon_after_a_signal(model: Path, text: Path, number: signal.Signals) -> None:
     """Without the second that Python takes to tear torch down."""

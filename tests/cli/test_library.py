@@ -34,6 +34,7 @@ def test_empty(kvlite: Run, folder: Path) -> None:
     assert found == {"folder": str(folder), "bytes": 0, "limit": None, "entries": []}
 
 
+@pytest.mark.long
 def test_what_is_listed(
     kvlite: Run, full: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +56,7 @@ def test_what_is_listed(
     assert last["tokens"] > 250 and last["messages"] == 0 and last["flaw"] == ""
 
 
+@pytest.mark.long
 def test_removing(kvlite: Run, full: int, folder: Path) -> None:
     one_sentence(kvlite("library", "remove", "a", "x"), "'x'", "there is c, b, a")
     assert (folder / "a.kv").exists()
@@ -64,6 +66,7 @@ def test_removing(kvlite: Run, full: int, folder: Path) -> None:
     one_sentence(kvlite("library", "remove", "c"), "'c'", "it is empty", "kvlite read FILE")
 
 
+@pytest.mark.long
 def test_limiting(kvlite: Run, full: int, folder: Path) -> None:
     assert kvlite("library", "limit") == Done(0, "", "There is no limit.\n")
     done = kvlite("library", "limit", f"{full + 9}B")

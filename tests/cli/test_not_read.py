@@ -87,6 +87,7 @@ def test_a_chat_notes_it(runner: Runner) -> None:
     assert last.ledger.notes == (NOTE,) and told == [NOTE]
 
 
+@pytest.mark.long
 def test_ask_and_read_say_it(
     kvlite: Run,
     model: Path,

@@ -78,6 +78,7 @@ def test_bad_input(refused: Refused, llama: Path, text: Path) -> None:
     refused(["plan", llama, "--recall-limit=-1"], "--recall-limit", "-1")
 
 
+@pytest.mark.long
 def test_asking_says_what_was_planned(kvlite: Run, model: Path, text: Path) -> None:
     args = ("ask", text, "Why?", "--model", model, "--max-tokens", 4, "--vram", "64MiB")
     found = kvlite(*args, "--json").json()

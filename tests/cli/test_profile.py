@@ -154,6 +154,7 @@ def asked(kvlite: Run, model: Path, text: Path, *flags: str) -> dict[str, Any]:
     return kvlite("ask", text, "What?", *args, *flags).json()
 
 
+@pytest.mark.long
 def test_answers_are_made_by_the_profile(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_document_is_read_once(
     assert other.json()["method"] == "tova"
 
 
+@pytest.mark.long
 def test_a_chat_opens_what_was_read(
     kvlite: Run,
     text: Path,
@@ -75,6 +76,7 @@ def test_a_chat_opens_what_was_read(
     assert again.out == anew.out and "Opened" not in again.err
 
 
+@pytest.mark.long
 def test_questions_one_after_another(
     kvlite: Run, text: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +90,7 @@ def test_questions_one_after_another(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.long
 def test_a_file_is_asked_by_itself(
     kvlite: Run, text: Path, flags: tuple[object, ...], tmp_path: Path, folder: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_file_is_asked_by_itself(
     assert short["generated_tokens"] == 2 and short["budget"] == 64
 
 
+@pytest.mark.long
 def test_questions_about_a_file_one_after_another(
     kvlite: Run,
     text: Path,
@@ -123,6 +127,7 @@ def test_questions_about_a_file_one_after_another(
     assert [each.count("mat") for each in said] == [20, 0]
 
 
+@pytest.mark.long
 def test_a_library_entry_that_was_damaged_is_read_anew(
     kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
 ) -> None:
@@ -145,6 +150,7 @@ def test_recall_off_keeps_what_cannot_be_kept(
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_the_limit_is_told_of(
     kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
 ) -> None:
@@ -180,6 +186,7 @@ def test_files_that_cannot_be_asked(refused: Refused, text: Path, tmp_path: Path
     refused(["ask", tmp_path / "it.kv", "Who?"], "it.kv", "no snapshot", "kvlite read")
 
 
+@pytest.mark.long
 def test_interrupted_while_reading(model: Path, text: Path, folder: Path) -> None:
     args = ("read", text, "--model", model, "--chunk", "64")
     done = interrupted("kvlite.cli.screen", "ReadingBar", "update", 2, *args)
@@ -232,6 +239,7 @@ def light(
     return whole, light
 
 
+@pytest.mark.long
 def test_a_light_file_is_read_again(
     kvlite: Run, light: tuple[Path, Path], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +264,7 @@ class Letters:
         return [*map(ord, text)]
 
 
+@pytest.mark.long
 def test_a_light_file_must_fit_as_it_was_read(
     kvlite: Run, light: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +281,7 @@ def test_a_light_file_must_fit_as_it_was_read(
     assert asked[1] > asked[0] + 200
 
 
+@pytest.mark.long
 def test_the_library_tells_light_files(
     kvlite: Run, text: Path, flags: tuple[object, ...], light: tuple[Path, Path]
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_question_without_a_file(refused: Refused) -> None:
     refused(["ask", "What?"], "no file 'What?'", "check the path")
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("flags", "value", "remedy"),
     [
@@ -172,6 +173,7 @@ def test_bad_model_file(
     refused(["ask", text, "What?", "--model", path], path, remedy)
 
 
+@pytest.mark.long
 def test_document_longer_than_the_model_knows(
     kvlite: Run, model: Path, tmp_path: Path, said: list[str]
 ) -> None:

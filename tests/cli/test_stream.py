@@ -24,6 +24,7 @@ def test_what_makes_no_sense_is_refused_before_a_weight_is_read(
     refused(["ask", text, "What?", "--model", model, *flags.split()], *named)
 
 
+@pytest.mark.long
 def test_the_embedded_model_answers_the_same_from_its_files(kvlite: Run, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The cat sat on the mat, and the dog lay by the door.")

@@ -25,6 +25,7 @@ def test_it_is_read_as_here(save: Save, monkeypatch: pytest.MonkeyPatch) -> None
     assert read_apart("-").text == "piped"
 
 
+@pytest.mark.long
 def test_it_is_stopped_wherever_it_is(save: Save) -> None:
     """Nothing in the library that takes this page apart looks at who follows."""
     path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 400_000)), Event()

@@ -284,6 +284,7 @@ def test_pdf_can_be_stopped_within_a_page(save: Save) -> None:
             read_document(path, cancel=cancel)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -247,6 +247,7 @@ def everything() -> bytes:
 # What unpacks to too much
 
 
+@pytest.mark.long
 def test_an_archive_that_unpacks_to_too_much_is_refused(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
