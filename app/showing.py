@@ -114,9 +114,9 @@ class Showing:
         if going is None or not (going.sent.check and going.ended):
             return ""
         shown, said = going.work.shown, self.service.record(visit.owner, visit.id).said
-        if shown.error or shown.ledger is None or not said:
+        if shown.error or shown.metrics is None or not said:
             return ""
-        return difference_html(said[-1].text, shown.text, shown.ledger)
+        return difference_html(said[-1].text, shown.text, shown.metrics)
 
     def branch_at(self, visit: Visit) -> int | None:
         """The branch that a conversation is on, or goes to."""

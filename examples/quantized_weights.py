@@ -37,8 +37,8 @@ def main() -> None:
         for name in NAMES[:: 1 if turn % 2 else -1]:
             answer = runners[name].generate(ids[:READ], max_new_tokens=SAID, ignore_eos=True)
             if turn >= 0:  # the first round warms up
-                reading[name].append(answer.ledger.time_to_first_token_s)
-                token[name].append(1 / answer.ledger.decode_tokens_per_s)
+                reading[name].append(answer.metrics.time_to_first_token_s)
+                token[name].append(1 / answer.metrics.decode_tokens_per_s)
     told, next_ids = ids[:TOLD], torch.tensor(ids[1:TOLD])[:, None]
     full = predictions(runners["fp32"], told)
     print("| weights | MiB | reading | a token | perplexity | same likeliest token | KL, nats |")

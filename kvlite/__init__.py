@@ -3,7 +3,7 @@
     import kvlite
     runner = kvlite.load("smollm2-135m", method="kvx", budget=512)
     answer = runner.generate(runner.tokenizer.encode("Once upon a time"), max_new_tokens=32)
-    print(answer.text, answer.ledger.line())
+    print(answer.text, answer.metrics.line())
 
 Importing this changes nothing, needs no GPU, and does not import torch until it is used.
 """
@@ -15,15 +15,15 @@ from kvlite.errors import KvliteError, Stopped
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
-    from kvlite.conversation.metrics import Answer, Ledger, Piece
+    from kvlite.conversation.metrics import Answer, GenerationMetrics, Piece
     from kvlite.conversation.runner import Runner, load
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
     "Conversation",
+    "GenerationMetrics",
     "KvliteError",
-    "Ledger",
     "Piece",
     "Runner",
     "Settings",
@@ -36,7 +36,7 @@ _HOMES = {
     "Runner": "conversation.runner",
     "Conversation": "conversation.conversation",
     "Answer": "conversation.metrics",
-    "Ledger": "conversation.metrics",
+    "GenerationMetrics": "conversation.metrics",
     "Piece": "conversation.metrics",
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, require_whole
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.weights.layers import StreamedLayers
@@ -73,10 +73,10 @@ def two_turns(model: LoadedModel) -> list[Tensor]:
     cache, heard = empty_cache(model), []
     for turn in range(2):
         ids = torch.tensor([prompt(40, turn)])
-        rules = layer_rules(parse_method("full"), model.shape, 400, cache.seen + 40)
-        heard.append(prefill(model, cache, ids, rules, chunk=16))
+        policies = layer_policies(parse_method("full"), model.shape, 400, cache.seen + 40)
+        heard.append(prefill(model, cache, ids, policies, chunk=16))
         for _ in range(4):
-            heard.append(decode_step(model, cache, heard[-1].argmax(-1), rules))
+            heard.append(decode_step(model, cache, heard[-1].argmax(-1), policies))
     return heard
 
 

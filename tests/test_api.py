@@ -82,12 +82,12 @@ def test_settings_of_load_are_defaults_and_later_ones_override_them(
     runner: kvlite.Runner, prompt: list[int]
 ) -> None:
     usual = runner.generate(prompt, ignore_eos=True)
-    assert (usual.ledger.method, usual.ledger.budget) == ("snapkv:window=8", 48)
+    assert (usual.metrics.method, usual.metrics.budget) == ("snapkv:window=8", 48)
     assert (len(usual.token_ids), usual.finish_reason) == (6, "length")
     other = runner.generate(
         prompt, max_new_tokens=9, ignore_eos=True, method="kvx", budget="10%", temperature=1, seed=1
     )
-    assert (other.ledger.method, other.ledger.budget) == ("kvx", 30)
+    assert (other.metrics.method, other.metrics.budget) == ("kvx", 30)
     assert len(other.token_ids) == 9
     greedy = runner.generate(prompt, max_new_tokens=9, ignore_eos=True, method="kvx", budget="10%")
     assert other.token_ids != greedy.token_ids
@@ -99,10 +99,10 @@ def test_a_turns_settings_are_for_that_turn(runner: kvlite.Runner, prompt: list[
     talk = runner.conversation(method="full", max_new_tokens=2)
     assert len(talk.generate(prompt, ignore_eos=True).token_ids) == 2
     answer = talk.generate([500], ignore_eos=True, max_new_tokens=3, method="streaming", budget=20)
-    assert answer.ledger.method == "streaming"
-    assert (answer.ledger.budget, len(answer.token_ids)) == (20, 3)
+    assert answer.metrics.method == "streaming"
+    assert (answer.metrics.budget, len(answer.token_ids)) == (20, 3)
     answer = talk.generate([501], ignore_eos=True)
-    assert (answer.ledger.method, len(answer.token_ids)) == ("full", 2)
+    assert (answer.metrics.method, len(answer.token_ids)) == ("full", 2)
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_a_wrong_setting_is_named_wherever_it_is_given(
 
 def test_an_answer_says_what_it_was_made_from(runner: kvlite.Runner, prompt: list[int]) -> None:
     answer = runner.generate(prompt, max_new_tokens=8, ignore_eos=True)
-    shape, ledger = runner.shape, answer.ledger
+    shape, metrics = runner.shape, answer.metrics
     assert answer.text == runner.tokenizer.decode(answer.token_ids)
-    assert (ledger.prompt_tokens, ledger.generated_tokens, ledger.seen_tokens) == (300, 8, 307)
+    assert (metrics.prompt_tokens, metrics.generated_tokens, metrics.seen_tokens) == (300, 8, 307)
     # SnapKV keeps 48 entries of the prompt, and what is answered; room for a last token is unused.
-    assert ledger.kept_entries_mean == 48 + 7
+    assert metrics.kept_entries_mean == 48 + 7
     assert answer.kv_bytes == shape.layers * shape.kv_heads * (48 + 8) * shape.entry_bytes(4)
     assert answer.full_kv_bytes == 307 * shape.layers * shape.kv_heads * 2 * shape.head_dim * 4
-    assert json.loads(json.dumps(ledger.to_json()))["budget"] == 48
+    assert json.loads(json.dumps(metrics.to_json()))["budget"] == 48
     for part in ("read 300 tokens", "kept 55 of 307 (18%) with snapkv", "length limit"):
-        assert part in ledger.line()
+        assert part in metrics.line()
 
 
 def test_the_end_token_ends_an_answer_unless_it_is_ignored(
@@ -272,17 +272,17 @@ def test_every_piece_carries_the_account_so_far(runner: kvlite.Runner, prompt: l
     seen = 300
     for turn in range(2):
         pieces = list(talk.stream("What then?"))
-        ledgers = [piece.ledger for piece in pieces]
-        assert [each.generated_tokens for each in ledgers] == list(range(1, len(pieces) + 1))
-        assert [each.finish_reason for each in ledgers[:-1]] == [None] * (len(pieces) - 1)
-        assert ledgers[-1].finish_reason in ("length", "stop")
+        metrics_list = [piece.metrics for piece in pieces]
+        assert [each.generated_tokens for each in metrics_list] == list(range(1, len(pieces) + 1))
+        assert [each.finish_reason for each in metrics_list[:-1]] == [None] * (len(pieces) - 1)
+        assert metrics_list[-1].finish_reason in ("length", "stop")
         # The account goes on where the last turn's ended, one token a piece.
-        assert ledgers[0].seen_tokens == seen + ledgers[0].prompt_tokens
-        seen = ledgers[-1].seen_tokens
-        assert [each.seen_tokens for each in ledgers] == [
-            ledgers[0].seen_tokens + step for step in range(len(pieces))
+        assert metrics_list[0].seen_tokens == seen + metrics_list[0].prompt_tokens
+        seen = metrics_list[-1].seen_tokens
+        assert [each.seen_tokens for each in metrics_list] == [
+            metrics_list[0].seen_tokens + step for step in range(len(pieces))
         ]
-        assert all(each.time_to_first_token_s > 0 for each in ledgers)
+        assert all(each.time_to_first_token_s > 0 for each in metrics_list)
         assert talk.messages[2 * turn + 1]["content"] == text_of(pieces)
 
 
@@ -326,10 +326,10 @@ class StopAfter:
 def held(talk: kvlite.Conversation) -> list[list[int]]:
     """Positions each layer and KV head holds, ascending."""
     return [
-        sorted(line[: bank.used])
+        sorted(line[: head_group.used])
         for layer in talk.cache.layers
-        for bank in layer.banks
-        for line in bank.positions[0].tolist()
+        for head_group in layer.head_groups
+        for line in head_group.positions[0].tolist()
     ]
 
 
@@ -407,8 +407,8 @@ def test_a_stopped_answer_keeps_what_was_said_and_the_next_turn_knows_it(
         pieces.append(piece)
         if len(pieces) == 3:
             stop.event.set()
-    assert [piece.ledger.finish_reason for piece in pieces] == [None] * 3 + ["interrupted"]
-    assert "interrupted" in pieces[-1].ledger.line()
+    assert [piece.metrics.finish_reason for piece in pieces] == [None] * 3 + ["interrupted"]
+    assert "interrupted" in pieces[-1].metrics.line()
     assert_remembered(runner, talk, "Tell me everything.", text_of(pieces))
 
 
@@ -429,7 +429,7 @@ def test_the_token_that_ends_an_answer_is_not_read_on_top_of_the_templates_own(
     monkeypatch.setattr(runner.model, "stop_ids", frozenset({end}))
     talk = runner.conversation(method="full")
     pieces = list(talk.stream(question))
-    assert ids_of(pieces) == ids_of(free[:4]) and pieces[-1].ledger.finish_reason == "stop"
+    assert ids_of(pieces) == ids_of(free[:4]) and pieces[-1].metrics.finish_reason == "stop"
     assert_remembered(runner, talk, question, text_of(free[:3]))
 
 
@@ -472,7 +472,7 @@ def test_an_interrupted_step_is_not_answered_from(
     pieces = talk.stream_tokens([500], ignore_eos=True, max_new_tokens=9)
     with pytest.raises(KeyboardInterrupt):
         for piece in pieces:
-            assert piece.ledger.finish_reason is None
+            assert piece.metrics.finish_reason is None
     for call in (
         lambda: talk.generate([501]),
         lambda: talk.read([501]),
@@ -504,7 +504,7 @@ def test_an_interrupted_reading_changes_nothing(
 
 
 def test_a_line_about_an_answer_made_from_everything_says_so(runner: kvlite.Runner) -> None:
-    line = runner.generate([5, 6, 7], max_new_tokens=1, ignore_eos=True).ledger.line()
+    line = runner.generate([5, 6, 7], max_new_tokens=1, ignore_eos=True).metrics.line()
     assert "kept all 3 " in line and " of " not in line and "tokens/s" not in line
 
 
@@ -573,7 +573,7 @@ def test_stopping_a_turn_by_another_method_keeps_what_the_first_remembers(
     assert stopped.cache.nbytes == fresh.cache.nbytes
     for ours, theirs in zip(stopped.cache.layers, fresh.cache.layers, strict=True):
         assert ours.rows == theirs.rows
-        for one, other in zip(ours.banks, theirs.banks, strict=True):
+        for one, other in zip(ours.head_groups, theirs.head_groups, strict=True):
             if one.rows is not None and other.rows is not None:
                 assert torch.equal(one.rows, other.rows)
     given = {"budget": 44, "max_new_tokens": 12, "ignore_eos": True}

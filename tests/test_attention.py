@@ -132,7 +132,7 @@ def test_attend_of_one_entry_is_its_value() -> None:
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("causal", [True, False])
 def test_attend_takes_views(softcap: float | None, causal: bool) -> None:
-    """Queries as a transposed projection, keys and values as the used part of a bank."""
+    """Queries as a transposed projection, keys and values as the used part of a head group."""
     q, k, v = make_tensors((6, 2), 11, 11, 16)
     view_q = q.transpose(1, 2).contiguous().transpose(1, 2)
     buffers = torch.full((2, 2, 2, 30, 16), torch.nan)

@@ -9,7 +9,7 @@ from kvlite.bench.speed import peak_over_weights
 from kvlite.cache import KVCache
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 
 from .conftest import Tiny
 
@@ -50,19 +50,19 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
         alone = KVCache.empty(
             shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
         )
-        rules = layer_rules(method, shape, budget, 300)
-        expected = prefill(model, alone, ids, rules, reserve=8)
+        policies = layer_policies(method, shape, budget, 300)
+        expected = prefill(model, alone, ids, policies, reserve=8)
         torch.testing.assert_close(branch.logits[None], expected)
         for ours, theirs in zip(forked.layers, alone.layers, strict=True):
-            for bank, other in zip(ours.banks, theirs.banks, strict=True):
-                assert bank.used == other.used
-                held = slice(0, bank.used)
-                assert bank.positions[:, :, held].equal(other.positions[:, :, held])
-                torch.testing.assert_close(bank.keys[:, :, held], other.keys[:, :, held])
-                torch.testing.assert_close(bank.values[:, :, held], other.values[:, :, held])
-                assert (bank.rows is None) == (other.rows is None)
-                if bank.rows is not None and other.rows is not None:
-                    torch.testing.assert_close(bank.rows[..., held], other.rows[..., held])
+            for head_group, other in zip(ours.head_groups, theirs.head_groups, strict=True):
+                assert head_group.used == other.used
+                held = slice(0, head_group.used)
+                assert head_group.positions[:, :, held].equal(other.positions[:, :, held])
+                torch.testing.assert_close(head_group.keys[:, :, held], other.keys[:, :, held])
+                torch.testing.assert_close(head_group.values[:, :, held], other.values[:, :, held])
+                assert (head_group.rows is None) == (other.rows is None)
+                if head_group.rows is not None and other.rows is not None:
+                    torch.testing.assert_close(head_group.rows[..., held], other.rows[..., held])
 
 
 def test_the_peak_over_weights_is_counted_exactly() -> None:

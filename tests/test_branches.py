@@ -71,13 +71,16 @@ def entries(talk: Conversation) -> list[list[tuple[Tensor, ...]]]:
     found = []
     for layer in talk.cache.layers:
         heads: dict[int, tuple[Tensor, ...]] = {}
-        for bank in layer.banks:
-            order = bank.positions[0, :, : bank.used].argsort(-1)
-            for row, head in enumerate(bank.heads):
+        for head_group in layer.head_groups:
+            order = head_group.positions[0, :, : head_group.used].argsort(-1)
+            for row, head in enumerate(head_group.heads):
                 picked = order[row]
-                held = [each[0, row, picked] for each in (bank.positions, bank.keys, bank.values)]
-                if bank.rows is not None:
-                    held.append(bank.rows[0, row][:, picked])
+                held = [
+                    each[0, row, picked]
+                    for each in (head_group.positions, head_group.keys, head_group.values)
+                ]
+                if head_group.rows is not None:
+                    held.append(head_group.rows[0, row][:, picked])
                 heads[head] = tuple(held)
         found.append([heads[head] for head in sorted(heads)])
     return found

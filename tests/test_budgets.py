@@ -11,9 +11,9 @@ from kvlite.cache import LayerCache
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, Method
 from kvlite.methods.allocation import Rounding, Short, largest_remainder, pyramid, uniform
-from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, Amount, parse_amount
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, Budget, parse_budget
 from kvlite.methods.kvx import KVX
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
@@ -231,28 +231,28 @@ def test_no_layer_loses_an_entry_of_a_prompt_within_the_budget(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "amount"),
+    ("text", "budget_spec"),
     [
-        ("512", Amount(entries=512)),
-        (" 1 ", Amount(entries=1)),
-        ("+7", Amount(entries=7)),
-        ("512.0", Amount(entries=512)),
-        (64, Amount(entries=64)),
-        ("25%", Amount(share=0.25)),
-        ("12.5 %", Amount(share=0.125)),
-        ("100%", Amount(share=1.0)),
-        ("900B", Amount(nbytes=900)),
-        ("64KB", Amount(nbytes=64_000)),
-        ("1.5kib", Amount(nbytes=1536)),
-        ("64MiB", Amount(nbytes=64 << 20)),
-        ("64 mb", Amount(nbytes=64 * 10**6)),
-        ("0.5GiB", Amount(nbytes=1 << 29)),
-        ("2gB", Amount(nbytes=2 * 10**9)),
-        ("auto", Amount(share=AUTO_SHARE, least=AUTO_LEAST)),
+        ("512", Budget(entries=512)),
+        (" 1 ", Budget(entries=1)),
+        ("+7", Budget(entries=7)),
+        ("512.0", Budget(entries=512)),
+        (64, Budget(entries=64)),
+        ("25%", Budget(share=0.25)),
+        ("12.5 %", Budget(share=0.125)),
+        ("100%", Budget(share=1.0)),
+        ("900B", Budget(nbytes=900)),
+        ("64KB", Budget(nbytes=64_000)),
+        ("1.5kib", Budget(nbytes=1536)),
+        ("64MiB", Budget(nbytes=64 << 20)),
+        ("64 mb", Budget(nbytes=64 * 10**6)),
+        ("0.5GiB", Budget(nbytes=1 << 29)),
+        ("2gB", Budget(nbytes=2 * 10**9)),
+        ("auto", Budget(share=AUTO_SHARE, least=AUTO_LEAST)),
     ],
 )
-def test_amounts_that_can_be_read(text: str | int, amount: Amount) -> None:
-    assert parse_amount(text) == amount
+def test_amounts_that_can_be_read(text: str | int, budget_spec: Budget) -> None:
+    assert parse_budget(text) == budget_spec
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_amounts_that_can_be_read(text: str | int, amount: Amount) -> None:
 )
 def test_amounts_that_cannot_be_read(text: str | int, reason: str) -> None:
     with pytest.raises(SettingError, match=reason) as error:
-        parse_amount(text)
+        parse_budget(text)
     assert str(text) in str(error.value)
 
 
@@ -291,10 +291,10 @@ def test_amounts_that_cannot_be_read(text: str | int, reason: str) -> None:
 def test_an_absurdly_large_amount_is_an_error_for_people(text: str) -> None:
     """Not an OverflowError from somewhere inside; or it is simply taken, being a number."""
     try:
-        amount = parse_amount(text)
+        budget_spec = parse_budget(text)
     except SettingError:
         return
-    assert (amount.entries or amount.nbytes or 0) > 10**300
+    assert (budget_spec.entries or budget_spec.nbytes or 0) > 10**300
 
 
 def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int = 8) -> ModelShape:
@@ -315,21 +315,21 @@ def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int
 
 def test_shares_and_entries_resolve() -> None:
     shape = make_shape((None,) * 4)
-    assert Amount(entries=512).resolve(shape, SnapKV(), 100, 64, 2) == 512
-    assert Amount(share=0.25).resolve(shape, SnapKV(), 1001, 64, 2) == 250
-    assert Amount(share=1.0).resolve(shape, SnapKV(), 1001, 64, 2) == 1001 + 64
-    assert Amount(share=0.001).resolve(shape, Streaming(sinks=0), 10, 64, 2) == 1
+    assert Budget(entries=512).resolve(shape, SnapKV(), 100, 64, 2) == 512
+    assert Budget(share=0.25).resolve(shape, SnapKV(), 1001, 64, 2) == 250
+    assert Budget(share=1.0).resolve(shape, SnapKV(), 1001, 64, 2) == 1001 + 64
+    assert Budget(share=0.001).resolve(shape, Streaming(sinks=0), 10, 64, 2) == 1
     # A share of a short prompt is never less than the method needs.
-    assert Amount(share=0.5).resolve(shape, SnapKV(window=32), 4, 64, 2) == 33
-    assert parse_amount("auto").resolve(shape, SnapKV(), 100, 64, 2) == 1024
-    assert parse_amount("auto").resolve(shape, SnapKV(), 8000, 64, 2) == 2000
+    assert Budget(share=0.5).resolve(shape, SnapKV(window=32), 4, 64, 2) == 33
+    assert parse_budget("auto").resolve(shape, SnapKV(), 100, 64, 2) == 1024
+    assert parse_budget("auto").resolve(shape, SnapKV(), 8000, 64, 2) == 2000
 
 
 def test_whole_percents_of_whole_numbers_are_exact() -> None:
     """29% of 100 tokens are 29 entries, whatever 0.29 * 100 is in floating point."""
     shape = make_shape((None,))
     for percent in range(1, 100):
-        share = parse_amount(f"{percent}%")
+        share = parse_budget(f"{percent}%")
         for seen in (100, 700, 4100, 32_700):
             entries = share.resolve(shape, Streaming(sinks=0), seen, 64, 2)
             assert entries == percent * seen // 100, (percent, seen)
@@ -352,17 +352,17 @@ def allocated(
     nothing gives way to it. Nothing is really allocated."""
     dtype = {2: torch.float16, 4: torch.float32}[itemsize]
     total = 0
-    for rule in layer_rules(method, shape, average, seen):
-        line = min(rule.budget, seen) + longest + 64
-        if rule.method.bounded:
-            line = min(line, rule.budget)
+    for policy in layer_policies(method, shape, average, seen):
+        line = min(policy.budget, seen) + longest + 64
+        if policy.method.bounded:
+            line = min(line, policy.budget)
         layer = LayerCache(
             [(tuple(range(shape.kv_heads)), line)],
             batch=1,
             dim=shape.head_dim,
             dtype=dtype,
             device=torch.device("meta"),
-            decode_rows=rule.method.decode_rows,
+            decode_rows=policy.method.decode_rows,
         )
         total += layer.nbytes
     return total
@@ -391,7 +391,7 @@ def test_bytes_are_never_exceeded(
 ) -> None:
     shape = make_shape(tuple(windows), kv_heads, head_dim)
     try:
-        entries = Amount(nbytes=nbytes).resolve(shape, method, seen, longest, itemsize)
+        entries = Budget(nbytes=nbytes).resolve(shape, method, seen, longest, itemsize)
     except SettingError:
         if shape.full_layers:
             needed = min(method.least_budget, seen)
@@ -407,7 +407,7 @@ def test_bytes_are_never_exceeded(
 def test_rounding_that_overspends_takes_no_bytes() -> None:
     method = PyramidKV(rounding="official")
     with pytest.raises(SettingError, match="cannot be kept by pyramidkv:rounding=official"):
-        Amount(nbytes=10**9).resolve(make_shape((None,)), method, 5000, 8, 2)
+        Budget(nbytes=10**9).resolve(make_shape((None,)), method, 5000, 8, 2)
 
 
 @pytest.mark.parametrize("method", [SnapKV(), KVX()])
@@ -417,9 +417,9 @@ def test_bytes_that_hold_no_entry_are_refused_with_what_it_takes(
 ) -> None:
     shape = make_shape(windows)
     with pytest.raises(SettingError, match="--budget 99 bytes is too little") as error:
-        Amount(nbytes=99).resolve(shape, method, 5000, 0, 2)
+        Budget(nbytes=99).resolve(shape, method, 5000, 0, 2)
     least = int(str(error.value).split("at least ")[1].split()[0])
     assert least == allocated(shape, method, method.least_budget, 5000, 2)
-    assert Amount(nbytes=least).resolve(shape, method, 5000, 0, 2) == method.least_budget
+    assert Budget(nbytes=least).resolve(shape, method, 5000, 0, 2) == method.least_budget
     with pytest.raises(SettingError):
-        Amount(nbytes=least - 1).resolve(shape, method, 5000, 0, 2)
+        Budget(nbytes=least - 1).resolve(shape, method, 5000, 0, 2)

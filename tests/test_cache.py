@@ -8,11 +8,11 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.layer_prefill import LayerReader
+from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import CapacityError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.scores import Window
 
 
@@ -31,14 +31,16 @@ UNUSED = (torch.empty(0), torch.empty(0))  # a rotation, where nobody looks at i
 
 
 def fill(cache: LayerCache, count: int) -> None:
-    for bank in cache.banks:
-        entries = torch.randn(bank.keys.shape[0], len(bank.heads), count, 8)
-        bank.append(entries, entries + 1, torch.arange(bank.used, bank.used + count))
+    for head_group in cache.head_groups:
+        entries = torch.randn(head_group.keys.shape[0], len(head_group.heads), count, 8)
+        head_group.append(
+            entries, entries + 1, torch.arange(head_group.used, head_group.used + count)
+        )
 
 
 @dataclass(frozen=True)
 class Halved:
-    """A front that holds half of what it gives back."""
+    """A segment that holds half of what it gives back."""
 
     half: Tensor
     positions: Tensor
@@ -67,58 +69,60 @@ def halved(entries: int) -> Halved:
     return Halved(torch.randn(2, 2, entries, 8), positions)
 
 
-def behind_a_front(room: int, rows: int = 0) -> tuple[LayerCache, Halved]:
-    front = halved(5)
+def behind_a_segment(room: int, rows: int = 0) -> tuple[LayerCache, Halved]:
+    segment = halved(5)
     sizes = [((0, 2), 5 + room), ((1,), room)]
     dtype, device = torch.float32, torch.device("cpu")
-    fronts = [front, None]
+    segments = [segment, None]
     return LayerCache(
-        sizes, batch=2, dim=8, dtype=dtype, device=device, decode_rows=rows, fronts=fronts
-    ), front
+        sizes, batch=2, dim=8, dtype=dtype, device=device, decode_rows=rows, segments=segments
+    ), segment
 
 
 def test_a_bank_behind_a_front_reads_it_first_and_writes_after_it() -> None:
-    cache, front = behind_a_front(3)
-    bank = cache.banks[0]
-    assert (bank.used, bank.capacity, bank.room) == (5, 8, 3)
+    cache, segment = behind_a_segment(3)
+    head_group = cache.head_groups[0]
+    assert (head_group.used, head_group.capacity, head_group.room) == (5, 8, 3)
     assert cache.lines == [(2, 5), (1, 0)] and cache.own_lines == [(2, 0), (1, 0)]
     new = torch.randn(2, 2, 3, 8)
-    bank.append(new[:, :, :2], new[:, :, :2] + 1, torch.arange(5, 7))
-    assert (bank.used, bank.room) == (7, 1)
-    assert bank.keys[:, :, :7].equal(torch.cat([front.half * 2, new[:, :, :2]], 2))
-    assert bank.values[:, :, :7].equal(bank.keys[:, :, :7] + 1)
-    assert bank.positions[0, 1, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
-    with pytest.raises(CapacityError, match="2 entries at slot 7 of a bank of 8"):
-        bank.append(new[:, :, :2], new[:, :, :2], torch.arange(7, 9))
+    head_group.append(new[:, :, :2], new[:, :, :2] + 1, torch.arange(5, 7))
+    assert (head_group.used, head_group.room) == (7, 1)
+    assert head_group.keys[:, :, :7].equal(torch.cat([segment.half * 2, new[:, :, :2]], 2))
+    assert head_group.values[:, :, :7].equal(head_group.keys[:, :, :7] + 1)
+    assert head_group.positions[0, 1, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    with pytest.raises(CapacityError, match="2 entries at slot 7 of a head group of 8"):
+        head_group.append(new[:, :, :2], new[:, :, :2], torch.arange(7, 9))
 
 
 def test_overwriting_behind_a_front_replaces_its_own_slots() -> None:
-    cache, front = behind_a_front(2, rows=1)
-    bank = cache.banks[0]
-    bank.append(torch.zeros(2, 2, 2, 8), torch.zeros(2, 2, 2, 8), torch.arange(5, 7))
-    bank.record(torch.ones(2, 2, 7))
+    cache, segment = behind_a_segment(2, rows=1)
+    head_group = cache.head_groups[0]
+    head_group.append(torch.zeros(2, 2, 2, 8), torch.zeros(2, 2, 2, 8), torch.arange(5, 7))
+    head_group.record(torch.ones(2, 2, 7))
     entry = torch.full((2, 2, 1, 8), 7.0)
-    bank.overwrite(torch.tensor([[5, 6], [6, 5]]), entry, entry, 9)
-    assert bank.positions[0].tolist() == [[0, 1, 2, 3, 4, 9, 6], [0, 1, 2, 3, 4, 5, 9]]
-    assert (bank.keys[1, 0, 6] == 7).all() and (bank.values[1, 1, 5] == 7).all()
-    assert bank.scores()[0].tolist() == [[1.0] * 5 + [0.0, 1.0], [1.0] * 6 + [0.0]]
-    assert bank.keys[:, :, :5].equal(front.half * 2)
+    head_group.overwrite(torch.tensor([[5, 6], [6, 5]]), entry, entry, 9)
+    assert head_group.positions[0].tolist() == [[0, 1, 2, 3, 4, 9, 6], [0, 1, 2, 3, 4, 5, 9]]
+    assert (head_group.keys[1, 0, 6] == 7).all() and (head_group.values[1, 1, 5] == 7).all()
+    assert head_group.scores()[0].tolist() == [[1.0] * 5 + [0.0, 1.0], [1.0] * 6 + [0.0]]
+    assert head_group.keys[:, :, :5].equal(segment.half * 2)
     with pytest.raises(RuntimeError, match="out of bounds"):
-        bank.overwrite(torch.full((2, 2), 4), entry, entry, 10)
+        head_group.overwrite(torch.full((2, 2), 4), entry, entry, 10)
 
 
 def test_growing_keeps_the_front_and_its_rows_and_gathering_writes_it_out() -> None:
-    cache, front = behind_a_front(3, rows=1)
-    for bank in cache.banks:
-        new = torch.randn(2, len(bank.heads), 3, 8)
-        bank.append(new, new + 1, torch.arange(5, 8))
-        bank.record(torch.arange(float(bank.used)).expand(2, len(bank.heads), -1))
+    cache, segment = behind_a_segment(3, rows=1)
+    for head_group in cache.head_groups:
+        new = torch.randn(2, len(head_group.heads), 3, 8)
+        head_group.append(new, new + 1, torch.arange(5, 8))
+        head_group.record(torch.arange(float(head_group.used)).expand(2, len(head_group.heads), -1))
     grown = cache.resized([20, 6], decode_rows=1)
-    assert grown.banks[0].front is front and grown.computed
-    assert [bank.capacity for bank in grown.banks] == [20, 6]
-    written = LayerCache.gathered([Selection.everything(b) for b in cache.banks], [8, 3])
+    assert grown.head_groups[0].segment is segment and grown.computed
+    assert [head_group.capacity for head_group in grown.head_groups] == [20, 6]
+    written = LayerCache.gathered([Selection.everything(b) for b in cache.head_groups], [8, 3])
     assert not written.computed
-    for old, new, out in zip(cache.banks, grown.banks, written.banks, strict=True):
+    for old, new, out in zip(
+        cache.head_groups, grown.head_groups, written.head_groups, strict=True
+    ):
         assert new.used == out.used == old.used
         for name in ("keys", "values", "positions"):
             whole = getattr(old, name)[:, :, : old.used]
@@ -128,10 +132,10 @@ def test_growing_keeps_the_front_and_its_rows_and_gathering_writes_it_out() -> N
 
 
 def test_what_layers_share_is_counted_once() -> None:
-    front = halved(5)
-    layers = [layer([((0, 1), 2)]).behind([front], 2) for _ in range(2)]
+    segment = halved(5)
+    layers = [layer([((0, 1), 2)]).behind([segment], 2) for _ in range(2)]
     own = 2 * 2 * 2 * (2 * 8 * 4 + 4)
-    shared = front.half.nbytes + front.positions.nbytes
+    shared = segment.half.nbytes + segment.positions.nbytes
     assert [each.nbytes for each in layers] == [own + shared] * 2
     assert KVCache(layers).nbytes == 2 * own + shared
 
@@ -146,18 +150,20 @@ def test_banks_are_views_of_the_flat_storage() -> None:
     cache = layer([((0, 2), 10), ((1,), 3)])
     fill(cache, 3)
     flat = cache.keys.untyped_storage().data_ptr()
-    assert all(bank.keys.untyped_storage().data_ptr() == flat for bank in cache.banks)
-    assert torch.equal(cache.keys[:, 20:23], cache.banks[1].keys[:, 0])
+    assert all(
+        head_group.keys.untyped_storage().data_ptr() == flat for head_group in cache.head_groups
+    )
+    assert torch.equal(cache.keys[:, 20:23], cache.head_groups[1].keys[:, 0])
 
 
 def test_a_write_past_the_end_is_refused_and_writes_nothing() -> None:
     cache = layer([((0,), 4)])
     fill(cache, 3)
     before = cache.keys.clone()
-    with pytest.raises(CapacityError, match="2 entries at slot 3 of a bank of 4"):
+    with pytest.raises(CapacityError, match="2 entries at slot 3 of a head group of 4"):
         fill(cache, 2)
     assert torch.equal(cache.keys[:, :3], before[:, :3])
-    assert cache.banks[0].used == 3
+    assert cache.head_groups[0].used == 3
 
 
 def test_overwriting_while_there_is_room_is_refused() -> None:
@@ -165,43 +171,43 @@ def test_overwriting_while_there_is_room_is_refused() -> None:
     fill(cache, 3)
     entry = torch.zeros(2, 1, 1, 8)
     with pytest.raises(CapacityError, match="1 free slots"):
-        cache.banks[0].overwrite(torch.zeros(2, 1, dtype=torch.long), entry, entry, 9)
+        cache.head_groups[0].overwrite(torch.zeros(2, 1, dtype=torch.long), entry, entry, 9)
 
 
 def test_overwriting_replaces_each_heads_own_slot_and_forgets_its_votes() -> None:
     cache = layer([((0, 1), 4)], rows=2)
     fill(cache, 4)
-    bank = cache.banks[0]
-    bank.record(torch.ones(2, 2, 4))
+    head_group = cache.head_groups[0]
+    head_group.record(torch.ones(2, 2, 4))
     slots = torch.tensor([[0, 1], [2, 3]])
     entry = torch.full((2, 2, 1, 8), 7.0)
-    bank.overwrite(slots, entry, entry, 9)
+    head_group.overwrite(slots, entry, entry, 9)
     for sequence in range(2):
         for head in range(2):
             slot = int(slots[sequence, head])
-            assert bank.positions[sequence, head, slot] == 9
-            assert (bank.keys[sequence, head, slot] == 7).all()
-            assert bank.scores()[sequence, head, slot] == 0
-            assert bank.scores()[sequence, head].sum() == 3
+            assert head_group.positions[sequence, head, slot] == 9
+            assert (head_group.keys[sequence, head, slot] == 7).all()
+            assert head_group.scores()[sequence, head, slot] == 0
+            assert head_group.scores()[sequence, head].sum() == 3
 
 
 def test_votes_are_those_of_the_last_rows_only() -> None:
     cache = layer([((0,), 4)], batch=1, rows=2)
     fill(cache, 3)
     for value in (1.0, 10.0, 100.0):
-        cache.banks[0].record(torch.full((1, 1, 3), value))
-    assert cache.banks[0].scores().tolist() == [[[110.0] * 3]]
+        cache.head_groups[0].record(torch.full((1, 1, 3), value))
+    assert cache.head_groups[0].scores().tolist() == [[[110.0] * 3]]
 
 
 def test_resizing_sorts_by_position_and_keeps_votes_with_their_entries() -> None:
     cache = layer([((0,), 3)], batch=1, rows=1)
     fill(cache, 3)
-    bank = cache.banks[0]
-    bank.record(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    head_group = cache.head_groups[0]
+    head_group.record(torch.tensor([[[1.0, 2.0, 3.0]]]))
     entry = torch.full((1, 1, 1, 8), 7.0)
-    bank.overwrite(torch.tensor([[0]]), entry, entry, 3)
-    bank.record(torch.tensor([[[4.0, 2.0, 3.0]]]))
-    grown = cache.resized([5], decode_rows=1).banks[0]
+    head_group.overwrite(torch.tensor([[0]]), entry, entry, 3)
+    head_group.record(torch.tensor([[[4.0, 2.0, 3.0]]]))
+    grown = cache.resized([5], decode_rows=1).head_groups[0]
     assert grown.positions[0, 0, :3].tolist() == [1, 2, 3]
     assert grown.scores()[0, 0].tolist() == [2.0, 3.0, 4.0]
     assert (grown.keys[0, 0, 2] == 7).all()
@@ -211,10 +217,10 @@ def test_resizing_sorts_by_position_and_keeps_votes_with_their_entries() -> None
 def test_gathering_gives_storage_of_its_own() -> None:
     cache = layer([((0, 1), 100)])
     fill(cache, 100)
-    bank = cache.banks[0]
+    head_group = cache.head_groups[0]
     slots = torch.arange(0, 100, 10).expand(2, 2, -1)
-    kept = LayerCache.gathered([Selection(bank, slots)], [10])
-    assert torch.equal(kept.banks[0].keys, bank.keys[:, :, ::10])
+    kept = LayerCache.gathered([Selection(head_group, slots)], [10])
+    assert torch.equal(kept.head_groups[0].keys, head_group.keys[:, :, ::10])
     assert kept.nbytes == cache.nbytes // 10
 
 
@@ -227,7 +233,9 @@ def test_bytes_of_a_cache_are_the_sum_of_its_storages() -> None:
         for each in layers
         for tensor in (each.keys, each.values, each.positions)
     ]
-    held += [b.rows.untyped_storage() for each in layers for b in each.banks if b.rows is not None]
+    held += [
+        b.rows.untyped_storage() for each in layers for b in each.head_groups if b.rows is not None
+    ]
     unique = {storage.data_ptr(): storage.nbytes() for storage in held}
     assert KVCache(layers).nbytes == sum(unique.values())
 
@@ -235,20 +243,20 @@ def test_bytes_of_a_cache_are_the_sum_of_its_storages() -> None:
 def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
     """Heads of equal length give the same output however they are banked."""
     torch.manual_seed(0)
-    rule = Rule(parse_method("full"), 10**6)
+    policy = LayerPolicy(parse_method("full"), 10**6)
     outs = []
     for sizes in ([((0, 1, 2), 6)], [((1,), 6), ((0, 2), 6)]):
         torch.manual_seed(1)
         start = layer([((0, 1, 2), 6)])
         fill(start, 6)
-        bank = start.banks[0]
+        head_group = start.head_groups[0]
         all_slots = torch.arange(6).expand(2, 3, -1)
-        chosen = [Selection(bank, all_slots[:, : len(heads)], heads) for heads, _ in sizes]
+        chosen = [Selection(head_group, all_slots[:, : len(heads)], heads) for heads, _ in sizes]
         banked = LayerCache.gathered(chosen, [12] * len(sizes))
         q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
-        reader = LayerReader(banked, rule, torch.arange(6, 11, dtype=torch.int32), 11, UNUSED)
+        reader = LayerPrefill(banked, policy, torch.arange(6, 11, dtype=torch.int32), 11, UNUSED)
         read = reader.attend(q, k, v, 0.3, None)
-        step = LayerStep(0, reader.layer, rule, 11, UNUSED)
+        step = LayerStep(0, reader.layer, policy, 11, UNUSED)
         told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], 0.3, None)
         outs.append((read, told))
     for one, several in zip(*outs, strict=True):
@@ -257,43 +265,47 @@ def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
 
 def test_a_cut_leaves_banks_within_the_budget_alone() -> None:
     cache = layer([((0, 2), 20), ((1,), 8)])
-    for bank in cache.banks:
-        shape = (2, len(bank.heads), bank.capacity, 8)
-        bank.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
+    for head_group in cache.head_groups:
+        shape = (2, len(head_group.heads), head_group.capacity, 8)
+        head_group.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
     window = Window(torch.randn(2, 3, 1, 8), 19, 3, 1.0)
-    view = LayerView(0, cache.banks, window, 10)
-    after = Rule(parse_method("streaming"), 10).cut(view, 0)
-    held = {head: bank.positions[0, 0].tolist() for bank in after.banks for head in bank.heads}
+    view = LayerView(0, cache.head_groups, window, 10)
+    after = LayerPolicy(parse_method("streaming"), 10).cut(view, 0)
+    held = {
+        head: head_group.positions[0, 0].tolist()
+        for head_group in after.head_groups
+        for head in head_group.heads
+    }
     assert held[0] == held[2] == [0, 1, 2, 3, 14, 15, 16, 17, 18, 19]
     assert held[1] == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_trim_of_one_bank_leaves_the_others() -> None:
     cache = layer([((0,), 20), ((1,), 8)], rows=2)
-    for bank in cache.banks:
-        shape = (2, 1, bank.capacity, 8)
-        bank.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
-    rule = Rule(parse_method("kvx:middle=example,recent=2"), 10)
-    after = LayerStep(0, cache, rule, 20, UNUSED).trimmed()
-    assert [bank.heads for bank in after.banks] == [(0,), (1,)]
-    assert after.banks[0].used < 20 and after.banks[1].used == 8
+    for head_group in cache.head_groups:
+        shape = (2, 1, head_group.capacity, 8)
+        head_group.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
+    policy = LayerPolicy(parse_method("kvx:middle=example,recent=2"), 10)
+    after = LayerStep(0, cache, policy, 20, UNUSED).trimmed()
+    assert [head_group.heads for head_group in after.head_groups] == [(0,), (1,)]
+    assert after.head_groups[0].used < 20 and after.head_groups[1].used == 8
 
 
 def test_rewinding_forgets_what_was_appended() -> None:
     cache = layer([((0,), 6)], batch=1, rows=1)
     fill(cache, 3)
-    bank = cache.banks[0]
-    bank.record(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    head_group = cache.head_groups[0]
+    head_group.record(torch.tensor([[[1.0, 2.0, 3.0]]]))
     marks = cache.mark()
     fill(cache, 2)
-    bank.record(torch.ones(1, 1, 5))
+    head_group.record(torch.ones(1, 1, 5))
     cache.rewind(marks)
-    assert bank.used == 3
-    assert bank.scores()[0, 0].tolist() == [1.0, 2.0, 3.0]
+    assert head_group.used == 3
+    assert head_group.scores()[0, 0].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_rows_of_another_number_are_not_taken_over() -> None:
     cache = layer([((0,), 3)], batch=1, rows=2)
     fill(cache, 3)
-    cache.banks[0].record(torch.ones(1, 1, 3))
-    assert cache.resized([3], decode_rows=4).banks[0].scores().sum() == 0
+    cache.head_groups[0].record(torch.ones(1, 1, 3))
+    assert cache.resized([3], decode_rows=4).head_groups[0].scores().sum() == 0

@@ -85,17 +85,17 @@ def test_the_threshold_is_the_lowest_that_harms_nothing(monkeypatch: pytest.Monk
     pieces = [[3, *torch.randint(4, 199, (199,)).tolist()] for _ in range(2)]
     # Layers 0 and 1 look at the ends alone; what the others lose is set by hand.
     tiny = planted({0, 1})
-    ladder: list[float] = []
+    oom_policy: list[float] = []
 
     def recall(model: object, piece: object, methods: list[SimLayerKV]) -> list[float]:
-        ladder[:] = [float(method.threshold) for method in methods]
+        oom_policy[:] = [float(method.threshold) for method in methods]
         return [2.0 if method.threshold < 0.5 else 1.05 for method in methods[:-1]] + [1.0]
 
     monkeypatch.setattr("kvlite.bench.calibrate._recall", recall)
     found = calibrate(tiny.model, "tiny", "numbers", pieces, lazy=lazy)
     assert min(found.lazy_shares[:2]) > 0.95 and max(found.lazy_shares[2:]) < 0.5
-    assert ladder == sorted(ladder) and ladder[0] == 0 and ladder[-1] == 1
-    assert found.lazy_threshold == next(each for each in ladder if each >= 0.5)
+    assert oom_policy == sorted(oom_policy) and oom_policy[0] == 0 and oom_policy[-1] == 1
+    assert found.lazy_threshold == next(each for each in oom_policy if each >= 0.5)
 
 
 def test_recall_is_what_a_passage_costs_when_it_is_said_again(llama: Tiny) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvlite.conversation.context import Context
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.errors import OutOfMemory, SettingError, Stopped
 from tests.conftest import Tiny, make_tiny
@@ -47,12 +47,15 @@ def whole(tiny: Tiny, talk: Conversation) -> list[int]:
 def state(talk: Conversation) -> list[Any]:
     """All that there is to see of a conversation, copied."""
     found: list[Any] = [talk.branches, [*talk.token_ids], [*talk.context.pending]]
-    tier = talk.tier
-    tensors = [*talk.cache.tensors, *([] if tier is None else [*tier.tensors, *tier.index_tensors])]
+    store = talk.store
+    tensors = [
+        *talk.cache.tensors,
+        *([] if store is None else [*store.tensors, *store.index_tensors]),
+    ]
     # As bytes: what is not filled yet may be no number, and equal to nothing.
     held = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
     found += [[tensor.clone() for tensor in held], talk.checkpoint_bytes]
-    found += [len(talk.context.checkpoints), [*talk.ladder.taken], talk.context.noted]
+    found += [len(talk.context.checkpoints), [*talk.oom_policy.taken], talk.context.noted]
     return copy.deepcopy(found)
 
 
@@ -62,8 +65,8 @@ def untouched(before: list[Any], after: list[Any]) -> None:
     assert before[:3] + before[4:] == after[:3] + after[4:]
 
 
-def exact(ledger: Ledger) -> bool:
-    return ledger.kept_entries_mean == ledger.seen_tokens
+def exact(metrics: GenerationMetrics) -> bool:
+    return metrics.kept_entries_mean == metrics.seen_tokens
 
 
 @pytest.mark.cases(12)
@@ -77,9 +80,9 @@ def test_it_answers_from_everything_and_changes_nothing(
     before, expected = state(talk), whole(llama, talk)
     pieces = list(talk.check())
     untouched(before, state(talk))
-    ledger = pieces[-1].ledger
-    assert exact(ledger) and ledger.method == "full" and ledger.kv_bits == "16"
-    assert not ledger.recalled_bytes and not ledger.tier_bytes
+    metrics = pieces[-1].metrics
+    assert exact(metrics) and metrics.method == "full" and metrics.kv_bits == "16"
+    assert not metrics.recalled_bytes and not metrics.host_kv_bytes
     if "4" not in GIVEN[name].get("recall_bits", "16"):
         assert [piece.token_id for piece in pieces] == expected
     with monkeypatch.context() as patched:
@@ -109,7 +112,7 @@ def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
     hook.remove()
     # One for the first token, and one for each that follows but the last.
     assert (sum(passed) == len(pieces)) == exactly
-    assert (pieces[-1].ledger.prompt_tokens == 1) == exactly
+    assert (pieces[-1].metrics.prompt_tokens == 1) == exactly
 
 
 def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
@@ -119,17 +122,19 @@ def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
     notes: list[str] = []
     (*_, last) = talk.check(progress=lambda *at: told.append(at), notify=notes.append)
     assert notes == [f"{tokens} tokens are read again"] and told
-    assert last.ledger.prompt_tokens == tokens and exact(last.ledger)
+    assert last.metrics.prompt_tokens == tokens and exact(last.metrics)
 
 
 def test_what_one_head_lacks_is_read_again(llama: Tiny) -> None:
     talk = opened(llama, method="full")
     said(talk, FIRST)
-    (bank,) = talk.cache.layers[2].banks
+    (head_group,) = talk.cache.layers[2].head_groups
     with torch.inference_mode():
-        bank.own_positions[:, -1, 5] = 200  # something answered took the place of what was read
+        head_group.residual_positions[:, -1, 5] = (
+            200  # something answered took the place of what was read
+        )
     (*_, last) = talk.check()
-    assert last.ledger.prompt_tokens == talk.ways.path.read[-1]
+    assert last.metrics.prompt_tokens == talk.ways.path.read[-1]
 
 
 def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None:
@@ -137,7 +142,7 @@ def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None
     said(talk, FIRST)
     assert talk.cache.entries_mean == talk.cache.seen
     (*_, last) = talk.check()
-    assert last.ledger.prompt_tokens == talk.ways.path.read[-1]
+    assert last.metrics.prompt_tokens == talk.ways.path.read[-1]
 
 
 def test_what_was_rounded_is_said(llama: Tiny) -> None:
@@ -145,11 +150,11 @@ def test_what_was_rounded_is_said(llama: Tiny) -> None:
     said(talk, FIRST, SECOND)
     (*_, last) = talk.check(notify=notes.append)
     (note,) = notes
-    assert "kept in 4 bits" in note and "--recall-bits 16" in note and note in last.ledger.notes
+    assert "kept in 4 bits" in note and "--recall-bits 16" in note and note in last.metrics.notes
     talk = opened(llama, budget="40")
     said(talk, FIRST, SECOND)
     (*_, last) = talk.check(notify=notes.append)
-    assert len(notes) == 1 and not last.ledger.notes
+    assert len(notes) == 1 and not last.metrics.notes
 
 
 @pytest.mark.parametrize("recall", ["auto", "off"])
@@ -161,7 +166,7 @@ def test_what_was_forgotten_is_said(recall: str) -> None:
         said(each, FIRST, FIRST, FIRST)
     notes: list[str] = []
     (*_, last) = talk.check(notify=notes.append)
-    assert any("outgrew" in note for note in notes) and set(last.ledger.notes) & set(notes)
+    assert any("outgrew" in note for note in notes) and set(last.metrics.notes) & set(notes)
     same(talk, straight)
 
 
@@ -175,7 +180,7 @@ def test_sliding_windows_are_checked_too(architecture: str, name: str) -> None:
     said(straight, FIRST, SECOND)
     expected, pieces = whole(tiny, talk), list(talk.check())
     assert [piece.token_id for piece in pieces] == expected
-    assert (pieces[-1].ledger.prompt_tokens == 1) == (name != "forget")
+    assert (pieces[-1].metrics.prompt_tokens == 1) == (name != "forget")
     same(talk, straight)
 
 
@@ -247,7 +252,7 @@ def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
         try:
             with Faults(range(at, at + 200)):
                 (*_, last) = talk.check()
-            ends.add(last.ledger.finish_reason)
+            ends.add(last.metrics.finish_reason)
         except OutOfMemory as error:
             assert "the conversation is kept" in str(error) and "never-lossy" not in str(error)
             ends.add("raised")
@@ -283,7 +288,7 @@ def test_what_was_read_ahead_of_the_next_message_is_no_part_of_it(llama: Tiny) -
     assert talk.read_ahead(LONG)
     before = state(talk)
     (*_, last) = pieces = list(talk.check())
-    assert [piece.token_id for piece in pieces] == expected and last.ledger.prompt_tokens == 1
+    assert [piece.token_id for piece in pieces] == expected and last.metrics.prompt_tokens == 1
     untouched(before, state(talk))
     said(talk, f"{LONG} 5 6")
 
@@ -308,7 +313,7 @@ def test_on_disk_too(llama: Tiny) -> None:
     talk = opened(llama, budget="40", recall="disk")
     said(talk, FIRST, OTHER)
     (*_, last) = talk.check()
-    assert last.ledger.prompt_tokens == 1 and talk.tier is not None and talk.tier.on_disk
+    assert last.metrics.prompt_tokens == 1 and talk.store is not None and talk.store.on_disk
     said(talk, THIRD)
 
 
@@ -348,4 +353,4 @@ def test_a_model_is_as_it_was(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> N
     said(talk, FIRST)
     with Faults(range(40, 400)), pytest.raises(OutOfMemory):
         list(talk.check())
-    assert not sent and not talk.ladder.taken
+    assert not sent and not talk.oom_policy.taken

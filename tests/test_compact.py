@@ -11,7 +11,7 @@ from kvlite.engine.shift import compacted
 from kvlite.errors import ContextError, SettingError
 from kvlite.methods.base import Method
 from kvlite.methods.full import Full
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from tests.conftest import Tiny, make_tiny
 from tests.test_branches import heard, opened, said
 
@@ -22,19 +22,23 @@ def read(tiny: Tiny, count: int, method: Method | None = None) -> tuple[KVCache,
     cache = empty_cache(tiny.model)
     torch.manual_seed(3)
     ids = torch.randint(3, 199, (1, count))
-    rules = layer_rules(method or Full(), tiny.model.shape, 10**6, count, None, count, None)
-    return cache, prefill(tiny.model, cache, ids, rules)
+    policies = layer_policies(method or Full(), tiny.model.shape, 10**6, count, None, count, None)
+    return cache, prefill(tiny.model, cache, ids, policies)
 
 
 @torch.inference_mode()
 def without_first(cache: KVCache, count: int) -> KVCache:
     """A cache that never held the first entries, at the positions that the others have."""
     for layer in cache.layers:
-        for bank in layer.banks:
-            left = bank.used - count
-            for each in (bank.own_keys, bank.own_values, bank.own_positions):
-                each[:, :, :left] = each[:, :, count : bank.used].clone()
-            bank.used = left
+        for head_group in layer.head_groups:
+            left = head_group.used - count
+            for each in (
+                head_group.residual_keys,
+                head_group.residual_values,
+                head_group.residual_positions,
+            ):
+                each[:, :, :left] = each[:, :, count : head_group.used].clone()
+            head_group.used = left
     return cache
 
 
@@ -50,13 +54,13 @@ def test_what_follows_depends_on_distances_alone(tiny: Tiny) -> None:
         without_first(cache, 40)
     made = compacted(tiny.model, moved, 10**6)
     assert made.seen == 50 and all(layer.entries_mean == 50 for layer in made.layers)
-    (bank,) = made.layers[0].banks
-    assert bank.own_positions[0, 0].tolist() == [*range(50)]
-    rules = layer_rules(Full(), tiny.model.shape, 10**6, 95, None, 5, None)
+    (head_group,) = made.layers[0].head_groups
+    assert head_group.residual_positions[0, 0].tolist() == [*range(50)]
+    policies = layer_policies(Full(), tiny.model.shape, 10**6, 95, None, 5, None)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
-    expected = prefill(tiny.model, still, ids, rules)
+    expected = prefill(tiny.model, still, ids, policies)
     torch.testing.assert_close(
-        prefill(tiny.model, made, ids, rules), expected, atol=2e-4, rtol=2e-4
+        prefill(tiny.model, made, ids, policies), expected, atol=2e-4, rtol=2e-4
     )
 
 
@@ -67,18 +71,18 @@ def test_first_entries_stay_first_and_lines_end_together(llama: Tiny) -> None:
     made = compacted(llama.model, before, 20)
     assert made.seen == 20
     for layer, old in zip(made.layers, before.layers, strict=True):
-        (bank,), (held,) = layer.banks, old.banks
+        (head_group,), (held,) = layer.head_groups, old.head_groups
         order = held.positions[0, :, : held.used].sort(-1).values
-        assert bank.used == 20
-        for head in range(len(bank.heads)):
+        assert head_group.used == 20
+        for head in range(len(head_group.heads)):
             first = [p for p in order[head].tolist() if p < 4]
-            places = bank.own_positions[0, head].tolist()
+            places = head_group.residual_positions[0, head].tolist()
             assert places[: len(first)] == first
             assert places[len(first) :] == [*range(len(first), 20)]
             kept = [*order[head].tolist()[:4], *order[head].tolist()[-16:]]
             values = held.values[0, head, held.positions[0, head, : held.used].argsort()]
             wanted = torch.cat([values[:4], values[-16:]])
-            assert len(kept) == 20 and bank.own_values[0, head].equal(wanted)
+            assert len(kept) == 20 and head_group.residual_values[0, head].equal(wanted)
 
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -106,7 +110,7 @@ def test_a_conversation_goes_on_for_as_long_as_it_likes(architecture: str, name:
         pieces = list(talk.stream(text))
         assert len(pieces) >= 2
         assert talk.cache.seen == len(talk.token_ids) < 256
-        told += [note for note in pieces[-1].ledger.notes if "outgrew the 256 tokens" in note]
+        told += [note for note in pieces[-1].metrics.notes if "outgrew the 256 tokens" in note]
     assert len(talk.messages) == 40 and len(told) >= 4
 
 
@@ -119,7 +123,7 @@ def test_it_is_refused_unless_it_may_forget() -> None:
     with pytest.raises(ContextError, match="--beyond-context compact"):
         said(talk, text)
     pieces = list(talk.stream("5 6 7 8 9 10 11 12 13", beyond_context="compact"))
-    (note,) = pieces[-1].ledger.notes
+    (note,) = pieces[-1].metrics.notes
     assert "outgrew the 256 tokens" in note and "the rest is forgotten" in note
     with pytest.raises(ContextError):
         said(talk, f"{text} {text} {text}")

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from kvlite.cache import LayerCache, Selection
-from kvlite.offload import Recall, Tier
+from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.index import Index
-from kvlite.offload.kv.store import TierLayer
+from kvlite.offload.kv.store import HostKVLayer
 from tests.conftest import Tiny
 
 from .test_packed import random_ids
-from .test_recall import chat, full_bank
+from .test_recall import chat, full_head_group
 
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -35,17 +35,19 @@ def test_what_is_compiled_is_what_is_used() -> None:
     thread.join()
     before = [len(loop.signatures) for loop in (compiled.search, compiled.fill)]
     assert before == [1, 1]
-    everything = full_bank(300)
-    keys = everything.banks[0].keys
+    everything = full_head_group(300)
+    keys = everything.head_groups[0].keys
     queries = torch.randn(1, 3, 4, 64)
     index = Index.of(keys, queries.square().sum(2), 10)
-    tier = Tier([TierLayer(everything, None, 300, index)], None, seen=300)
+    store = HostKVStore([HostKVLayer(everything, None, 300, index)], None, seen=300)
     for heads, capacity in (((0, 1, 2), 60), ((1,), 60), ((0, 2), 75)):
         at = torch.arange(0, 180, 3).expand(1, len(heads), -1)
-        bank = LayerCache.gathered([Selection(everything.banks[0], at, heads)], [capacity]).banks[0]
-        recall = Recall(tier, 30)
+        head_group = LayerCache.gathered(
+            [Selection(everything.head_groups[0], at, heads)], [capacity]
+        ).head_groups[0]
+        recall = Recall(store, 30)
         own = queries[:, : len(heads)]
-        recall.bring_back(0, bank, own, recall.scores(0, queries))
+        recall.bring_back(0, head_group, own, recall.scores(0, queries))
         assert recall.brought > 0
     assert [len(loop.signatures) for loop in (compiled.search, compiled.fill)] == before
 

@@ -15,7 +15,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import ContextError, InterruptedCacheError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_logits
@@ -47,12 +47,12 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Greedy tokens `(batch, steps)` and the logits each came from."""
     n = prompt.shape[1]
-    rules = layer_rules(parse_method(method), model.shape, budget, cache.seen + n)
-    logits = prefill(model, cache, prompt, rules, reserve=steps, chunk=chunk)
+    policies = layer_policies(parse_method(method), model.shape, budget, cache.seen + n)
+    logits = prefill(model, cache, prompt, policies, reserve=steps, chunk=chunk)
     tokens, rows = [], [logits]
     for _ in range(steps):
         tokens.append(rows[-1].argmax(-1))
-        rows.append(decode_step(model, cache, tokens[-1], rules))
+        rows.append(decode_step(model, cache, tokens[-1], policies))
     return torch.stack(tokens, 1) if tokens else prompt[:, :0], torch.stack(rows, 1)
 
 
@@ -133,13 +133,13 @@ def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
     prompt, steps = torch.randint(3, 199, (1, 90)), 32
     cache = empty(llama.model)
     n = prompt.shape[1]
-    rules = layer_rules(parse_method(method), llama.model.shape, 24, n)
-    rows = [prefill(llama.model, cache, prompt, rules, reserve=steps, chunk=32)]
+    policies = layer_policies(parse_method(method), llama.model.shape, 24, n)
+    rows = [prefill(llama.model, cache, prompt, policies, reserve=steps, chunk=32)]
     ids, held = [prompt], []
     for step in range(steps):
         before = positions(cache)
         ids.append(rows[-1].argmax(-1)[None])
-        rows.append(decode_step(llama.model, cache, ids[-1][0], rules))
+        rows.append(decode_step(llama.model, cache, ids[-1][0], policies))
         after = positions(cache)
         held.append(
             [
@@ -161,9 +161,9 @@ def positions(cache: KVCache) -> list[list[set[int]]]:
     held = []
     for layer in cache.layers:
         lines = {
-            head: set(bank.positions[0, i, : bank.used].tolist())
-            for bank in layer.banks
-            for i, head in enumerate(bank.heads)
+            head: set(head_group.positions[0, i, : head_group.used].tolist())
+            for head_group in layer.head_groups
+            for i, head in enumerate(head_group.heads)
         }
         held.append([lines[head] for head in sorted(lines)])
     return held
@@ -262,7 +262,7 @@ def test_stopping_an_answer_keeps_its_part(llama: Tiny) -> None:
         if len(pieces) == 3:
             stop.set()
     assert len(pieces) == 4
-    assert pieces[-1].ledger.finish_reason == "interrupted"
+    assert pieces[-1].metrics.finish_reason == "interrupted"
     assert talk.token_ids[3:] == [piece.token_id for piece in pieces[:-1]]
     assert len(talk.token_ids) == talk.cache.seen
 
@@ -341,8 +341,8 @@ def test_frequencies_are_chosen_by_what_was_read_not_by_the_answers_limit(length
     """Phi-3's long-context factors begin past 32 tokens here."""
     tiny = make_tiny("phi3-longrope")
     prompt = torch.randint(3, 199, (1, length))
-    rules = layer_rules(parse_method("full"), tiny.model.shape, length, length)
-    ours = prefill(tiny.model, empty(tiny.model), prompt, rules, reserve=200)
+    policies = layer_policies(parse_method("full"), tiny.model.shape, length, length)
+    ours = prefill(tiny.model, empty(tiny.model), prompt, policies, reserve=200)
     with torch.no_grad():
         theirs = tiny.reference(prompt).logits[:, -1]
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.layer_prefill import LayerReader
+from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.query_stats import QueryStatistics
-from kvlite.engine.reading import Reading
+from kvlite.engine.reading import Prefill
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 
 from .conftest import Tiny, make_tiny
 from .oracles.expected import expected_scores
@@ -23,11 +23,11 @@ from .test_rotary import caught
 @torch.inference_mode()
 def read(
     tiny: Tiny, ids: Tensor, method: str, chunk: int = 16
-) -> tuple[int, Tensor, LayerReader, Reading]:
+) -> tuple[int, Tensor, LayerPrefill, Prefill]:
     """The first layer that sees everything, what came into it, and its reader."""
     model = tiny.model
-    rules = layer_rules(parse_method(method), model.shape, 20, ids.shape[1])
-    reading = Reading(model, empty(model, len(ids)), ids, rules, chunk=chunk)
+    policies = layer_policies(parse_method(method), model.shape, 20, ids.shape[1])
+    reading = Prefill(model, empty(model, len(ids)), ids, policies, chunk=chunk)
     layer = model.shape.full_layers[0]
     for index in range(layer):
         reading.read_layer(index)
@@ -53,8 +53,8 @@ def test_votes_are_the_oracles_numbers(name: str, options: str) -> None:
     method, ids = parse_method(spec), torch.randint(3, 199, (2, 60))
     layer, hidden, reader, reading = read(tiny, ids, spec)
     view = reader.view(layer)
-    (bank,) = view.banks
-    (votes,) = method.votes(view.banks, view.window)
+    (head_group,) = view.head_groups
+    (votes,) = method.votes(view.head_groups, view.window)
     cos, sin = reading.rotations[layer]
     still = torch.ones_like(cos), torch.zeros_like(sin)
     queries, _ = caught(tiny.model, layer, hidden, still)
@@ -63,8 +63,8 @@ def test_votes_are_the_oracles_numbers(name: str, options: str) -> None:
     for sequence in range(2):
         expected = expected_scores(
             queries[sequence, :, 4:],
-            bank.keys[sequence, :, 4:60],
-            bank.values[sequence, :, 4:60],
+            head_group.keys[sequence, :, 4:60],
+            head_group.values[sequence, :, 4:60],
             *coming,
             view.window.scale,
             "covariance=false" not in options,

@@ -1,4 +1,4 @@
-"""What goes to the tier and back without waiting: the calls of CUDA, on a CPU."""
+"""What goes to the host store and back without waiting: the calls of CUDA, on a CPU."""
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -9,49 +9,54 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlite.cache import Bank, KVBits, LayerCache, Selection
-from kvlite.offload import Recall, Tier
-from kvlite.offload.kv.store import TierLayer
+from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.offload import HostKVStore, Recall
+from kvlite.offload.kv.store import HostKVLayer
 from kvlite.offload.kv.swap import RECENT, SINKS, swap_in, swap_in_place
-from kvlite.offload.kv.transfer import Ferry
+from kvlite.offload.kv.transfer import KVTransfer
 from tests.conftest import Tiny
 from tests.interpreted import DEVICE, kernels
 
 from .oracles import recall as oracle
 from .test_packed import random_ids
 from .test_pinned import pinning_runtime
-from .test_recall import LIMITS, chat, full_bank, last_logits, logits_of_the_whole
+from .test_recall import LIMITS, chat, full_head_group, last_logits, logits_of_the_whole
 
 HOST = torch.device("cpu")
 WAYS = ["staged", *(["mapped"] if find_spec("triton") and DEVICE == HOST else [])]
 
 
-class Mapped(Ferry):
+class Mapped(KVTransfer):
     """A device that reads the host's memory by itself, as a CPU does."""
 
-    def _reads(self, bank: Bank) -> bool:
+    def _reads(self, head_group: KVHeadGroup) -> bool:
         return True
 
 
-class Late(Ferry):
+class Late(KVTransfer):
     """Copies arrive when they are waited for, and never before."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.under_way: list[Callable[[], None]] = []
 
-    def append(self, bank: Bank, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        own = slice(bank.used, bank.used + keys.shape[2])
-        bank.own_keys[:, :, own], bank.own_values[:, :, own] = torch.nan, torch.nan
-        bank.own_positions[:, :, own] = -1
+    def append(
+        self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, positions: Tensor
+    ) -> None:
+        own = slice(head_group.used, head_group.used + keys.shape[2])
+        head_group.residual_keys[:, :, own], head_group.residual_values[:, :, own] = (
+            torch.nan,
+            torch.nan,
+        )
+        head_group.residual_positions[:, :, own] = -1
         given = keys.clone(), values.clone(), positions.clone()
 
         def arrive() -> None:
-            bank.own_keys[:, :, own], bank.own_values[:, :, own] = given[:2]
-            bank.own_positions[:, :, own] = given[2]
+            head_group.residual_keys[:, :, own], head_group.residual_values[:, :, own] = given[:2]
+            head_group.residual_positions[:, :, own] = given[2]
 
         self.under_way.append(arrive)
-        bank.used = own.stop
+        head_group.used = own.stop
 
     def wait(self) -> None:
         super().wait()
@@ -60,9 +65,9 @@ class Late(Ferry):
 
 
 @pytest.fixture(params=WAYS)
-def ferry(request: pytest.FixtureRequest) -> Iterator[Ferry]:
+def transfer(request: pytest.FixtureRequest) -> Iterator[KVTransfer]:
     if request.param == "staged":
-        yield Ferry(HOST)
+        yield KVTransfer(HOST)
         return
     with kernels("kvlite.ops.triton_gather"):
         yield Mapped(HOST)
@@ -75,8 +80,8 @@ def no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def some_held(
     everything: LayerCache, heads: tuple[int, ...], rows: int = 0, batch: int = 1
-) -> Bank:
-    """A bank of 60 of 300 entries of some heads."""
+) -> KVHeadGroup:
+    """A head group of 60 of 300 entries of some heads."""
     random = torch.Generator().manual_seed(5)
     at = torch.stack(
         [
@@ -84,11 +89,11 @@ def some_held(
             for _ in range(len(heads) * batch)
         ]
     )
-    chosen = Selection(everything.banks[0], at.view(batch, len(heads), 60), heads)
-    bank = LayerCache.gathered([chosen], [60], decode_rows=rows).banks[0]
-    if bank.rows is not None:
-        bank.rows.copy_(torch.rand(bank.rows.shape, generator=random) + 1)
-    return bank
+    chosen = Selection(everything.head_groups[0], at.view(batch, len(heads), 60), heads)
+    head_group = LayerCache.gathered([chosen], [60], decode_rows=rows).head_groups[0]
+    if head_group.rows is not None:
+        head_group.rows.copy_(torch.rand(head_group.rows.shape, generator=random) + 1)
+    return head_group
 
 
 def asked(heads: int, batch: int = 1) -> tuple[Tensor, Tensor]:
@@ -97,60 +102,60 @@ def asked(heads: int, batch: int = 1) -> tuple[Tensor, Tensor]:
     return queries, torch.rand(batch, heads, 300, generator=random)
 
 
-def lines(bank: Bank) -> list[set[int]]:
-    return [set(line.tolist()) for line in bank.own_positions.flatten(0, 1)]
+def lines(head_group: KVHeadGroup) -> list[set[int]]:
+    return [set(line.tolist()) for line in head_group.residual_positions.flatten(0, 1)]
 
 
 @pytest.mark.parametrize("heads", [(0, 1, 2), (2,), (0, 2)])
 def test_a_token_brings_back_what_the_oracle_says(
-    ferry: Ferry, heads: tuple[int, ...], no_loops: None
+    transfer: KVTransfer, heads: tuple[int, ...], no_loops: None
 ) -> None:
-    everything = full_bank(300)
-    source, bank = everything.banks[0], some_held(everything, heads)
-    before, (queries, rough) = lines(bank), asked(3)
-    tier = Tier([TierLayer(everything, None, 300)], None, seen=300, ferry=ferry)
-    recall = Recall(tier, 40 - SINKS - RECENT)
-    recall.bring_back(0, bank, queries[:, : len(heads)], rough)
+    everything = full_head_group(300)
+    source, head_group = everything.head_groups[0], some_held(everything, heads)
+    before, (queries, rough) = lines(head_group), asked(3)
+    store = HostKVStore([HostKVLayer(everything, None, 300)], None, seen=300, transfer=transfer)
+    recall = Recall(store, 40 - SINKS - RECENT)
+    recall.bring_back(0, head_group, queries[:, : len(heads)], rough)
     numbers = (each[0].double().numpy() for each in (queries[:, : len(heads)], source.keys, rough))
     expected, came = oracle.lines_after(before, heads, *numbers, **LIMITS), 0
     for row, head in enumerate(heads):
-        now = lines(bank)[row]
+        now = lines(head_group)[row]
         assert now == expected[row] and len(now) == 60
         came += len(now - before[row])
-        places = bank.positions[0, row].long()
-        assert bank.own_keys[0, row].equal(source.keys[0, head, places])
-        assert bank.own_values[0, row].equal(source.values[0, head, places])
+        places = head_group.positions[0, row].long()
+        assert head_group.residual_keys[0, row].equal(source.keys[0, head, places])
+        assert head_group.residual_values[0, row].equal(source.values[0, head, places])
     assert recall.brought == came > 0 and recall.wanted == 40 * len(heads)
-    recall.bring_back(0, bank, queries[:, : len(heads)], rough)
+    recall.bring_back(0, head_group, queries[:, : len(heads)], rough)
     assert recall.brought == came  # all is there
 
 
 @pytest.mark.parametrize("count", [SINKS + RECENT + 1, 40, 60])
-def test_as_where_the_device_is_waited_for(ferry: Ferry, count: int) -> None:
+def test_as_where_the_device_is_waited_for(transfer: KVTransfer, count: int) -> None:
     """Two sequences, what is remembered of attention, and numbers that are none."""
-    everything = full_bank(300)
-    one = everything.banks[0]
+    everything = full_head_group(300)
+    one = everything.head_groups[0]
     pair = LayerCache([((0, 1, 2), 300)], batch=2, dim=64, dtype=torch.float32, device=HOST)
-    keys = torch.cat([one.own_keys, one.own_keys.flip(1)])
-    pair.banks[0].append(keys, -keys, torch.arange(300, dtype=torch.int32))
-    source, (queries, rough) = pair.banks[0], asked(2, batch=2)
+    keys = torch.cat([one.residual_keys, one.residual_keys.flip(1)])
+    pair.head_groups[0].append(keys, -keys, torch.arange(300, dtype=torch.int32))
+    source, (queries, rough) = pair.head_groups[0], asked(2, batch=2)
     rough[:, :, 90:150:7] = torch.nan
-    banks = [some_held(pair, (0, 2), rows=2, batch=2) for _ in range(2)]
-    old = lines(banks[0])
-    came = swap_in(banks[0], queries, rough, source, count)
-    mine = swap_in_place(banks[1], queries, rough, source, count, ferry.fetch)
-    assert int(mine) == came > 0 and lines(banks[0]) == lines(banks[1]) != old
-    orders = [bank.own_positions.argsort(-1) for bank in banks]
-    for name in ("own_keys", "own_values"):
+    head_groups = [some_held(pair, (0, 2), rows=2, batch=2) for _ in range(2)]
+    old = lines(head_groups[0])
+    came = swap_in(head_groups[0], queries, rough, source, count)
+    mine = swap_in_place(head_groups[1], queries, rough, source, count, transfer.fetch)
+    assert int(mine) == came > 0 and lines(head_groups[0]) == lines(head_groups[1]) != old
+    orders = [head_group.residual_positions.argsort(-1) for head_group in head_groups]
+    for name in ("residual_keys", "residual_values"):
         sides = [
-            getattr(bank, name).gather(2, order[..., None].expand(-1, -1, -1, 64))
-            for bank, order in zip(banks, orders, strict=True)
+            getattr(head_group, name).gather(2, order[..., None].expand(-1, -1, -1, 64))
+            for head_group, order in zip(head_groups, orders, strict=True)
         ]
         assert sides[0].equal(sides[1])
     rows = [
-        bank.rows.gather(3, order[:, :, None].expand(-1, -1, 2, -1))
-        for bank, order in zip(banks, orders, strict=True)
-        if bank.rows is not None
+        head_group.rows.gather(3, order[:, :, None].expand(-1, -1, 2, -1))
+        for head_group, order in zip(head_groups, orders, strict=True)
+        if head_group.rows is not None
     ]
     assert rows[0].equal(rows[1]) and int((rows[0] == 0).sum()) == 2 * came
 
@@ -168,13 +173,13 @@ class NothingIsReadBack(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_nothing_is_read_back(ferry: Ferry) -> None:
-    everything = full_bank(300)
-    bank, (queries, rough) = some_held(everything, (0, 1, 2), rows=1), asked(3)
+def test_nothing_is_read_back(transfer: KVTransfer) -> None:
+    everything = full_head_group(300)
+    head_group, (queries, rough) = some_held(everything, (0, 1, 2), rows=1), asked(3)
     with NothingIsReadBack():
-        swap_in_place(bank, queries, rough, everything.banks[0], 40, ferry.fetch)
+        swap_in_place(head_group, queries, rough, everything.head_groups[0], 40, transfer.fetch)
     with pytest.raises(AssertionError), NothingIsReadBack():
-        swap_in(some_held(everything, (0, 1)), *asked(2), everything.banks[0], 40)
+        swap_in(some_held(everything, (0, 1)), *asked(2), everything.head_groups[0], 40)
 
 
 class Scarce(TorchDispatchMode):
@@ -195,26 +200,32 @@ class Scarce(TorchDispatchMode):
 
 
 @pytest.mark.long
-def test_what_broke_off_may_be_tried_again(ferry: Ferry) -> None:
-    everything = full_bank(300)
-    source, (queries, rough) = everything.banks[0], asked(1)
+def test_what_broke_off_may_be_tried_again(transfer: KVTransfer) -> None:
+    everything = full_head_group(300)
+    source, (queries, rough) = everything.head_groups[0], asked(1)
     whole = some_held(everything, (2,), rows=1)
-    came = int(swap_in_place(whole, queries, rough, source, 40, ferry.fetch))
+    came = int(swap_in_place(whole, queries, rough, source, 40, transfer.fetch))
     for k in range(1, 200):
-        bank = some_held(everything, (2,), rows=1)
-        before = bank.own_positions.clone(), bank.own_keys.clone(), bank.own_values.clone()
+        head_group = some_held(everything, (2,), rows=1)
+        before = (
+            head_group.residual_positions.clone(),
+            head_group.residual_keys.clone(),
+            head_group.residual_values.clone(),
+        )
         scarce, failed = Scarce(k), False
         try:
             with scarce:
-                swap_in_place(bank, queries, rough, source, 40, ferry.fetch)
+                swap_in_place(head_group, queries, rough, source, 40, transfer.fetch)
         except torch.OutOfMemoryError:
             failed = True
         if not failed:
             break
-        assert bank.own_positions.equal(before[0])
-        assert bank.own_keys.equal(before[1]) and bank.own_values.equal(before[2])
-        assert int(swap_in_place(bank, queries, rough, source, 40, ferry.fetch)) == came
-        assert lines(bank) == lines(whole)
+        assert head_group.residual_positions.equal(before[0])
+        assert head_group.residual_keys.equal(before[1]) and head_group.residual_values.equal(
+            before[2]
+        )
+        assert int(swap_in_place(head_group, queries, rough, source, 40, transfer.fetch)) == came
+        assert lines(head_group) == lines(whole)
     assert 20 < k < 199
 
 
@@ -222,31 +233,33 @@ def test_what_broke_off_may_be_tried_again(ferry: Ferry) -> None:
 @pytest.mark.parametrize("bits", [None, KVBits(4, 4)])
 def test_what_was_read_may_be_handed_over_again(llama: Tiny, bits: KVBits | None) -> None:
     """Whatever broke off: the first reading, or the next, which needs more room."""
-    read, energy = full_bank(300, heads=2, dim=16), torch.ones(1, 2, 16)
+    read, query_sq_sum = full_head_group(300, heads=2, dim=16), torch.ones(1, 2, 16)
     first = LayerCache.gathered(
-        [Selection(read.banks[0], torch.arange(200).expand(1, 2, -1))], [200]
+        [Selection(read.head_groups[0], torch.arange(200).expand(1, 2, -1))], [200]
     )
 
-    def filled(fails: int) -> tuple[Tier, bool]:
-        tier, failed = Tier.empty(llama.model.shape, torch.float32, bits), False
+    def filled(fails: int) -> tuple[HostKVStore, bool]:
+        store, failed = HostKVStore.empty(llama.model.shape, torch.float32, bits), False
         for source, new in ((first, 200), (read, 100)):
             scarce = Scarce(fails)
             try:
                 with scarce:
-                    tier.add(0, source, energy, new, 9)
+                    store.add(0, source, query_sq_sum, new, 9)
             except torch.OutOfMemoryError:
                 failed = True
-                tier.add(0, source, energy, new, 9)
-        return tier, failed
+                store.add(0, source, query_sq_sum, new, 9)
+        return store, failed
 
     whole = filled(0)[0].layers[0]
     for k in range(1, 400):
-        tier, failed = filled(k)
-        own = tier.layers[0]
-        assert own.read == own.bank.used == 300 and own.index is not None
+        store, failed = filled(k)
+        own = store.layers[0]
+        assert own.read == own.head_group.used == 300 and own.index is not None
         assert whole.index is not None and own.index.used == 300
         for name in ("keys", "values", "positions"):
-            assert getattr(own.bank, name)[:, :, :300].equal(getattr(whole.bank, name)[:, :, :300])
+            assert getattr(own.head_group, name)[:, :, :300].equal(
+                getattr(whole.head_group, name)[:, :, :300]
+            )
         assert own.index.signs[:, :, :300].equal(whole.index.signs[:, :, :300])
         assert own.index.sizes[:, :, :300].equal(whole.index.sizes[:, :, :300])
         if not failed:
@@ -254,31 +267,33 @@ def test_what_was_read_may_be_handed_over_again(llama: Tiny, bits: KVBits | None
     assert 20 < k < 399
 
 
-def test_tokens_of_an_answer_arrive_in_their_places(ferry: Ferry) -> None:
+def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> None:
     layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
-    bank, source = layer.banks[0], full_bank(80).banks[0]
+    head_group, source = layer.head_groups[0], full_head_group(80).head_groups[0]
     layer.keys.fill_(torch.nan)
     whole = slice(0, 60)
-    ferry.append(
-        bank,
-        source.own_keys[:, :, whole],
-        source.own_values[:, :, whole],
-        source.own_positions[0, 0, whole],
+    transfer.append(
+        head_group,
+        source.residual_keys[:, :, whole],
+        source.residual_values[:, :, whole],
+        source.residual_positions[0, 0, whole],
     )
     for at in range(60, 80):
         own = slice(at, at + 1)
-        ferry.put(bank, source.own_keys[:, :, own], source.own_values[:, :, own], at)
-        assert bank.used == at + 1 and int(bank.own_positions[0, 2, at]) == at
+        transfer.put(
+            head_group, source.residual_keys[:, :, own], source.residual_values[:, :, own], at
+        )
+        assert head_group.used == at + 1 and int(head_group.residual_positions[0, 2, at]) == at
         if at == 70:
             every = torch.arange(71).expand(1, 3, -1)
             held = torch.full_like(every, -1)
-            fetched = ferry.fetch(bank, bank, every, held)
-            assert fetched.keys.equal(source.own_keys[:, :, :71])
+            fetched = transfer.fetch(head_group, head_group, every, held)
+            assert fetched.keys.equal(source.residual_keys[:, :, :71])
             needed = torch.ones_like(every, dtype=torch.bool)
-            assert fetched.values(every, needed).equal(source.own_values[:, :, :71])
-    ferry.wait()
-    assert bank.own_keys[:, :, :80].equal(source.own_keys)
-    assert bank.own_values[:, :, :80].equal(source.own_values)
+            assert fetched.values(every, needed).equal(source.residual_values[:, :, :71])
+    transfer.wait()
+    assert head_group.residual_keys[:, :, :80].equal(source.residual_keys)
+    assert head_group.residual_values[:, :, :80].equal(source.residual_values)
 
 
 @pytest.mark.cases(3)
@@ -294,30 +309,31 @@ def test_tokens_of_an_answer_arrive_in_their_places(ferry: Ferry) -> None:
         {"recall": "disk"},
     ],
 )
-@pytest.mark.parametrize("kind", [Ferry, Late])
+@pytest.mark.parametrize("kind", [KVTransfer, Late])
 def test_conversations_are_the_same(
     llama: Tiny,
     settings: dict[str, str],
-    kind: type[Ferry],
+    kind: type[KVTransfer],
     no_loops: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Turns, a turn that is stopped, a tier that grows, and answers long enough for the index."""
+    """Turns, a turn that is stopped, a host store that grows, and answers long enough for the
+    index."""
     runtime, told = pinning_runtime(monkeypatch), []
     for ferries in (False, True):
         if ferries:
-            monkeypatch.setattr("kvlite.offload.kv.store.ferry_to", lambda device: pinning(kind))
+            monkeypatch.setattr("kvlite.offload.kv.store.transfer_to", lambda device: pinning(kind))
         given = {"method": "kvx", "budget": 90, "recall_entries": 40, **settings}
         talk = chat(llama.model, max_new_tokens=40, **given)
         found: list[Any] = []
         for turn in range(3):
             ids = random_ids(220 if turn == 0 else 40, turn)[0].tolist()
             answer = talk.generate(ids, ignore_eos=True)
-            found += [answer.token_ids, answer.ledger.recalled_bytes]
+            found += [answer.token_ids, answer.metrics.recalled_bytes]
             _stopped(talk)
         logits = last_logits(talk, [5, 6, 7])
         told.append(found)
-        assert talk.tier is not None and (talk.tier.ferry is not None) == ferries
+        assert talk.store is not None and (talk.store.transfer is not None) == ferries
     if "recall_bits" not in settings and settings.get("method") != "pyramidinfer":
         upto = talk.token_ids[: len(talk.token_ids) - 39]
         torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
@@ -325,7 +341,7 @@ def test_conversations_are_the_same(
     assert bool(runtime.held) == ("recall_bits" not in settings and "recall" not in settings)
 
 
-def pinning(kind: type[Ferry]) -> Ferry:
+def pinning(kind: type[KVTransfer]) -> KVTransfer:
     made = kind(HOST)
     made.pins = True
     return made

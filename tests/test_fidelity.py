@@ -55,10 +55,10 @@ def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
         full = tiny.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
     for row, choice in zip(rows_of(tiny), CHOICES, strict=True):
         (branch,) = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
-        cache, rules = branch.cache, branch.rules
+        cache, policies = branch.cache, branch.policies
         assert (row.entries_mean, row.kv_bytes) == (cache.entries_mean, cache.nbytes)
         other = [
-            decode_step(tiny.model, cache, torch.tensor([token]), rules)[0].tolist()
+            decode_step(tiny.model, cache, torch.tensor([token]), policies)[0].tolist()
             for token in part[LENGTH:-1]
         ]
         kl, same, rise = oracle.distances(full, other, part[LENGTH + 1 :])
@@ -88,7 +88,7 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
         fidelity(llama.model, text(), grid, lengths=[LENGTH], starts={LENGTH: [START]}, after=AFTER)
     )
     assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(grid)
-    assert {row.recall for row in rows if not row.tier_bytes} == {"off"}
+    assert {row.recall for row in rows if not row.host_kv_bytes} == {"off"}
     for choice in ways:
         (row,) = [each for each in rows if (each.method, each.recall) == (
             choice.method.spec, choice.recalls
@@ -104,13 +104,15 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
                 max_new_tokens=AFTER,
             ),
         )
-        first = next(talk.stream_tokens(part[:LENGTH])).ledger
+        first = next(talk.stream_tokens(part[:LENGTH])).metrics
         assert (row.kv_bytes, row.index_bytes) == (first.kv_bytes, first.index_bytes)
-        assert row.tier_bytes == first.tier_bytes
-        assert talk.tier is not None and talk.context.turn is not None
-        recall, rules = Recall(talk.tier, choice.recall.entries), talk.context.turn.rules
+        assert row.host_kv_bytes == first.host_kv_bytes
+        assert talk.store is not None and talk.context.turn is not None
+        recall, policies = Recall(talk.store, choice.recall.entries), talk.context.turn.policies
         other = [
-            decode_step(llama.model, talk.cache, torch.tensor([token]), rules, recall)[0].tolist()
+            decode_step(llama.model, talk.cache, torch.tensor([token]), policies, recall)[
+                0
+            ].tolist()
             for token in part[LENGTH:-1]
         ]
         kl, same, _ = oracle.distances(full, other, part[LENGTH + 1 :])
@@ -137,9 +139,9 @@ def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
         shares = []
         for index in tiny.model.shape.full_layers:
             kept = {
-                head: bank.positions[0, at, : bank.used].tolist()
-                for bank in cache.layers[index].banks
-                for at, head in enumerate(bank.heads)
+                head: head_group.positions[0, at, : head_group.used].tolist()
+                for head_group in cache.layers[index].head_groups
+                for at, head in enumerate(head_group.heads)
             }
             by_head = [kept[head] for head in sorted(kept)]
             shares.append(oracle.recall(attentions[index][0].tolist(), by_head, LENGTH))

@@ -16,11 +16,11 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.budget import Amount
-from kvlite.methods.layer_policy import can_recall, layer_rules, loses
+from kvlite.methods.budget import Budget
+from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
-from kvlite.offload import Recall, Tier
+from kvlite.offload import HostKVStore, Recall
 from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster, Way
 from tests.conftest import ARCHITECTURES, make_tiny
@@ -62,7 +62,7 @@ def taken(model: LoadedModel, case: Case) -> int:
     """The peak over the weights, measured."""
     shape, bits = model.shape, parse_kv_bits(case.bits)
     method = parse_method(case.method).fitted(shape, model.calibration)
-    rules = layer_rules(method, shape, case.budget, case.tokens, None, case.tokens, bits)
+    policies = layer_policies(method, shape, case.budget, case.tokens, None, case.tokens, bits)
     cache = KVCache.empty(
         shape.layers,
         shape.kv_heads,
@@ -71,7 +71,7 @@ def taken(model: LoadedModel, case: Case) -> int:
         device=model.device,
         batch=case.batch,
     )
-    tier = tier_of(model, case, bits)
+    store = store_of(model, case, bits)
     meter = TensorMeter(held_tensors(model.module))
     weights = meter.live
     torch.manual_seed(0)
@@ -82,25 +82,25 @@ def taken(model: LoadedModel, case: Case) -> int:
             model,
             cache,
             ids,
-            rules,
+            policies,
             context=context,
-            tier=tier,
+            store=store,
             reserve=LONGEST,
             chunk=case.chunk,
         )
         del ids, context
-        recall = Recall(tier, case.recall or 0) if tier else None
+        recall = Recall(store, case.recall or 0) if store else None
         for _ in range(LONGEST - 1):
-            logits = decode_step(model, cache, logits.argmax(-1), rules, recall)
+            logits = decode_step(model, cache, logits.argmax(-1), policies, recall)
     return meter.peak - weights
 
 
-def tier_of(model: LoadedModel, case: Case, bits: KVBits | None) -> Tier | None:
+def store_of(model: LoadedModel, case: Case, bits: KVBits | None) -> HostKVStore | None:
     method = parse_method(case.method).fitted(model.shape, model.calibration)
     lost = loses(method, case.budget, case.tokens, LONGEST, bits)
     if case.recall is None or case.batch > 1 or not lost or not can_recall(method):
         return None
-    return Tier.empty(model.shape, model.dtype, None)
+    return HostKVStore.empty(model.shape, model.dtype, None)
 
 
 def expected(model: LoadedModel, case: Case) -> int:
@@ -110,7 +110,7 @@ def expected(model: LoadedModel, case: Case) -> int:
 def forecast_of(model: LoadedModel, case: Case) -> Forecast:
     way = Way(
         parse_method(case.method),
-        Amount(entries=case.budget),
+        Budget(entries=case.budget),
         parse_kv_bits(case.bits),
         case.chunk,
         case.recall if case.batch == 1 else None,

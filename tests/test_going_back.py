@@ -15,7 +15,7 @@ from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.conversation import Conversation
 from kvlite.errors import OutOfMemory, SettingError
 from kvlite.memory.device_budget import checkpoint_limit
-from kvlite.offload.kv.checkpoint import TierMark, mark_bytes
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint, mark_bytes
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 from tests.test_branches import (
@@ -69,7 +69,7 @@ def test_a_copy_of_one_branch_and_marks_of_another(llama: Tiny) -> None:
     "given", [{"recall": "off", "budget": "1000"}, {"recall": "ram", "recall_limit": "1KB"}]
 )
 def test_without_the_tier_all_of_it_is_in_the_cache(llama: Tiny, given: dict[str, str]) -> None:
-    """After going back only the tier has what was read, but for the last answer."""
+    """After going back only the host store has what was read, but for the last answer."""
     talk = opened(llama, budget="40")
     said(talk, FIRST, SECOND)
     talk.undo()
@@ -228,11 +228,11 @@ def test_what_a_mark_takes_is_known_before(architecture: str, bits: str) -> None
     tiny, given = make_tiny(architecture), {"budget": "40", "recall_bits": bits}
     talk = opened(tiny, **given)
     said(talk, FIRST, SECOND)
-    tier = talk.tier
-    assert tier is not None
-    tier.forget_answer()
-    taken = mark_bytes(tier)
-    assert taken == TierMark(tier).nbytes
+    store = talk.store
+    assert store is not None
+    store.forget_answer()
+    taken = mark_bytes(store)
+    assert taken == HostKVCheckpoint(store).nbytes
     assert (taken > 0) == (bits == "4" or architecture == "gemma3")
     # Where it may not be taken, the message is gone back to by reading again.
     talk = opened(tiny, checkpoint_limit="0MB", **given)

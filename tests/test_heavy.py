@@ -11,7 +11,7 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.keydiff import KeyDiff
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.ops.attention import attend, attention_sums, merge
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_run
@@ -34,12 +34,12 @@ def answered(tiny: Tiny, spec: str, chunk: int) -> tuple[list[Lines], list[Tenso
     torch.manual_seed(6)
     prompt = torch.randint(3, 199, (1, PROMPT))
     cache = empty(tiny.model)
-    rules = layer_rules(parse_method(spec), tiny.model.shape, BUDGET, PROMPT)
-    logits = prefill(tiny.model, cache, prompt, rules, reserve=STEPS, chunk=chunk)
+    policies = layer_policies(parse_method(spec), tiny.model.shape, BUDGET, PROMPT)
+    logits = prefill(tiny.model, cache, prompt, policies, reserve=STEPS, chunk=chunk)
     ids, history = [prompt], [lines(cache)]
     for _ in range(STEPS):
         ids.append(logits.argmax(-1)[None])
-        logits = decode_step(tiny.model, cache, ids[-1][0], rules)
+        logits = decode_step(tiny.model, cache, ids[-1][0], policies)
         history.append(lines(cache))
     held = [[[{*line} for line in layer] for layer in step] for step in history[1:]]
     return history, masked_run(tiny.reference, torch.cat(ids, 1), held, PROMPT)[1]

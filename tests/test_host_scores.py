@@ -13,16 +13,16 @@ from torch import Tensor
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
-from kvlite.engine.reading import Reading
+from kvlite.engine.reading import Prefill
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, LayerView, Method, parse_method
-from kvlite.methods.layer_policy import layer_rules, share_out
-from kvlite.methods.placement import ON_DEVICE, Desk
+from kvlite.methods.layer_policy import layer_policies, share_out
+from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
-from kvlite.offload import HostScores, host_desk
+from kvlite.offload import HostScores, host_scoring_backend
 from kvlite.offload import host_scoring as offload
-from kvlite.offload.host_scoring import HostSoftmax, Wire
+from kvlite.offload.host_scoring import HostSoftmax, HostTransfer
 from tests.conftest import Tiny, make_tiny
 from tests.test_api import held
 from tests.test_engine import empty
@@ -119,10 +119,10 @@ def test_batches_and_ragged_lines(spec: str, kind: type[HostScores], compressed:
     split = [(0,), (1, 2)]
     case = make_case(batch=2, kv_heads=3, split=split, compressed=compressed, softcap=3.0, rows=16)
 
-    def slots(desk: Desk) -> list[Tensor]:
-        window = replace(case.window, desk=desk)
-        chosen = method.select(LayerView(0, case.layer.banks, window, 16))
-        return [desk.slots(each.slots) for each in chosen]
+    def slots(backend: ScoringBackend) -> list[Tensor]:
+        window = replace(case.window, backend=backend)
+        chosen = method.select(LayerView(0, case.layer.head_groups, window, 16))
+        return [backend.slots(each.slots) for each in chosen]
 
     there = slots(kind(torch.device("cpu")))
     assert [each.dtype for each in there] == [torch.int32] * 2
@@ -164,19 +164,19 @@ MOVED: list[tuple[str, int, int, int, int]] = [
 ]  # fmt: skip
 
 
-def read_by(tiny: Tiny, spec: str, budget: int, desk: HostScores) -> list[tuple[int, int]]:
+def read_by(tiny: Tiny, spec: str, budget: int, backend: HostScores) -> list[tuple[int, int]]:
     """Bytes to the host and back, layer by layer, and for what layers share in the end."""
     method: Method = parse_method(spec)
     cache, ids = empty(tiny.model), torch.tensor([prompt(N)])
-    rules = layer_rules(method, tiny.model.shape, budget, N)
+    policies = layer_policies(method, tiny.model.shape, budget, N)
     moved, layers = [(0, 0)], []
     with torch.inference_mode():
-        reading = Reading(tiny.model, cache, ids, rules, desk=desk)
+        reading = Prefill(tiny.model, cache, ids, policies, backend=backend)
         for index in range(LAYERS):
             layers.append(reading.compressed(index))
-            moved.append((desk.wire.to_host, desk.wire.back))
-        share_out(layers, rules, 0, desk)
-        moved.append((desk.wire.to_host, desk.wire.back))
+            moved.append((backend.host_transfer.to_host, backend.host_transfer.back))
+        share_out(layers, policies, 0, backend)
+        moved.append((backend.host_transfer.to_host, backend.host_transfer.back))
     return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(moved)]
 
 
@@ -186,9 +186,9 @@ def test_bytes_of_a_layer_are_the_arithmetic(
 ) -> None:
     last = indices(budget) * LAYERS if "global" in spec else 0
     for kind, up in ((HostScores, host), (HostSoftmax, softmax)):
-        desk = kind(llama.model.device)
-        assert read_by(llama, spec, budget, desk) == [(up, back)] * LAYERS + [(0, last)]
-        assert (desk.seconds > 0) == (up > 0 or back > 0 or "simlayer" in spec)
+        backend = kind(llama.model.device)
+        assert read_by(llama, spec, budget, backend) == [(up, back)] * LAYERS + [(0, last)]
+        assert (backend.seconds > 0) == (up > 0 or back > 0 or "simlayer" in spec)
 
 
 def test_bytes_where_tokens_are_left_behind(llama: Tiny) -> None:
@@ -207,19 +207,19 @@ def test_bytes_where_tokens_are_left_behind(llama: Tiny) -> None:
 def test_the_answer_says_what_was_moved(llama: Tiny) -> None:
     settings = {"method": "snapkv:window=8", "budget": 40, "max_new_tokens": 2}
     runner = kvlite.Runner(llama.model, Settings().replace(settings))
-    usual = runner.generate(prompt(N)).ledger
+    usual = runner.generate(prompt(N)).metrics
     names = ("score_bytes_to_host", "score_bytes_back", "score_s")
     assert [usual.to_json()[name] for name in names] == [None] * 3
     assert "host" not in usual.line()
-    ledger = runner.generate(prompt(N), scores="host").ledger
-    said = json.loads(json.dumps(ledger.to_json()))
+    metrics = runner.generate(prompt(N), scores="host").metrics
+    said = json.loads(json.dumps(metrics.to_json()))
     assert said["score_bytes_to_host"] == LAYERS * SCORES
     assert said["score_bytes_back"] == LAYERS * indices(40)
-    assert 0 < said["score_s"] < ledger.time_to_first_token_s
-    assert "chosen on the host, 7.5 KiB moved, 0.0 s" in ledger.line()
+    assert 0 < said["score_s"] < metrics.time_to_first_token_s
+    assert "chosen on the host, 7.5 KiB moved, 0.0 s" in metrics.line()
     shared = runner.generate(prompt(N), scores="host", method="snapkv:window=8,layers=global")
-    assert shared.ledger.score_bytes_back == LAYERS * (indices(4 * 40) + indices(40))
-    within = runner.generate(prompt(30), scores="host").ledger
+    assert shared.metrics.score_bytes_back == LAYERS * (indices(4 * 40) + indices(40))
+    within = runner.generate(prompt(30), scores="host").metrics
     assert [within.to_json()[name] for name in names] == [0, 0, 0.0]
     with pytest.raises(SettingError, match="--scores 'cpu' is not one of device, host"):
         Settings(scores="cpu")
@@ -227,14 +227,14 @@ def test_the_answer_says_what_was_moved(llama: Tiny) -> None:
 
 def test_a_desk_is_what_the_setting_says() -> None:
     device = torch.device("cpu")
-    kinds = [type(host_desk(each, device)) for each in ("device", *HOSTS)]
+    kinds = [type(host_scoring_backend(each, device)) for each in ("device", *HOSTS)]
     assert kinds == [type(None), HostScores, HostSoftmax]
 
 
 # --- the wire ------------------------------------------------------------------------------------
 
 
-class LateWire(Wire):
+class LateHostTransfer(HostTransfer):
     """Copies only when somebody waits for them, as late as a device may."""
 
     most = 0
@@ -250,22 +250,22 @@ class LateWire(Wire):
 @pytest.mark.parametrize("count", [1, 89, 90, 91, 500])
 def test_what_is_fetched_is_a_copy_whatever_its_strides(count: int, dtype: torch.dtype) -> None:
     source = (torch.rand(2, 3, count + 7) * 9).to(dtype)[:, 1:, :count]
-    wire = LateWire(torch.device("cpu"))
-    there = wire.fetch(source)
+    host_transfer = LateHostTransfer(torch.device("cpu"))
+    there = host_transfer.fetch(source)
     assert there.dtype == dtype and there.equal(source)
     assert there.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     size = source.element_size()
-    assert wire.to_host == 4 * count * size and wire.back == 0
+    assert host_transfer.to_host == 4 * count * size and host_transfer.back == 0
     # Two buffers of the largest piece, whatever the length of what is copied.
-    assert sum(each.numel() for each in wire.buffers) <= 2 * min(count, 90) * size
-    assert wire.most == min(2, 4 * -(-count // 90))
+    assert sum(each.numel() for each in host_transfer.buffers) <= 2 * min(count, 90) * size
+    assert host_transfer.most == min(2, 4 * -(-count // 90))
 
 
 def test_indices_come_back_narrow() -> None:
-    wire = Wire(torch.device("cpu"))
-    there = wire.give(torch.tensor([[3, 70_000]]))
+    host_transfer = HostTransfer(torch.device("cpu"))
+    there = host_transfer.give(torch.tensor([[3, 70_000]]))
     assert there.dtype == torch.int32 and there.tolist() == [[3, 70_000]]
-    assert (wire.to_host, wire.back) == (0, 8)
+    assert (host_transfer.to_host, host_transfer.back) == (0, 8)
 
 
 @pytest.mark.parametrize("kind", [HostScores, HostSoftmax])
@@ -274,13 +274,13 @@ def test_nothing_is_looked_at_before_it_has_arrived(
     llama: Tiny, spec: str, kind: type[HostScores]
 ) -> None:
     kept = []
-    for wire in (Wire, LateWire):
-        desk = kind(llama.model.device)
-        desk.wire = wire(llama.model.device)
-        rules = layer_rules(parse_method(spec), llama.model.shape, 40, N)
+    for host_transfer in (HostTransfer, LateHostTransfer):
+        backend = kind(llama.model.device)
+        backend.host_transfer = host_transfer(llama.model.device)
+        policies = layer_policies(parse_method(spec), llama.model.shape, 40, N)
         with torch.inference_mode():
             ids = torch.tensor([prompt(N)])
-            reading = Reading(llama.model, empty(llama.model), ids, rules, desk=desk)
+            reading = Prefill(llama.model, empty(llama.model), ids, policies, backend=backend)
             layers = [reading.compressed(index) for index in range(LAYERS)]
         kept.append([layer.positions.tolist() for layer in layers])
     assert kept[0] == kept[1]
@@ -312,7 +312,7 @@ class DeviceMeter(TensorMeter):
             self.widest = max(self.widest, tensor.numel())
 
 
-class MetaWire(Wire):
+class MetaHostTransfer(HostTransfer):
     """From a device without memory."""
 
     def _copy(self, source: Tensor, staged: Tensor) -> None:
@@ -327,20 +327,20 @@ def test_the_devices_workspace_at_131072_tokens(monkeypatch: pytest.MonkeyPatch,
     method, device = parse_method(f"snapkv:window={rows}"), torch.device("meta")
     heads = tuple(range(KV_8B))
     layer = LayerCache([(heads, ENTRIES)], batch=1, dim=DIM_8B, dtype=torch.bfloat16, device=device)
-    layer.banks[0].used = ENTRIES
+    layer.head_groups[0].used = ENTRIES
     queries = torch.empty(1, HEADS_8B, rows, DIM_8B, dtype=torch.bfloat16, device=device)
     window = Window(queries, ENTRIES - rows, KV_8B, DIM_8B**-0.5)
     peaks, widest = {}, {}
-    desks: dict[str, Desk] = {"device": ON_DEVICE, "host": HostScores(device)}
+    backends: dict[str, ScoringBackend] = {"device": ON_DEVICE, "host": HostScores(device)}
     if rows == 32:
-        desks["host-softmax"] = HostSoftmax(device)
-    for name, desk in desks.items():
-        if isinstance(desk, HostScores):
-            desk.wire = MetaWire(device)
-        view = LayerView(0, layer.banks, replace(window, desk=desk), 1024)
+        backends["host-softmax"] = HostSoftmax(device)
+    for name, backend in backends.items():
+        if isinstance(backend, HostScores):
+            backend.host_transfer = MetaHostTransfer(device)
+        view = LayerView(0, layer.head_groups, replace(window, backend=backend), 1024)
         with torch.inference_mode(), DeviceMeter("meta", [*layer.tensors, queries]) as meter:
             (chosen,) = method.select(view)
-            desk.slots(chosen.slots)
+            backend.slots(chosen.slots)
         peaks[name], widest[name] = meter.peak - meter.before, meter.widest
     votes, totals = KV_8B * ONE_FLOAT, 2 * HEADS_8B // KV_8B * ONE_FLOAT
     keys, some_keys = 4 * DIM_8B * ENTRIES, 8 * MIB
@@ -359,7 +359,7 @@ def test_the_devices_workspace_at_131072_tokens(monkeypatch: pytest.MonkeyPatch,
     # 64-bit: what is sorted, on the device; on the host's, the numbers of a block's rows alone.
     assert widest["device"] >= KV_8B * (ENTRIES - rows)
     assert all(widest[name] <= rows for name in widest if name != "device")
-    for name, desk in desks.items():
-        if isinstance(desk, HostScores):
+    for name, backend in backends.items():
+        if isinstance(backend, HostScores):
             largest = 3 * BLOCK // 24 if name == "host-softmax" else 4 * ENTRIES
-            assert [each.numel() for each in desk.wire.buffers] == [largest] * 2
+            assert [each.numel() for each in backend.host_transfer.buffers] == [largest] * 2

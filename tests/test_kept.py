@@ -25,9 +25,9 @@ def sets(cache: KVCache) -> list[list[set[int]]]:
     layers = []
     for layer in cache.layers:
         heads = {head: set[int]() for head in layer.like}
-        for bank in layer.banks:
-            for row, head in enumerate(bank.heads):
-                heads[head] = set(bank.positions[0, row, : bank.used].tolist())
+        for head_group in layer.head_groups:
+            for row, head in enumerate(head_group.heads):
+                heads[head] = set(head_group.positions[0, row, : head_group.used].tolist())
         layers.append([heads[head] for head in sorted(heads)])
     return layers
 
@@ -102,7 +102,7 @@ def test_what_a_conversation_holds_equals_loops_over_lists(
 
 
 class Lines:
-    """A cache made of sets of positions, in banks of heads that hold equally many."""
+    """A cache made of sets of positions, in head groups of heads that hold equally many."""
 
     def __init__(self, seen: int, layers: list[list[list[int]]], used: int) -> None:
         made = []
@@ -116,11 +116,11 @@ class Lines:
             kind = {"batch": 2, "dim": 2, "dtype": torch.float32, "device": torch.device("cpu")}
             layer = LayerCache(sizes, **kind)  # type: ignore[arg-type]
             layer.positions.fill_(0)  # what free slots have says nothing
-            for bank, length in zip(layer.banks, lengths, strict=True):
-                for row, head in enumerate(bank.heads):
-                    bank.own_positions[0, row, :length] = torch.tensor(heads[head])
-                    bank.own_positions[1, row, :length] = -1  # another sequence's
-                bank.used = length
+            for head_group, length in zip(layer.head_groups, lengths, strict=True):
+                for row, head in enumerate(head_group.heads):
+                    head_group.residual_positions[0, row, :length] = torch.tensor(heads[head])
+                    head_group.residual_positions[1, row, :length] = -1  # another sequence's
+                head_group.used = length
             made.append(layer)
         self.cache = KVCache(made, seen)
 

@@ -15,7 +15,7 @@ from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.engine.reconstruct import BEGIN, GO_ON, REMINDER
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.rotary import rotations_after
 from tests.conftest import Tiny, make_tiny
 from tests.oracles.attention import FloatArray
@@ -34,10 +34,10 @@ def remembered(talk: kvlite.Conversation) -> list[dict[int, float]]:
     found = []
     for layer in (talk.cache.layers[index] for index in talk.model.shape.full_layers):
         by_head = {}
-        for bank in layer.banks:
-            for i, head in enumerate(bank.heads):
-                at = bank.positions[0, i, : bank.used].tolist()
-                by_head[head] = dict(zip(at, bank.scores()[0, i].tolist(), strict=True))
+        for head_group in layer.head_groups:
+            for i, head in enumerate(head_group.heads):
+                at = head_group.positions[0, i, : head_group.used].tolist()
+                by_head[head] = dict(zip(at, head_group.scores()[0, i].tolist(), strict=True))
         found += [by_head[head] for head in sorted(by_head)]
     return found
 
@@ -126,9 +126,9 @@ def test_what_an_answer_held_is_repeated_with_the_next_turn(llama: Tiny) -> None
     ids = prompt(90)
     turns = conversation(llama, method="kvzip:window=4", budget=60)
     answer = turns.generate(ids[:40], max_new_tokens=11, ignore_eos=True).token_ids
-    assert turns.cache.rehearsed == 0 and turns.cache.seen == 50
+    assert turns.cache.reconstructed == 0 and turns.cache.seen == 50
     turns.read(ids[:39])
-    assert turns.cache.rehearsed == turns.cache.seen == 90
+    assert turns.cache.reconstructed == turns.cache.seen == 90
     at_once = conversation(llama, method="kvzip:window=4", budget=60)
     at_once.read(ids[:40] + answer + ids[:39])
     assert held(turns) == held(at_once)
@@ -146,7 +146,7 @@ def test_a_later_turn_repeats_what_is_new_and_keeps_what_was_found(llama: Tiny) 
     asked = len(encode(GO_ON)) + REMINDER + len(encode("\n\n"))
     assert told[-1] == (4 * (20 + asked + 20),) * 2
     assert told == sorted(told)
-    assert talk.cache.entries_mean == 40 and talk.cache.rehearsed == 110
+    assert talk.cache.entries_mean == 40 and talk.cache.reconstructed == 110
     for old, new in zip(before, remembered(talk), strict=True):
         for at, score in new.items():
             assert score > 0
@@ -172,14 +172,14 @@ def test_another_method_in_between_begins_anew(llama: Tiny) -> None:
     assert max(max(line.values()) for line in remembered(talk)) > 1
     talk.settings = talk.settings.after_load({"method": "kvzip:window=4"})
     talk.read(prompt(5))
-    assert talk.cache.rehearsed == 95
+    assert talk.cache.reconstructed == 95
     assert max(max(line.values()) for line in remembered(talk)) <= 1
     talk.settings = talk.settings.after_load({"method": "h2o"})
     talk.read(prompt(1))
     assert max(sum(line.values()) for line in remembered(talk)) <= 1.0001  # one token has looked
     talk.settings = talk.settings.after_load({"method": "snapkv:window=4"})
     talk.read(prompt(5))
-    assert talk.cache.rehearsed == 0
+    assert talk.cache.reconstructed == 0
 
 
 def test_what_another_method_held_is_repeated_from_the_start(llama: Tiny) -> None:
@@ -201,7 +201,7 @@ def test_stopping_while_it_repeats_loses_nothing(llama: Tiny) -> None:
 
     with pytest.raises(Stopped):
         talk.read(prompt(20), progress=after_the_tokens, cancel=cancel)
-    assert (held(talk), remembered(talk), talk.cache.rehearsed) == (lines, found, 90)
+    assert (held(talk), remembered(talk), talk.cache.reconstructed) == (lines, found, 90)
 
 
 def test_sequences_of_a_batch_are_repeated_each_for_itself() -> None:
@@ -219,8 +219,10 @@ def test_sequences_of_a_batch_are_repeated_each_for_itself() -> None:
             device=model.device,
             batch=len(batch),
         ).layers
-        prefill(model, cache, batch, layer_rules(method, model.shape, 40, 90, cache.layers))
-        found.append([bank.scores() for layer in cache.layers for bank in layer.banks])
+        prefill(model, cache, batch, layer_policies(method, model.shape, 40, 90, cache.layers))
+        found.append(
+            [head_group.scores() for layer in cache.layers for head_group in layer.head_groups]
+        )
     together, *alone = found
     for row, each in enumerate(alone):
         for one, other in zip(together, each, strict=True):
@@ -259,7 +261,7 @@ def test_a_passage_is_no_longer_than_the_model_can_see(llama: Tiny) -> None:
 def test_a_grid_repeats_nothing_where_all_is_kept(llama: Tiny) -> None:
     methods = [Choice(parse_method("kvzip"), 90), Choice(parse_method("kvzip:window=4"), 40)]
     within, cut = read_once(llama.model, prompt(90), methods, reserve=0)
-    assert (within.cache.rehearsed, cut.cache.rehearsed) == (0, 90)
+    assert (within.cache.reconstructed, cut.cache.reconstructed) == (0, 90)
 
 
 def test_a_grid_gives_what_each_gets_alone(llama: Tiny) -> None:
@@ -273,7 +275,7 @@ def test_a_grid_gives_what_each_gets_alone(llama: Tiny) -> None:
         together.context.cache = branch.cache
         assert branch.choice.method.spec == spec
         assert held(together) == held(alone)
-        assert branch.cache.rehearsed == alone.cache.rehearsed
+        assert branch.cache.reconstructed == alone.cache.reconstructed
 
 
 def test_lazy_layers_are_repeated_through_too(llama: Tiny) -> None:
@@ -282,7 +284,7 @@ def test_lazy_layers_are_repeated_through_too(llama: Tiny) -> None:
     )
     talk.read(prompt(90))
     assert held(talk) == [[*range(4), *range(82, 90)]] * 8
-    assert talk.cache.rehearsed == 90
+    assert talk.cache.reconstructed == 90
 
 
 @pytest.mark.parametrize("option", ["sinks=-1", "window=0", "passage=0"])

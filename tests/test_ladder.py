@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from kvlite.cache import front
+from kvlite.cache import segment
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.prefill import empty_cache
-from kvlite.engine.prefill_oom import reading_offers
-from kvlite.engine.reading import Reading
+from kvlite.engine.prefill_oom import prefill_oom_actions
+from kvlite.engine.reading import Prefill
 from kvlite.errors import OutOfMemory
-from kvlite.memory.oom import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, RUNGS, Ladder
+from kvlite.memory.oom import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, OOM_STEPS, OOMPolicy
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel
 from tests.conftest import make_tiny
 
 from .faults import Faults, Site, quick_collections
 from .test_packed import random_ids
 
-LOSSY = {rung.name for rung in RUNGS if rung.lossy}
+LOSSY = {oom_step.name for oom_step in OOM_STEPS if oom_step.lossy}
 DEFAULT = Settings().method
 LEAST_RUNS = 48
 
@@ -86,12 +86,14 @@ def said(talk: Conversation) -> list[list[int]]:
 def contents(talk: Conversation) -> list[torch.Tensor]:
     """All that is held, ascending in position: positions, keys, values, remembered attention."""
     held = []
-    for bank in (bank for layer in talk.cache.layers for bank in layer.banks):
-        positions, order = bank.positions[:, :, : bank.used].sort(dim=-1)
-        along = order[..., None].expand(-1, -1, -1, bank.own_keys.shape[3])
-        held += [positions, bank.keys.gather(2, along), bank.values.gather(2, along)]
-        if bank.rows is not None:
-            held.append(bank.scores().gather(2, order))
+    for head_group in (
+        head_group for layer in talk.cache.layers for head_group in layer.head_groups
+    ):
+        positions, order = head_group.positions[:, :, : head_group.used].sort(dim=-1)
+        along = order[..., None].expand(-1, -1, -1, head_group.residual_keys.shape[3])
+        held += [positions, head_group.keys.gather(2, along), head_group.values.gather(2, along)]
+        if head_group.rows is not None:
+            held.append(head_group.scores().gather(2, order))
     return held
 
 
@@ -144,7 +146,7 @@ def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> li
             assert answer.finish_reason == "length", where
     assert faults.failed == len(at), where
     heard = talk.token_ids + talk.context.pending
-    taken = talk.ladder.taken
+    taken = talk.oom_policy.taken
     if not LOSSY & {*taken}:
         whole = [
             token
@@ -219,9 +221,9 @@ def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:
             answer = talk.generate(TURNS[0], ignore_eos=True, notify=told.append)
         except OutOfMemory as error:
             return [], str(error)
-    assert answer.finish_reason == answer.ledger.finish_reason == "memory"
-    assert told[-1] == answer.ledger.notes[-1]
-    assert "ended for lack of memory" in answer.ledger.line()
+    assert answer.finish_reason == answer.metrics.finish_reason == "memory"
+    assert told[-1] == answer.metrics.notes[-1]
+    assert "ended for lack of memory" in answer.metrics.line()
     return answer.token_ids, told[-1]
 
 
@@ -239,7 +241,7 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
         talk = conversation(model, never_lossy=True, **CASES[name])
         heard, sentence = run_dry(talk, at)
         assert "--never-lossy" in sentence and "can go on" in sentence
-        assert not LOSSY & {*talk.ladder.taken}
+        assert not LOSSY & {*talk.oom_policy.taken}
         assert heard == known.said[0][: len(heard)]
         if not heard and talk.token_ids:
             assert talk.token_ids == [*TURNS[0]]  # read, and memory ran out at the first draw
@@ -275,11 +277,11 @@ def test_what_is_answered_is_indexed_though_memory_ran_out_then(model: LoadedMod
         talk = conversation(model, **given)
         with Faults([at]) as once:
             assert talk.generate(TURNS[0], ignore_eos=True).token_ids == whole
-        assert once.failed and talk.ladder.taken == []
+        assert once.failed and talk.oom_policy.taken == []
 
 
 def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedModel) -> None:
-    """Or is not needed, where the next turn reads from the tier."""
+    """Or is not needed, where the next turn reads from the host store."""
     for settings in ({"method": "full"}, CASES["recall"]):
         with Faults() as faults:
             conversation(model, **settings).generate(TURNS[0], max_new_tokens=2, ignore_eos=True)
@@ -293,7 +295,7 @@ def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedMo
 
 
 @pytest.mark.parametrize(
-    ("settings", "share", "rungs"),
+    ("settings", "share", "fallbacks"),
     [
         ({"method": "h2o", "budget": 300, "chunk": 256}, 0.6, {CHUNK}),
         ({"method": DEFAULT, "budget": 400}, 0.9, {CHUNK, EIGHT_BITS}),
@@ -301,11 +303,11 @@ def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedMo
     ],
 )
 def test_another_process_takes_memory_while_a_prompt_is_read(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], share: float, rungs: set[str]
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], share: float, fallbacks: set[str]
 ) -> None:
     """What may live shrinks to a share of what was needed; what is given up makes up for it."""
     # A model so small would else be worked on in one piece, and that would be what does not fit.
-    monkeypatch.setattr(front, "ELEMENTS_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(segment, "ELEMENTS_AT_ONCE", 1 << 12)
     model = make_tiny("llama", num_hidden_layers=8, hidden_size=32, intermediate_size=48).model
     given, ids = {"chunk": 64, "max_new_tokens": 8, **settings}, random_ids(900)[0].tolist()
     talk, straight = (conversation(model, **given) for _ in range(2))
@@ -320,18 +322,22 @@ def test_another_process_takes_memory_while_a_prompt_is_read(
     with faults:
         answer = talk.generate(ids, ignore_eos=True, progress=taken_by_others, notify=told.append)
     assert faults.failed and faults.live <= share * free.peak
-    assert {*answer.ledger.rungs} == rungs
-    assert all(any(name in note for note in told) for name in rungs)
-    assert f"memory was short: {answer.ledger.rungs[0]}" in answer.ledger.line()
-    assert LOSSY & rungs or answer.token_ids == whole.token_ids
-    assert (answer.kv_bytes < 0.6 * whole.kv_bytes) == bool(LOSSY & rungs)
+    assert {*answer.metrics.fallbacks} == fallbacks
+    assert all(any(name in note for note in told) for name in fallbacks)
+    assert f"memory was short: {answer.metrics.fallbacks[0]}" in answer.metrics.line()
+    assert LOSSY & fallbacks or answer.token_ids == whole.token_ids
+    assert (answer.kv_bytes < 0.6 * whole.kv_bytes) == bool(LOSSY & fallbacks)
 
 
 def test_what_was_given_up_stays_so_for_later_turns(model: LoadedModel) -> None:
     talk = conversation(model, method=DEFAULT, budget=70)
-    talk.ladder.taken = [CHUNK, EIGHT_BITS, FOUR_BITS, BUDGET]
+    talk.oom_policy.taken = [CHUNK, EIGHT_BITS, FOUR_BITS, BUDGET]
     answer = talk.generate(TURNS[0], ignore_eos=True)
-    assert (answer.ledger.kv_bits, answer.ledger.budget, answer.ledger.rungs) == ("4", 35, ())
+    assert (answer.metrics.kv_bits, answer.metrics.budget, answer.metrics.fallbacks) == (
+        "4",
+        35,
+        (),
+    )
     bare = conversation(model, method=DEFAULT, budget=35, kv_bits=4, chunk=20)
     assert bare.generate(TURNS[0], ignore_eos=True).token_ids == answer.token_ids
     assert bare.cache.nbytes == talk.cache.nbytes
@@ -340,21 +346,21 @@ def test_what_was_given_up_stays_so_for_later_turns(model: LoadedModel) -> None:
 @pytest.mark.parametrize("chunk", [5, 16, 17, 24, 40, 100, 777, 1024, 4095])
 def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int) -> None:
     """Unless they were asked for so; in this turn, and in later ones."""
-    reading = Reading(
+    reading = Prefill(
         model,
         empty_cache(model),
         torch.tensor([[5] * 5000]),
-        layer_rules(parse_method("full"), model.shape, 5000, 5000),
+        layer_policies(parse_method("full"), model.shape, 5000, 5000),
         chunk=chunk,
     )
-    shorter, sizes = reading_offers(reading)[CHUNK], [chunk]
+    shorter, sizes = prefill_oom_actions(reading)[CHUNK], [chunk]
     while shorter():
         sizes.append(reading.chunk)
     assert sizes[-1] == min(chunk, 16) and all(type(size) is int for size in sizes)
     assert all(a > b >= max(16, a // 2) for a, b in pairwise(sizes))
     talk = conversation(model, method="full", chunk=chunk)
     for times in range(15):
-        talk.ladder.taken = [CHUNK] * times
+        talk.oom_policy.taken = [CHUNK] * times
         talk.read([5])
         assert talk.context.turn is not None
         assert talk.context.turn.chunk == sizes[min(times, len(sizes) - 1)]
@@ -362,34 +368,34 @@ def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int)
 
 def test_hidden_states_may_wait_in_host_memory(model: LoadedModel) -> None:
     talk, usual = (conversation(model, method=DEFAULT) for _ in range(2))
-    talk.ladder.taken = [HIDDEN]
+    talk.oom_policy.taken = [HIDDEN]
     assert said(talk) == said(usual)
 
 
 def test_a_layer_is_not_begun_in_chunks_for_which_there_is_no_memory() -> None:
-    ladder, chunks, told = Ladder(torch.device("cpu")), [64], []
-    ladder.free, ladder.tell = lambda device: 1000, told.append
+    oom_policy, chunks, told = OOMPolicy(torch.device("cpu")), [64], []
+    oom_policy.free, oom_policy.tell = lambda device: 1000, told.append
 
     def halve() -> bool:
         chunks.append(chunks[-1] // 2)
         return True
 
-    ladder.foresee(900, lambda: 10 * chunks[-1], {CHUNK: halve})
-    assert chunks == [64, 32, 16, 8] and ladder.times(CHUNK) == len(told) == 3
-    ladder.foresee(1100, lambda: 10, {CHUNK: halve})  # in vain
-    ladder.foresee(100, lambda: 1000, {EIGHT_BITS: halve})  # never for a forecast
-    assert ladder.times(CHUNK) == len(told) == 3
+    oom_policy.reserve_for(900, lambda: 10 * chunks[-1], {CHUNK: halve})
+    assert chunks == [64, 32, 16, 8] and oom_policy.times(CHUNK) == len(told) == 3
+    oom_policy.reserve_for(1100, lambda: 10, {CHUNK: halve})  # in vain
+    oom_policy.reserve_for(100, lambda: 1000, {EIGHT_BITS: halve})  # never for a forecast
+    assert oom_policy.times(CHUNK) == len(told) == 3
 
 
 def test_what_is_no_lack_of_memory_is_not_survived() -> None:
-    ladder, tries = Ladder(torch.device("cpu")), []
+    oom_policy, tries = OOMPolicy(torch.device("cpu")), []
 
     def work() -> None:
         tries.append(1)
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal"):
-        ladder.run(work, {CHUNK: lambda: True})
+        oom_policy.run(work, {CHUNK: lambda: True})
     assert len(tries) == 1
 
 
@@ -403,9 +409,9 @@ def test_what_is_no_lack_of_memory_is_not_survived() -> None:
     ],
 )
 def test_every_kind_of_it_is(error: Exception) -> None:
-    ladder, errors, given = Ladder(torch.device("cpu")), [error, error], []
-    done = ladder.run(lambda: _raised(errors), {CHUNK: lambda: not given.append(1)})
-    assert done == "done" and given == [1] and ladder.taken == [CHUNK]
+    oom_policy, errors, given = OOMPolicy(torch.device("cpu")), [error, error], []
+    done = oom_policy.run(lambda: _raised(errors), {CHUNK: lambda: not given.append(1)})
+    assert done == "done" and given == [1] and oom_policy.taken == [CHUNK]
 
 
 def _raised(errors: list[Exception]) -> str:
@@ -415,11 +421,11 @@ def _raised(errors: list[Exception]) -> str:
 
 
 def test_what_cannot_be_given_up_for_lack_of_memory_is_passed_over() -> None:
-    ladder, errors = Ladder(torch.device("cpu")), [MemoryError()] * 2
+    oom_policy, errors = OOMPolicy(torch.device("cpu")), [MemoryError()] * 2
 
     def no_room() -> bool:
         raise torch.OutOfMemoryError
 
-    offers = {CHUNK: no_room, EIGHT_BITS: lambda: False, BUDGET: lambda: True}
-    assert ladder.run(lambda: _raised(errors), offers) == "done"
-    assert ladder.taken == [BUDGET]
+    oom_actions = {CHUNK: no_room, EIGHT_BITS: lambda: False, BUDGET: lambda: True}
+    assert oom_policy.run(lambda: _raised(errors), oom_actions) == "done"
+    assert oom_policy.taken == [BUDGET]

@@ -108,7 +108,7 @@ def test_it_opens_where_reading_anew_would_give_the_same(
         (*_, last) = each.stream(asked)
         assert each.context.turn is not None
         said.append((each.messages[-1]["content"], each.token_ids))
-        assert (last.ledger.prompt_tokens < 9) == (each is talk)
+        assert (last.metrics.prompt_tokens < 9) == (each is talk)
     assert said[0] == said[1]
 
 

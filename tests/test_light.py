@@ -16,7 +16,7 @@ from kvlite.conversation import tensor_file as tensorfile
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import Step
 from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError, Stopped
 from kvlite.methods import METHODS
@@ -54,9 +54,9 @@ RECALLED = [
 ALIKE = ["full", "late", "late, rounded", "full, forgotten", "minference, forgotten"]
 
 
-def again(tiny: Tiny, path: Path, reading: Audience | None = None, **given: Any) -> Conversation:
+def again(tiny: Tiny, path: Path, reading: Callbacks | None = None, **given: Any) -> Conversation:
     runner = kvlite.Runner(tiny.model, Settings())
-    return runner.open(path, reading=reading or Audience(), **given)
+    return runner.open(path, reading=reading or Callbacks(), **given)
 
 
 def follows(talk: Conversation, straight: Conversation) -> None:
@@ -221,8 +221,8 @@ def test_what_was_read_ahead_stays_read(llama: Tiny, tmp_path: Path) -> None:
             assert each.read_ahead(LONG)
         talk.save(tmp_path / "talk.kv", light=True)
         talk = again(llama, tmp_path / "talk.kv")
-        assert talk.tier is not None and straight.tier is not None
-        assert talk.tier.seen == straight.tier.seen
+        assert talk.store is not None and straight.store is not None
+        assert talk.store.seen == straight.store.seen
         with pytest.raises(SettingError, match="does not begin with what was read ahead"):
             said(talk, OTHER)
         assert said(talk, f"{LONG} 5 6") == said(straight, f"{LONG} 5 6")
@@ -297,7 +297,7 @@ def test_how_far_reading_is_can_be_followed_and_stopped(llama: Tiny, tmp_path: P
     runner.open(
         tmp_path / "talk.kv",
         progress=lambda done, of: read.append(of),
-        reading=Audience(lambda *at: told.append(at), notes.append),
+        reading=Callbacks(lambda *at: told.append(at), notes.append),
     )
     tokens = len(talk.token_ids)
     assert {*read} == {(tmp_path / "talk.kv").stat().st_size}
@@ -305,7 +305,7 @@ def test_how_far_reading_is_can_be_followed_and_stopped(llama: Tiny, tmp_path: P
     assert len({done for done, _ in told}) > 3 and 0 < told[0][0] < tokens == told[-1][0]
     assert notes == [f"{tokens:,} tokens are read again"]
     with pytest.raises(Stopped):
-        reading = Audience(lambda *at: stop.set(), cancel=stop)
+        reading = Callbacks(lambda *at: stop.set(), cancel=stop)
         runner.open(tmp_path / "talk.kv", reading=reading)
     assert again(llama, tmp_path / "talk.kv").messages == talk.messages
 
@@ -321,10 +321,10 @@ def test_memory_that_ends_while_it_is_read_again(llama: Tiny, tmp_path: Path) ->
 
 def test_what_was_given_up_stays_given_up(llama: Tiny, tmp_path: Path) -> None:
     talk = gone_ways(llama, budget="40")
-    talk.ladder.taken = ["smaller chunk", "smaller budget"]
+    talk.oom_policy.taken = ["smaller chunk", "smaller budget"]
     talk.save(tmp_path / "talk.kv", light=True)
     opened_again = again(llama, tmp_path / "talk.kv")
-    assert opened_again.ladder.taken == talk.ladder.taken
+    assert opened_again.oom_policy.taken == talk.oom_policy.taken
     follows(opened_again, talk)
 
 

@@ -13,13 +13,13 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.reading import Reading
-from kvlite.engine.sparse_attention import Limit, Sight
+from kvlite.engine.reading import Prefill
+from kvlite.engine.sparse_attention import PositionClamp, SparseAttentionMask
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.methods.base import LambdaMask
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.rotary import Rotation, rotated
 from kvlite.ops.attention import attend_band, attend_masked
 
@@ -51,9 +51,11 @@ def lambda_logits(tiny: Tiny, ids: Tensor, sinks: int, window: int, limit: bool)
     ) -> tuple[Tensor, None]:
         layer = module.layer_idx
         own = shape.windows[layer]
-        sight = (sinks, window, limit) if own is None else (0, own, False)
+        sparse_mask = (sinks, window, limit) if own is None else (0, own, False)
         outs = [
-            lambda_attention(*each, range(n), *table[layer], *sight, scaling, more.get("softcap"))
+            lambda_attention(
+                *each, range(n), *table[layer], *sparse_mask, scaling, more.get("softcap")
+            )
             for each in zip(q.numpy(), k.numpy(), v.numpy(), strict=True)
         ]
         return torch.tensor(np.stack(outs), dtype=q.dtype).transpose(1, 2).contiguous(), None
@@ -180,14 +182,14 @@ def test_larger_budgets_than_before_see_what_was_left(llama: Tiny, limit: bool) 
     before, tables = len(line) - 12, llama.model.rotations(0, 40)
     cos, sin = tables[0]
     near, far = cos[:, :4], sin[:, :4]
-    limits = Limit((near, far), (cos[:, :1], sin[:, :1]), (cos[:, 12:13], sin[:, 12:13]))
+    limits = PositionClamp((near, far), (cos[:, :1], sin[:, :1]), (cos[:, 12:13], sin[:, 12:13]))
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 4, 12, 16, generator=generator)
     k, v = torch.randn(2, 1, 2, len(line), 16, generator=generator)
     own = cos[:, 20:32], sin[:, 20:32]
-    sight = Sight(mask, limits if limit else None)
+    sparse_mask = SparseAttentionMask(mask, limits if limit else None)
     keys = rotated(k, (cos[:, line], sin[:, line]))
-    ours = sight.attend(rotated(q, own), keys, v, line[before], own, 0.25, None)
+    ours = sparse_mask.attend(rotated(q, own), keys, v, line[before], own, 0.25, None)
     expected = lambda_attention(q[0], k[0], v[0], line, cos[0], sin[0], 4, 12, limit, 0.25)
     assert np.allclose(ours[0].numpy(), expected, atol=1e-5)
 
@@ -206,9 +208,9 @@ def test_reading_never_holds_more_than_the_budget_and_a_chunk(llama: Tiny) -> No
     layer_bytes = shape.kv_heads * shape.entry_bytes(4)
     peaks = {}
     for method in ("lminfinite:sinks=4", "streaming"):
-        rules = layer_rules(parse_method(method), shape, 24, 960)
+        policies = layer_policies(parse_method(method), shape, 24, 960)
         ids = torch.randint(3, 199, (1, 960))
-        reading = Reading(model, empty(model), ids, rules, chunk=8)
+        reading = Prefill(model, empty(model), ids, policies, chunk=8)
         there = [*model.module.parameters(), reading.hidden, *reading.rotations[0]]
         with TensorMeter(there) as meter:
             before = meter.live
@@ -288,6 +290,6 @@ def test_a_band_equals_a_mask(rows: int, before: int, width: int, softcap: float
 
 
 def test_one_rule_a_layer_says_what_is_seen() -> None:
-    rules = layer_rules(parse_method("lminfinite"), make_tiny("gemma3").model.shape, 50, 400)
-    assert [rule.mask for rule in rules] == [None, LambdaMask(10, 40, True)] * 2
+    policies = layer_policies(parse_method("lminfinite"), make_tiny("gemma3").model.shape, 50, 400)
+    assert [policy.mask for policy in policies] == [None, LambdaMask(10, 40, True)] * 2
     assert parse_method("lminfinite:sinks=0").mask(50) == LambdaMask(0, 50, False)

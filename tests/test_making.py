@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kvlite.model.load import load_module
-from kvlite.model.making import hollow_module
+from kvlite.model.making import meta_module
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import Weights
-from kvlite.planner.meta_model import hollow_model
+from kvlite.planner.meta_model import meta_model
 from tests.app.conftest import waited
 from tests.conftest import SIZES
 
@@ -27,7 +27,7 @@ def test_a_hollow_module_leaves_torchs_default_dtype_to_other_threads(
     asked = []
     monkeypatch.setattr(torch, "set_default_dtype", asked.append)
     config = LlamaConfig(**SIZES, dtype=torch.bfloat16)
-    module = hollow_model(config, shape_of(config), BF16).module
+    module = meta_model(config, shape_of(config), BF16).module
     assert set(asked) <= {torch.float32}
     assert {each.dtype for each in module.parameters()} == {torch.bfloat16}
     assert module.config.dtype == torch.bfloat16
@@ -67,7 +67,7 @@ def test_weights_are_tied_however_many_threads_make_modules(
 
     def make() -> None:
         assert loads.wait(60)
-        module = hollow_module(config)
+        module = meta_module(config)
         made.set()
         assert module.lm_head.weight is module.model.embed_tokens.weight
 

@@ -121,7 +121,7 @@ def test_only_what_is_watched_is_counted() -> None:
 
     def pieces() -> Iterator[Tensor]:
         for _ in range(3):
-            with meter.watch():
+            with meter.probe():
                 piece = kib(10)
             yield piece
 
@@ -138,12 +138,12 @@ def test_a_streamed_answer_is_measured_without_its_listener(llama: Tiny) -> None
     answer = runner.generate(list(range(3, 100)), ignore_eos=True)
     weights = sum(p.numel() * 4 for p in llama.model.module.parameters())
     least = weights + answer.kv_bytes
-    assert least < answer.ledger.peak_bytes < 2 * least
+    assert least < answer.metrics.peak_bytes < 2 * least
     kept, peaks = [], []
     for piece in runner.conversation().stream_tokens(list(range(3, 100)), ignore_eos=True):
-        peaks.append(piece.ledger.peak_bytes)
+        peaks.append(piece.metrics.peak_bytes)
         kept.append(torch.zeros(least))
-    assert peaks == sorted(peaks) and peaks[-1] == answer.ledger.peak_bytes
+    assert peaks == sorted(peaks) and peaks[-1] == answer.metrics.peak_bytes
 
 
 def test_peaks_measured_in_tensors_show_what_compression_saves(llama: Tiny) -> None:
@@ -152,7 +152,7 @@ def test_peaks_measured_in_tensors_show_what_compression_saves(llama: Tiny) -> N
         options["recall"] = "off"  # on a CPU what is kept aside is in the same memory
         runner = kvlite.Runner(llama.model, Settings().replace({"method": method, **options}))
         ids = torch.randint(3, 199, (900,), generator=torch.Generator().manual_seed(0)).tolist()
-        return runner.generate(ids).ledger.peak_bytes
+        return runner.generate(ids).metrics.peak_bytes
 
     saved = llama.model.shape.full_kv_bytes(900 - 40, 4)
     # One layer of the four is there in full at a time, and attended to in parts.
@@ -162,7 +162,7 @@ def test_peaks_measured_in_tensors_show_what_compression_saves(llama: Tiny) -> N
 def test_a_process_is_measured_by_its_resident_memory() -> None:
     process, meter = psutil.Process(), PeakMeter("process", CPU, [])
     assert peak_resident_bytes() >= process.memory_info().rss - BATCH
-    with meter.watch():
+    with meter.probe():
         block = mmap.mmap(-1, 64 << 20)  # unlike an array's, its memory is surely given back
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1

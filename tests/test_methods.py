@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, LayerCache, Selection
+from kvlite.cache import KVHeadGroup, LayerCache, Selection
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
 from kvlite.methods.kvx import KVX
@@ -87,7 +87,7 @@ def make_case(
     """Random keys and queries, scaled so that attention is neither flat nor on one entry.
 
     A compressed line holds old entries with gaps, other ones in every head and sequence, before
-    the tokens just read. Banks have spare slots full of NaN, which must not be looked at.
+    the tokens just read. Head groups have spare slots full of NaN, which must not be looked at.
     """
     generator = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, batch, kv_heads, n, DIM, generator=generator) * 1.5
@@ -101,8 +101,8 @@ def make_case(
             line[old:] = torch.arange(before, before + fresh)
     heads = split or [tuple(range(kv_heads))]
     layer = make_layer(keys, values, positions, heads, spare=3, decode_rows=1)
-    for bank in layer.banks:
-        bank.add(torch.rand(batch, len(bank.heads), n, generator=generator))
+    for head_group in layer.head_groups:
+        head_group.add(torch.rand(batch, len(head_group.heads), n, generator=generator))
     start = int(positions[0, 0, -1]) + 1 - rows
     spread = torch.randn(batch, kv_heads * group, DIM, DIM, generator=generator)
     expected = Expected(queries.mean(2), spread @ spread.transpose(-1, -2))
@@ -130,12 +130,12 @@ def make_layer(
     for flat in (layer.keys, layer.values):
         flat.fill_(torch.nan)
     layer.positions.fill_(-1)
-    for bank in layer.banks:
-        heads = list(bank.heads)
-        bank.append(
+    for head_group in layer.head_groups:
+        heads = list(head_group.heads)
+        head_group.append(
             keys[:, heads], values[:, heads], torch.arange(keys.shape[2], dtype=torch.int32)
         )
-        bank.positions[:, :, :n] = positions[:, heads]
+        head_group.positions[:, :, :n] = positions[:, heads]
     return layer
 
 
@@ -143,16 +143,16 @@ def kept_positions(selections: list[Selection]) -> Kept:
     """Positions that a layer holds after the selection: a list a sequence and KV head."""
     after = LayerCache.gathered(selections, [s.slots.shape[2] for s in selections])
     by_head = {
-        head: bank.positions[:, index, : bank.used].tolist()
-        for bank in after.banks
-        for index, head in enumerate(bank.heads)
+        head: head_group.positions[:, index, : head_group.used].tolist()
+        for head_group in after.head_groups
+        for index, head in enumerate(head_group.heads)
     }
     lines = [by_head[head] for head in sorted(by_head)]
     return [list(sequence) for sequence in zip(*lines, strict=True)]
 
 
 def selected(method: Method, case: Case, budget: int, layer: int = 0) -> Kept:
-    view = LayerView(layer, case.layer.banks, case.window, budget)
+    view = LayerView(layer, case.layer.head_groups, case.window, budget)
     return kept_positions(method.select(view))
 
 
@@ -230,18 +230,18 @@ def test_streaming_keeps_what_the_oracle_keeps(layout: Layout, sinks: int) -> No
 def test_streaming_rolls_like_a_list(sinks: int) -> None:
     """100 decode steps over slots in any order, against lists of positions."""
     budget, batch, heads = 11, 2, 3
-    bank = shuffled_bank(batch, heads, budget, 0)
-    line = sorted(bank.positions[0, 0].tolist())
+    head_group = shuffled_head_group(batch, heads, budget, 0)
+    line = sorted(head_group.positions[0, 0].tolist())
     method = Streaming(sinks)
     for position in range(budget, budget + 100):
         entry = torch.full((batch, heads, 1, DIM), float(position))
-        bank.overwrite(method.evict(bank, budget, position), entry, entry, position)
+        head_group.overwrite(method.evict(head_group, budget, position), entry, entry, position)
         del line[sinks]
         line.append(position)
-        assert bank.positions.sort().values.tolist() == [[line] * heads] * batch
+        assert head_group.positions.sort().values.tolist() == [[line] * heads] * batch
         # The keys moved with the positions.
-        fresh = bank.positions >= budget
-        assert torch.equal(bank.keys[..., 0][fresh], bank.positions[fresh].float())
+        fresh = head_group.positions >= budget
+        assert torch.equal(head_group.keys[..., 0][fresh], head_group.positions[fresh].float())
 
 
 # --- SnapKV and PyramidKV ------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_scores_in_blocks_of_rows_and_parts_of_entries_are_the_oracles(
     monkeypatch.setattr(scores, "ELEMENTS_AT_ONCE", elements)
     monkeypatch.setattr(scores, "KEY_ELEMENTS_AT_ONCE", entries * 2 * DIM)
     case = make_case(rows=11, batch=2, compressed=True, softcap=3.0, seed=6)
-    ours = window_scores(case.layer.banks[0], case.window, queries, "mean")
+    ours = window_scores(case.layer.head_groups[0], case.window, queries, "mean")
     for b in range(2):
         expected = selection.window_scores(*case.sequence(b), queries, "mean", softcap=3.0)
         assert np.allclose(ours[b].numpy(), expected, atol=1e-6)
@@ -314,7 +314,7 @@ def test_scores_in_blocks_of_rows_and_parts_of_entries_are_the_oracles(
 def test_scores_are_the_oracles_numbers(queries: Reduce, heads: Reduce) -> None:
     """Not only in their order, which a mean shares with a sum."""
     case = make_case(group=4, batch=2, compressed=True, softcap=3.0, seed=19)
-    ours = window_scores(case.layer.banks[0], case.window, queries, heads)
+    ours = window_scores(case.layer.head_groups[0], case.window, queries, heads)
     for b in range(2):
         expected = selection.window_scores(*case.sequence(b), queries, heads, softcap=3.0)
         assert np.allclose(ours[b].numpy(), expected, atol=1e-6)
@@ -324,9 +324,9 @@ def test_rows_over_what_was_kept_are_the_oracles_numbers() -> None:
     """Some of the window's own entries dropped: a row must see none of the later ones."""
     case = make_case(group=4, batch=2, rows=8, softcap=3.0, seed=21)
     kept = torch.tensor([0, 3, 9, *range(20, 33), 34, 36, 38, 40])
-    picked = Selection(case.layer.banks[0], kept.expand(2, 2, -1))
-    bank = LayerCache.gathered([picked], [len(kept)]).banks[0]
-    ours = window_rows(bank, case.window)
+    picked = Selection(case.layer.head_groups[0], kept.expand(2, 2, -1))
+    head_group = LayerCache.gathered([picked], [len(kept)]).head_groups[0]
+    ours = window_rows(head_group, case.window)
     for b in range(2):
         queries, keys, asked, positions, scale = case.sequence(b)
         every = attention_rows(queries, keys[:, kept], asked, positions[:, kept], scale, 3.0)
@@ -367,10 +367,12 @@ def test_pyramidkv_without_slope_is_snapkv() -> None:
 def test_attention_over_what_is_kept_equals_a_mask_over_everything() -> None:
     case = make_case(batch=2, compressed=True, seed=9)
     method = SnapKV(window=6)
-    chosen = method.select(LayerView(0, case.layer.banks, case.window, 15))
-    bank = LayerCache.gathered(chosen, [15]).banks[0]
+    chosen = method.select(LayerView(0, case.layer.head_groups, case.window, 15))
+    head_group = LayerCache.gathered(chosen, [15]).head_groups[0]
     query = torch.randn(2, 6, 1, DIM, generator=torch.Generator().manual_seed(1))
-    out, _ = attend(query, bank.keys, bank.values, scale=0.3, softcap=None, causal=False)
+    out, _ = attend(
+        query, head_group.keys, head_group.values, scale=0.3, softcap=None, causal=False
+    )
     for b, slots in enumerate(chosen[0].slots.tolist()):
         expected = masked_attention(
             query[b].numpy(),
@@ -478,22 +480,22 @@ def test_kvx_votes_with_its_last_alpha_queries_of_a_longer_window(alpha: int, mi
     case = make_case(rows=8, seed=18)
     method = KVX(alpha=alpha, middle=middle)  # type: ignore[arg-type]
     expected = kvx_oracle(method, case, 17)
-    judged = replace(case, window=case.window.last(alpha))
-    assert selected(method, judged, 17) == expected
+    cached_scores = replace(case, window=case.window.last(alpha))
+    assert selected(method, cached_scores, 17) == expected
     assert selected(method, case, 17) == expected
 
 
 # --- KV-X while decoding -------------------------------------------------------------------------
 
 
-def shuffled_bank(batch: int, heads: int, size: int, seed: int, rows: int = 0) -> Bank:
-    """A full bank of positions 0 .. size - 1, in another slot order in every head."""
+def shuffled_head_group(batch: int, heads: int, size: int, seed: int, rows: int = 0) -> KVHeadGroup:
+    """A full head group of positions 0 .. size - 1, in another slot order in every head."""
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(size, generator=generator) for _ in range(batch * heads)]
     positions = torch.stack(orders).view(batch, heads, size).int()
     entries = positions[..., None].expand(batch, heads, size, DIM).float()
     layer = make_layer(entries, entries, positions, [tuple(range(heads))], decode_rows=rows)
-    return layer.banks[0]
+    return layer.head_groups[0]
 
 
 def probabilities(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -508,14 +510,14 @@ def test_kvx_gives_up_the_slot_the_oracle_gives_up(budget: int, omega: int, rece
     """100 simulated decode steps, slots in any order."""
     batch, heads = 2, 3
     generator = torch.Generator().manual_seed(budget)
-    bank = shuffled_bank(batch, heads, budget, 1, rows=recent)
+    head_group = shuffled_head_group(batch, heads, budget, 1, rows=recent)
     method = KVX(omega=omega, recent=recent)
     seen: deque[FloatArray] = deque(maxlen=recent)
-    positions = bank.positions.numpy().copy()
+    positions = head_group.positions.numpy().copy()
 
     def look() -> None:
         row = probabilities((batch, heads, budget), generator)
-        bank.record(row)
+        head_group.record(row)
         seen.append(row.double().numpy())
 
     look()
@@ -530,42 +532,42 @@ def test_kvx_gives_up_the_slot_the_oracle_gives_up(budget: int, omega: int, rece
                 for b in range(batch)
             ]
         )
-        slots = method.evict(bank, budget, position)
+        slots = method.evict(head_group, budget, position)
         assert slots.tolist() == victims.tolist()
         entry = torch.full((batch, heads, 1, DIM), float(position))
-        bank.overwrite(slots, entry, entry, position)
+        head_group.overwrite(slots, entry, entry, position)
         for b, h in np.ndindex(batch, heads):
             positions[b, h, victims[b, h]] = position
             for row in seen:
                 row[b, h, victims[b, h]] = 0
-        assert (bank.positions.numpy() == positions).all()
-        assert torch.equal(bank.keys[..., 0], bank.positions.float())
+        assert (head_group.positions.numpy() == positions).all()
+        assert torch.equal(head_group.keys[..., 0], head_group.positions.float())
         look()
 
 
 def test_kvx_gives_up_the_same_position_in_all_heads_if_per_layer() -> None:
     budget = 16
     generator = torch.Generator().manual_seed(3)
-    bank = shuffled_bank(1, 1, budget, 4)
-    positions = bank.positions.expand(1, 3, budget)
+    head_group = shuffled_head_group(1, 1, budget, 4)
+    positions = head_group.positions.expand(1, 3, budget)
     entries = positions[..., None].expand(1, 3, budget, DIM).float()
-    bank = make_layer(entries, entries, positions, [(0, 1, 2)], decode_rows=8).banks[0]
+    head_group = make_layer(entries, entries, positions, [(0, 1, 2)], decode_rows=8).head_groups[0]
     row = probabilities((1, 3, budget), generator)
-    bank.record(row)
+    head_group.record(row)
     mean = row[0].double().mean(0).tolist()
     victim = selection.kvx_victim(positions[0, 0].tolist(), mean, budget, 2)
-    assert KVX(omega=2, per_layer=True).evict(bank, budget, budget).tolist() == [[victim] * 3]
+    assert KVX(omega=2, per_layer=True).evict(head_group, budget, budget).tolist() == [[victim] * 3]
 
 
 @pytest.mark.parametrize("omega", [2, 4])
 def test_kvx_gives_up_the_first_of_equal_entries(omega: int) -> None:
     """Attention underflows to 0, and before the first row all votes are equal."""
     for seed in range(5):
-        bank = shuffled_bank(2, 3, 17, seed, rows=2)
-        slots = KVX(omega=omega).evict(bank, 17, 17)
+        head_group = shuffled_head_group(2, 3, 17, seed, rows=2)
+        slots = KVX(omega=omega).evict(head_group, 17, 17)
         victims = [
             [selection.kvx_victim(line, [0.0] * 17, 17, omega) for line in lines]
-            for lines in bank.positions.tolist()
+            for lines in head_group.positions.tolist()
         ]
         assert slots.tolist() == victims
 
@@ -577,16 +579,18 @@ def test_kvx_gives_up_the_first_of_equal_entries(omega: int) -> None:
 def test_kvx_example_trims_as_the_oracle(
     omega: int, pool: int, pooling: str, per_layer: bool, until_limit: bool
 ) -> None:
-    """Slots in any order, votes from two attention rows, a bank with room left."""
+    """Slots in any order, votes from two attention rows, a head group with room left."""
     size, limit, heads = 33, 12, 3
-    order = shuffled_bank(1, 1 if per_layer else heads, size, 5).positions
+    order = shuffled_head_group(1, 1 if per_layer else heads, size, 5).positions
     positions = order.expand(1, heads, size)
     entries = positions[..., None].expand(1, heads, size, DIM).float()
-    bank = make_layer(entries, entries, positions, [(0, 1, 2)], spare=4, decode_rows=2).banks[0]
-    bank.rows.fill_(torch.nan)  # type: ignore[union-attr]
+    head_group = make_layer(
+        entries, entries, positions, [(0, 1, 2)], spare=4, decode_rows=2
+    ).head_groups[0]
+    head_group.rows.fill_(torch.nan)  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(omega)
     for _ in range(2):
-        bank.record(probabilities((1, heads, size), generator))
+        head_group.record(probabilities((1, heads, size), generator))
     method = KVX(
         omega=omega,
         middle="example",
@@ -595,12 +599,12 @@ def test_kvx_example_trims_as_the_oracle(
         pool=pool,
         pooling=pooling,  # type: ignore[arg-type]
     )
-    slots = method.trim(bank, limit)
+    slots = method.trim(head_group, limit)
     assert slots is not None
 
     # Attention in proportion to the votes: dot products that are their logarithms, in order.
     ascending = positions.argsort(-1)
-    votes = bank.scores().gather(-1, ascending)[0].double().numpy()
+    votes = head_group.scores().gather(-1, ascending)[0].double().numpy()
     kept = selection.kvx_prefill(
         np.ones((heads, 1, 1)),
         np.log(votes)[:, :, None],
@@ -620,13 +624,13 @@ def test_kvx_example_trims_as_the_oracle(
 
 
 def test_kvx_trims_nothing_within_the_limit_or_in_the_budget_reading() -> None:
-    bank = shuffled_bank(1, 2, 20, 6, rows=1)
-    assert KVX(middle="example").trim(bank, 20) is None
+    head_group = shuffled_head_group(1, 2, 20, 6, rows=1)
+    assert KVX(middle="example").trim(head_group, 20) is None
     assert KVX(middle="example").trims
     assert not KVX(middle="budget").trims and not KVX(middle="example", decode="grow").trims
 
 
-# --- banks ---------------------------------------------------------------------------------------
+# --- head groups ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -708,7 +712,7 @@ def test_kept_slots_ascend_and_fill_the_budget(name: str, layout: Layout) -> Non
     case = make_case(**layout)
     method = small(name)
     for budget in (max(3, method.least_budget), 20, case.length - 1):
-        view = LayerView(1, case.layer.banks, case.window, budget)
+        view = LayerView(1, case.layer.head_groups, case.window, budget)
         for chosen in method.select(view):
             slots = chosen.slots
             assert slots.dtype == torch.int64

@@ -8,10 +8,10 @@ import torch
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
-from kvlite.engine.layer_prefill import LayerReader
+from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from tests.conftest import Tiny
 from tests.oracles.columns import read_by_columns
 from tests.test_api import held
@@ -21,27 +21,27 @@ NONE = (torch.zeros(1, 64, 8), torch.zeros(1, 64, 8))
 
 
 @pytest.mark.parametrize("chunk", [16, 10])
-@pytest.mark.parametrize("banks", [[(0, 1)], [(1,), (0,)]])
+@pytest.mark.parametrize("head_groups", [[(0, 1)], [(1,), (0,)]])
 @pytest.mark.parametrize(
     ("count", "near", "observed", "sinks"),
     [(6, 5, 4, 2), (3, 0, 9, 0), (8, 12, 1, 8), (40, 2, 4, 0)],
 )
 def test_a_chunk_sees_what_the_oracle_says(
-    chunk: int, banks: list[tuple[int, ...]], count: int, near: int, observed: int, sinks: int
+    chunk: int, head_groups: list[tuple[int, ...]], count: int, near: int, observed: int, sinks: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 6, 53, 8, generator=generator) * 1.5
     k, v = torch.randn(2, 1, 2, 53, 8, generator=generator) * 1.5
     spec = f"minference:columns={count},near={near},observed={observed},sinks={sinks}"
     layer = LayerCache(
-        [(heads, 60) for heads in banks],
+        [(heads, 60) for heads in head_groups],
         batch=1,
         dim=8,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
     positions = torch.arange(53, dtype=torch.int32)
-    reader = LayerReader(layer, Rule(parse_method(spec), 60), positions, 53, NONE)
+    reader = LayerPrefill(layer, LayerPolicy(parse_method(spec), 60), positions, 53, NONE)
     parts = []
     for at in range(0, 53, chunk):
         given = (each[:, :, at : at + chunk] for each in (q, k, v))
@@ -75,7 +75,7 @@ def test_long_texts_are_not_and_everything_stays(llama: Tiny) -> None:
     assert held(sparse) == held(whole)
     for layer, same in ((0, True), (3, False)):
         read, exact = (
-            talk.cache.layers[layer].banks[0].keys[:, :, :200] for talk in (sparse, whole)
+            talk.cache.layers[layer].head_groups[0].keys[:, :, :200] for talk in (sparse, whole)
         )
         assert torch.allclose(read, exact, atol=1e-3) == same
 

@@ -20,7 +20,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.minicache import MiniCache
 from tests.conftest import Tiny, make_tiny
 from tests.oracles import pairs
@@ -39,21 +39,21 @@ def layer_of(
     batch, heads, n, dim = keys.shape
     sizes = [(each, n) for each in split or [tuple(range(heads))]]
     layer = LayerCache(sizes, batch=batch, dim=dim, dtype=keys.dtype, device=keys.device)
-    for bank in layer.banks:
-        own = list(bank.heads)
-        bank.append(keys[:, own], values[:, own], torch.arange(n))
+    for head_group in layer.head_groups:
+        own = list(head_group.heads)
+        head_group.append(keys[:, own], values[:, own], torch.arange(n))
     return layer
 
 
 def merged(method: MiniCache, lower: LayerCache, upper: LayerCache) -> list[LayerCache]:
-    fronts = zip(*method.merge(lower.banks, upper.banks), strict=True)
-    return [each.behind(own, 0) for each, own in zip((lower, upper), fronts, strict=True)]
+    segments = zip(*method.merge(lower.head_groups, upper.head_groups), strict=True)
+    return [each.behind(own, 0) for each, own in zip((lower, upper), segments, strict=True)]
 
 
 def half(layer: LayerCache) -> Half:
-    front = layer.banks[0].front
-    assert isinstance(front, Half)
-    return front
+    segment = layer.head_groups[0].segment
+    assert isinstance(segment, Half)
+    return segment
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,7 +73,7 @@ def test_what_is_restored_equals_the_oracle(
     layers = merged(method, layer_of(*lower), layer_of(*upper))
     count = math.ceil(round(retain * n, 6))
     for kind in range(2):
-        read = [(each.banks[0].keys, each.banks[0].values)[kind] for each in layers]
+        read = [(each.head_groups[0].keys, each.head_groups[0].values)[kind] for each in layers]
         held = (half(layers[0]).keys, half(layers[0]).values)[kind]
         for b in range(batch):
             for h in range(heads):
@@ -92,9 +92,9 @@ def test_the_ends_of_t_are_the_two_directions(t: float) -> None:
     own, other = ((below, lower), (above, upper)) if t == 0 else ((above, upper), (below, lower))
     for kind, name in enumerate(("keys", "values")):
         exact = own[1][kind]
-        restored = getattr(own[0].banks[0], name)
+        restored = getattr(own[0].head_groups[0], name)
         torch.testing.assert_close(restored, exact, atol=1e-5, rtol=0)
-        turned = getattr(other[0].banks[0], name)
+        turned = getattr(other[0].head_groups[0], name)
         cosine = torch.cosine_similarity(turned, exact, dim=-1)
         torch.testing.assert_close(cosine, torch.ones_like(cosine), atol=1e-5, rtol=0)
         torch.testing.assert_close(turned.norm(dim=-1), other[1][kind].norm(dim=-1))
@@ -107,15 +107,15 @@ def test_vectors_that_are_parallel_opposed_or_zero() -> None:
     upper[..., 0] = torch.tensor([3.0, -3.0, 3.0, 0.0])
     below, above = merged(MiniCache(retain=0), layer_of(lower, lower), layer_of(upper, upper))
     for restored, line in ((below, [2.0, -2.0, 0.0, 0.0]), (above, [3.0, -3.0, 3.0, 0.0])):
-        assert restored.banks[0].keys[0, 0, :, 0].tolist() == pytest.approx(line, abs=1e-5)
-        assert not restored.banks[0].keys[..., 1:].any()
+        assert restored.head_groups[0].keys[0, 0, :, 0].tolist() == pytest.approx(line, abs=1e-5)
+        assert not restored.head_groups[0].keys[..., 1:].any()
 
 
 def test_identical_layers_are_restored() -> None:
     same = vectors(3, 2, 2, 50)
     for layer in merged(MiniCache(retain=0), layer_of(*same), layer_of(*same)):
-        torch.testing.assert_close(layer.banks[0].keys, same[0], atol=1e-6, rtol=1e-6)
-        torch.testing.assert_close(layer.banks[0].values, same[1], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(layer.head_groups[0].keys, same[0], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(layer.head_groups[0].values, same[1], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -126,7 +126,7 @@ def test_retained_tokens_are_bit_exact_and_the_most_different_ones(dtype: torch.
     assert slots.shape == (3, 2, 4) and slots.dtype == torch.int32
     for layer, exact in zip(layers, (lower[0], upper[0]), strict=True):
         place = slots.long()[..., None].expand(-1, -1, -1, DIM)
-        assert layer.banks[0].keys.gather(2, place).equal(exact.gather(2, place))
+        assert layer.head_groups[0].keys.gather(2, place).equal(exact.gather(2, place))
     cosine = torch.cosine_similarity(lower[0].float(), upper[0].float(), dim=-1)
     kept = torch.zeros(3, 2, 61, dtype=torch.bool).scatter_(2, slots.long(), True)
     for b in range(3):
@@ -138,29 +138,32 @@ def test_merging_again_what_was_merged_changes_nothing() -> None:
     first = merged(
         MiniCache(retain=0), layer_of(*vectors(6, 2, 2, 40)), layer_of(*vectors(7, 2, 2, 40))
     )
-    dense = [layer_of(each.banks[0].keys, each.banks[0].values) for each in first]
+    dense = [layer_of(each.head_groups[0].keys, each.head_groups[0].values) for each in first]
     for once, twice in zip(first, merged(MiniCache(), *dense), strict=True):
         for name in ("keys", "values"):
             torch.testing.assert_close(
-                getattr(twice.banks[0], name), getattr(once.banks[0], name), atol=2e-6, rtol=1e-6
+                getattr(twice.head_groups[0], name),
+                getattr(once.head_groups[0], name),
+                atol=2e-6,
+                rtol=1e-6,
             )
 
 
 def test_what_comes_later_is_merged_behind_it_and_leaves_it_as_it_was() -> None:
     method, lower, upper = MiniCache(), vectors(8, 2, 2, 70), vectors(9, 2, 2, 70)
     layers = merged(method, layer_of(*lower[..., :40, :]), layer_of(*upper[..., :40, :]))
-    before = [each.banks[0].keys.clone() for each in layers]
+    before = [each.head_groups[0].keys.clone() for each in layers]
     grown = [each.resized([70]) for each in layers]
     for each, exact in zip(grown, (lower, upper), strict=True):
-        each.banks[0].append(exact[0][:, :, 40:], exact[1][:, :, 40:], torch.arange(40, 70))
-        assert each.banks[0].front is not None
+        each.head_groups[0].append(exact[0][:, :, 40:], exact[1][:, :, 40:], torch.arange(40, 70))
+        assert each.head_groups[0].segment is not None
     later = merged(method, layer_of(*lower[..., 40:, :]), layer_of(*upper[..., 40:, :]))
     for again, old, new in zip(merged(method, *grown), before, later, strict=True):
-        bank = again.banks[0]
-        assert bank.positions[0, 0].tolist() == list(range(70))
-        assert bank.keys[:, :, :40].equal(old)
-        assert bank.keys[:, :, 40:].equal(new.banks[0].keys)
-        assert bank.values[:, :, 40:].equal(new.banks[0].values)
+        head_group = again.head_groups[0]
+        assert head_group.positions[0, 0].tolist() == list(range(70))
+        assert head_group.keys[:, :, :40].equal(old)
+        assert head_group.keys[:, :, 40:].equal(new.head_groups[0].keys)
+        assert head_group.values[:, :, 40:].equal(new.head_groups[0].values)
         assert again.own_lines == [(2, 0)]
 
 
@@ -171,11 +174,14 @@ def test_layers_that_hold_different_tokens_are_not_merged() -> None:
     moved.positions[0, 3] = 99
     pair = merged(MiniCache(), one, layer_of(*keys))
     for other in (split, moved, shorter, pair[1]):
-        assert MiniCache().merge(one.banks, other.banks) == []
-        assert MiniCache().merge(other.banks, one.banks) == []
+        assert MiniCache().merge(one.head_groups, other.head_groups) == []
+        assert MiniCache().merge(other.head_groups, one.head_groups) == []
     stranger = merged(MiniCache(), one, layer_of(*keys))[1]
-    assert MiniCache().merge(pair[0].banks, stranger.banks) == []
-    assert len(MiniCache().merge(split.banks, layer_of(*keys, split=[(0,), (1,)]).banks)) == 2
+    assert MiniCache().merge(pair[0].head_groups, stranger.head_groups) == []
+    assert (
+        len(MiniCache().merge(split.head_groups, layer_of(*keys, split=[(0,), (1,)]).head_groups))
+        == 2
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -263,8 +269,8 @@ def test_answers_over_three_turns_equal_attention_to_what_the_oracle_restores(
     torch.manual_seed(4)
     for count, merges in ((90, True), (10, False), (50, True)):
         prompt = torch.randint(3, 199, (3, count))
-        rules = layer_rules(method, tiny.model.shape, 24, cache.seen + count)
-        logits = prefill(tiny.model, cache, prompt, rules, reserve=8, chunk=32)
+        policies = layer_policies(method, tiny.model.shape, 24, cache.seen + count)
+        logits = prefill(tiny.model, cache, prompt, policies, reserve=8, chunk=32)
         assert (logits - dense.read(prompt)).abs().max() < 1e-4
         if merges:
             dense.merge(merged_layers)
@@ -273,19 +279,19 @@ def test_answers_over_three_turns_equal_attention_to_what_the_oracle_restores(
             assert layer.computed == paired
         for _ in range(8):
             token = logits.argmax(-1)
-            logits = decode_step(tiny.model, cache, token, rules)
+            logits = decode_step(tiny.model, cache, token, policies)
             assert (logits - dense.read(token[:, None])).abs().max() < 1e-4
 
 
 def test_a_long_answer_leaves_what_was_merged(llama: Tiny) -> None:
     cache, prompt = empty(llama.model), torch.randint(3, 199, (1, 200))
     run(llama.model, cache, prompt, 0, method="minicache", budget=24)
-    fronts = [layer.banks[0].front for layer in cache.layers]
-    assert [front is not None for front in fronts] == [False, False, True, True]
-    rules = layer_rules(parse_method("minicache"), llama.model.shape, 24, 200)
+    segments = [layer.head_groups[0].segment for layer in cache.layers]
+    assert [segment is not None for segment in segments] == [False, False, True, True]
+    policies = layer_policies(parse_method("minicache"), llama.model.shape, 24, 200)
     for _ in range(150):
-        decode_step(llama.model, cache, torch.tensor([7]), rules)
-    assert [layer.banks[0].front for layer in cache.layers] == fronts
+        decode_step(llama.model, cache, torch.tensor([7]), policies)
+    assert [layer.head_groups[0].segment for layer in cache.layers] == segments
     assert positions(cache) == [[set(range(350))] * 2] * 4
 
 
@@ -294,20 +300,24 @@ def test_an_answer_never_restores_a_whole_layer(llama: Tiny) -> None:
     one_layer = model.shape.full_kv_bytes(count, 4) // model.shape.layers
     cache = empty(model)
     method = parse_method("minicache:start=0")
-    rules = layer_rules(method, model.shape, 24, count)
+    policies = layer_policies(method, model.shape, 24, count)
     with TensorMeter(model.module.parameters()) as meter:
         start = meter.live
-        prefill(model, cache, torch.randint(3, 199, (1, count)), rules, reserve=64, chunk=16)
+        prefill(model, cache, torch.randint(3, 199, (1, count)), policies, reserve=64, chunk=16)
         assert meter.live - start == pytest.approx(cache.nbytes, rel=0.01)
         held, before = cache.nbytes, meter.live
         meter.peak = before
-        decode_step(model, cache, torch.tensor([7]), rules)
+        decode_step(model, cache, torch.tensor([7]), policies)
         assert meter.peak - before < 0.5 * one_layer
     assert held < 0.8 * model.shape.full_kv_bytes(count + 64, 4)
 
 
 def held_keys(cache: KVCache) -> list[Tensor]:
-    return [bank.keys[:, :, : bank.used].clone() for layer in cache.layers for bank in layer.banks]
+    return [
+        head_group.keys[:, :, : head_group.used].clone()
+        for layer in cache.layers
+        for head_group in layer.head_groups
+    ]
 
 
 def test_stopping_while_a_later_turn_is_read_loses_nothing(llama: Tiny) -> None:
@@ -353,9 +363,11 @@ def test_another_method_may_take_over_and_give_back(llama: Tiny, other: str, bud
     plain.read(first)
     plain.cache.seen, plain.context.token_ids = talk.cache.seen, [*talk.token_ids]
     plain.cache.layers = [
-        layer_of(bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used])
+        layer_of(
+            head_group.keys[:, :, : head_group.used], head_group.values[:, :, : head_group.used]
+        )
         for layer in talk.cache.layers
-        for bank in layer.banks
+        for head_group in layer.head_groups
     ]
     plain.context.turn = talk.context.turn
     answers = [

@@ -11,7 +11,7 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from tests.conftest import Tiny, made_up_calibration, make_tiny
 from tests.masked import run_under
 from tests.oracles import rank as oracle
@@ -81,9 +81,9 @@ def test_reading_equals_dense_attention_to_what_reached_each_layer(
     ids = torch.randint(3, 199, (1, N))
     method, cache = fitted(spec, tiny), empty(tiny.model)
     assert method.widths(4, N, N) == widths
-    rules = layer_rules(method, tiny.model.shape, 18, N)
-    rules = [replace(rule, budget=N + 3) for rule in rules]  # so that nothing is cut, too
-    logits = prefill(tiny.model, cache, ids, rules, reserve=8, chunk=chunk)
+    policies = layer_policies(method, tiny.model.shape, 18, N)
+    policies = [replace(policy, budget=N + 3) for policy in policies]  # so that nothing is cut, too
+    logits = prefill(tiny.model, cache, ids, policies, reserve=8, chunk=chunk)
     reached = oracle_reached(tiny, ids, widths, rows, weight, sinks)
     held = [[sorted(head) for head in layer] for layer in positions(cache)]
     assert held == [[tokens, tokens] for tokens in reached]
@@ -92,7 +92,7 @@ def test_reading_equals_dense_attention_to_what_reached_each_layer(
     for step in range(3):
         token = torch.tensor([[7 + step]])
         whole = torch.cat([whole, token], 1)
-        logits = decode_step(tiny.model, cache, token[0], rules)
+        logits = decode_step(tiny.model, cache, token[0], policies)
         later = [[*tokens, *range(N, N + step + 1)] for tokens in reached]
         assert (logits[0] - dense(tiny, whole, later)[0][-1]).abs().max() < 1e-4
 
@@ -102,23 +102,23 @@ def test_a_batch_goes_on_together() -> None:
     torch.manual_seed(6)
     ids = torch.randint(3, 199, (3, N))
     method, cache = fitted("uncomp:stage=true,least=40", tiny), empty(tiny.model, batch=3)
-    rules = layer_rules(method, tiny.model.shape, 18, N)
-    prefill(tiny.model, cache, ids, [replace(rule, budget=N) for rule in rules])
+    policies = layer_policies(method, tiny.model.shape, 18, N)
+    prefill(tiny.model, cache, ids, [replace(policy, budget=N) for policy in policies])
     for layer in cache.layers:
-        for bank in layer.banks:
-            lines = bank.positions[..., : bank.used]
+        for head_group in layer.head_groups:
+            lines = head_group.positions[..., : head_group.used]
             assert (lines == lines[:1, :1]).all()
-    assert [layer.banks[0].used for layer in cache.layers] == [N, 95, 95, 40]
+    assert [layer.head_groups[0].used for layer in cache.layers] == [N, 95, 95, 40]
 
 
 @pytest.mark.parametrize("spec", ["pyramidinfer:least=4", "uncomp:stage=true,least=20"])
 def test_prompts_within_the_budget_lose_nothing(spec: str) -> None:
     tiny = make_tiny("llama")
     ids = torch.randint(3, 199, (1, 60))
-    rules = layer_rules(fitted(spec, tiny, 60), tiny.model.shape, 60, 60)
+    policies = layer_policies(fitted(spec, tiny, 60), tiny.model.shape, 60, 60)
     cache = empty(tiny.model)
-    logits = prefill(tiny.model, cache, ids, rules)
-    full = layer_rules(parse_method("full"), tiny.model.shape, 60, 60)
+    logits = prefill(tiny.model, cache, ids, policies)
+    full = layer_policies(parse_method("full"), tiny.model.shape, 60, 60)
     assert torch.equal(logits, prefill(tiny.model, empty(tiny.model), ids, full))
     assert cache.entries_mean == 60
 
@@ -131,8 +131,8 @@ def test_a_second_turn_reads_on_top(spec: str) -> None:
     for start, count in ((0, N), (N, 100)):
         ids = torch.randint(3, 199, (1, count))
         seen = start + count
-        rules = layer_rules(method, tiny.model.shape, 60, seen, new=count)
-        logits = prefill(tiny.model, cache, ids, rules)
+        policies = layer_policies(method, tiny.model.shape, 60, seen, new=count)
+        logits = prefill(tiny.model, cache, ids, policies)
         assert torch.isfinite(logits).all() and cache.seen == seen
         for layer in positions(cache):
             for head in layer:
@@ -142,19 +142,19 @@ def test_a_second_turn_reads_on_top(spec: str) -> None:
 def test_a_model_with_sliding_windows_is_refused() -> None:
     shape = make_tiny("gemma3").model.shape
     with pytest.raises(SettingError, match="sliding windows"):
-        layer_rules(parse_method("pyramidinfer"), shape, 50, N)
+        layer_policies(parse_method("pyramidinfer"), shape, 50, N)
 
 
 def test_progress_reaches_its_end() -> None:
     tiny = make_tiny("llama")
     told: list[tuple[int, int]] = []
-    rules = layer_rules(fitted("uncomp:stage=true,least=40", tiny), tiny.model.shape, 18, N)
+    policies = layer_policies(fitted("uncomp:stage=true,least=40", tiny), tiny.model.shape, 18, N)
     ids = torch.randint(3, 199, (1, N))
     prefill(
         tiny.model,
         empty(tiny.model),
         ids,
-        rules,
+        policies,
         chunk=16,
         progress=lambda done, total: told.append((done, total)),
     )

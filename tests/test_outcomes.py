@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlite.planner.meta_cache import Outcomes
+from kvlite.planner.meta_cache import MetaOpCache
 
 
 class Remembering(TorchDispatchMode):
@@ -16,7 +16,7 @@ class Remembering(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outcomes = Outcomes()
+        self.outcomes = MetaOpCache()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.outcomes.of(func, args, kwargs or {})
@@ -86,7 +86,7 @@ def test_new_tensors_are_not_each_other() -> None:
 @torch.inference_mode()
 def test_an_operator_runs_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[int, ...]] = []
-    a, outcomes = torch.empty(3, device="meta"), Outcomes()
+    a, outcomes = torch.empty(3, device="meta"), MetaOpCache()
 
     def double(tensor: Tensor) -> Tensor:
         ran.append((*tensor.shape,))
@@ -99,7 +99,7 @@ def test_an_operator_runs_once_for_each_size(monkeypatch: pytest.MonkeyPatch) ->
 
 @torch.inference_mode()
 def test_an_operator_on_numbers_runs_every_time() -> None:
-    outcomes = Outcomes()
+    outcomes = MetaOpCache()
 
     def counted(count: Tensor) -> Tensor:
         return torch.empty(int(count), device="meta")
@@ -110,7 +110,7 @@ def test_an_operator_on_numbers_runs_every_time() -> None:
 
 @torch.inference_mode()
 def test_a_part_of_something_new_takes_all_of_it() -> None:
-    outcomes, given = Outcomes(), torch.empty(10, device="meta")
+    outcomes, given = MetaOpCache(), torch.empty(10, device="meta")
 
     def half(tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor)[5:]

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, KVBits, KVCache, LayerCache, parse_kv_bits
+from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, parse_kv_bits
 from kvlite.cache.packed import Packed
 from kvlite.cache.selection import Selection
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
-from kvlite.engine.quantized_attention import attend_front
+from kvlite.engine.quantized_attention import attend_segment
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method
 from kvlite.methods.base import LayerView
 from kvlite.methods.full import Full
-from kvlite.methods.layer_policy import Rule, layer_rules
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 from kvlite.ops.attention import attend_with_rows
@@ -41,9 +41,9 @@ def read(
     method: str,
     bits: KVBits | None,
     budget: int = 40,
-) -> tuple[Tensor, list[Rule]]:
+) -> tuple[Tensor, list[LayerPolicy]]:
     end = cache.seen + ids.shape[1]
-    rules = layer_rules(
+    policies = layer_policies(
         parse_method(method).fitted(model.shape, model.calibration),
         model.shape,
         budget,
@@ -53,7 +53,7 @@ def read(
         bits,
     )
     context = torch.zeros(ids.shape[0], cache.seen, dtype=torch.int64)
-    return prefill(model, cache, ids, rules, reserve=200, chunk=64, context=context), rules
+    return prefill(model, cache, ids, policies, reserve=200, chunk=64, context=context), policies
 
 
 def random_ids(count: int, seed: int = 1) -> Tensor:
@@ -64,15 +64,17 @@ def restored(cache: KVCache) -> dict[tuple[int, int, int], Tensor]:
     """Key and value of every quantized entry by layer, KV head and position, as it comes back."""
     found = {}
     for index, layer in enumerate(cache.layers):
-        for bank in layer.banks:
-            front = bank.front
-            if not isinstance(front, Packed):
+        for head_group in layer.head_groups:
+            segment = head_group.segment
+            if not isinstance(segment, Packed):
                 continue
-            keys, values = (torch.empty(1, len(bank.heads), front.count, 16) for _ in range(2))
-            front.write_keys(keys)
-            front.write_values(values)
-            for row, head in enumerate(bank.heads):
-                for at, position in enumerate(front.positions[0, row].tolist()):
+            keys, values = (
+                torch.empty(1, len(head_group.heads), segment.count, 16) for _ in range(2)
+            )
+            segment.write_keys(keys)
+            segment.write_values(values)
+            for row, head in enumerate(head_group.heads):
+                for at, position in enumerate(segment.positions[0, row].tolist()):
                     both = torch.cat([keys[0, row, at], values[0, row, at]])
                     found[index, head, position] = both
     return found
@@ -82,13 +84,13 @@ def codes(cache: KVCache) -> dict[tuple[int, int, int], bytes]:
     """What is stored of every quantized entry, to the bit."""
     found = {}
     for index, layer in enumerate(cache.layers):
-        for bank in layer.banks:
-            if not isinstance(bank.front, Packed):
+        for head_group in layer.head_groups:
+            if not isinstance(head_group.segment, Packed):
                 continue
-            for row, head in enumerate(bank.heads):
-                for at, position in enumerate(bank.front.positions[0, row].tolist()):
+            for row, head in enumerate(head_group.heads):
+                for at, position in enumerate(head_group.segment.positions[0, row].tolist()):
                     stored = b""
-                    for side in (bank.front.keys, bank.front.values):
+                    for side in (head_group.segment.keys, head_group.segment.values):
                         each, scales, zeros = side.tensors
                         stored += each[0, row, at].numpy().tobytes()
                         stored += scales[0, row, :, at].numpy().tobytes()
@@ -115,9 +117,12 @@ def test_what_is_read_is_rounded_as_the_oracle_says(llama: Tiny) -> None:
     held = restored(four)
     assert len(held) == 4 * 2 * (120 - 36)
     for index, layer in enumerate(exact.layers):
-        bank = layer.banks[0]
+        head_group = layer.head_groups[0]
         for head in range(2):
-            keys, values = bank.keys[0, head, :120].double(), bank.values[0, head, :120].double()
+            keys, values = (
+                head_group.keys[0, head, :120].double(),
+                head_group.values[0, head, :120].double(),
+            )
             mean = keys.mean(0)
             for position in range(4, 88, 9):
                 key, value = held[index, head, position].double().split(16)
@@ -126,7 +131,7 @@ def test_what_is_read_is_rounded_as_the_oracle_says(llama: Tiny) -> None:
                     expected = torch.from_numpy(back) + centre
                     assert (mine - expected).abs().max() < max(steps)
                     assert (mine - expected).norm() < 0.2 * (its[position] - centre).norm()
-            positions_held = four.layers[index].banks[0].positions[0, head, :120]
+            positions_held = four.layers[index].head_groups[0].positions[0, head, :120]
             assert positions_held.equal(torch.arange(120, dtype=torch.int32))
 
 
@@ -157,11 +162,11 @@ def test_four_bits_take_less_than_a_third_of_sixteen(dtype: torch.dtype, dim: in
     count = 7000
     layer = LayerCache([((0, 1), count)], batch=1, dim=dim, dtype=dtype, device=torch.device("cpu"))
     keys, values = torch.randn(2, 1, 2, count, dim, dtype=dtype)
-    layer.banks[0].append(keys, values, torch.arange(count, dtype=torch.int32))
+    layer.head_groups[0].append(keys, values, torch.arange(count, dtype=torch.int32))
     window = Window(torch.zeros(1, 2, 0, dim), count, 2, 1.0)
-    rule = Rule(Full(), count, bits=FOUR)
-    small = rule.cut(LayerView(0, layer.banks, window, count), 64)
-    assert small.banks[0].used == count
+    policy = LayerPolicy(Full(), count, bits=FOUR)
+    small = policy.cut(LayerView(0, layer.head_groups, window, count), 64)
+    assert small.head_groups[0].used == count
     assert small.nbytes <= 0.32 * 2 * count * 2 * dim * 2
 
 
@@ -187,17 +192,17 @@ def test_every_method_reads_and_answers_on_a_quantized_cache(llama: Tiny, name: 
     plain = empty(model)
     ids = random_ids(200)
     read(model, plain, ids, name, None, 100)
-    logits, rules = read(model, cache, ids, name, FOUR, 100)
+    logits, policies = read(model, cache, ids, name, FOUR, 100)
     assert any(layer.packed or layer.computed for layer in cache.layers)
     assert positions(cache) == positions(plain) and cache.nbytes < 0.75 * plain.nbytes
     before = codes(cache)
     for _ in range(50):
-        logits = decode_step(model, cache, logits.argmax(-1), rules)
+        logits = decode_step(model, cache, logits.argmax(-1), policies)
     assert bool(logits.isfinite().all())
     assert unchanged(before, codes(cache)) > 0 or not before
     for layer in cache.layers:
-        for bank in layer.banks:
-            line = bank.positions[0, :, : bank.used].sort(-1).values
+        for head_group in layer.head_groups:
+            line = head_group.positions[0, :, : head_group.used].sort(-1).values
             assert bool((line[:, 1:] > line[:, :-1]).all()) and int(line[0, -1]) == 249
 
 
@@ -219,17 +224,17 @@ def test_every_method_reads_and_answers_on_a_quantized_cache(llama: Tiny, name: 
 def test_an_entry_is_rounded_once(llama: Tiny, method: str) -> None:
     """Through an answer, a second turn and its answer, and turns of other methods."""
     model, cache = llama.model, empty(llama.model)
-    logits, rules = read(model, cache, random_ids(150), method, FOUR, 90)
+    logits, policies = read(model, cache, random_ids(150), method, FOUR, 90)
     held = codes(cache)
     stayed = 0
     for turn in range(3):
         for _ in range(60):
-            logits = decode_step(model, cache, logits.argmax(-1), rules)
+            logits = decode_step(model, cache, logits.argmax(-1), policies)
             now = codes(cache)
             stayed += unchanged(held, now)
             held = now
         another = method if turn < 1 else "tova"
-        logits, rules = read(model, cache, random_ids(40, turn), another, FOUR, 90)
+        logits, policies = read(model, cache, random_ids(40, turn), another, FOUR, 90)
         now = codes(cache)
         assert unchanged(held, now) > 50
         held = now
@@ -241,8 +246,8 @@ def test_a_change_of_bits_is_heeded(llama: Tiny) -> None:
     read(model, cache, random_ids(150), "full", KVBits(8, 8))
     eight = restored(cache)
     read(model, cache, random_ids(3), "full", FOUR)
-    front = cache.layers[0].banks[0].front
-    assert isinstance(front, Packed) and front.bits == FOUR
+    segment = cache.layers[0].head_groups[0].segment
+    assert isinstance(segment, Packed) and segment.bits == FOUR
     four = restored(cache)
     assert all((four[key] - eight[key]).norm() < 0.3 * eight[key].norm() + 0.3 for key in eight)
     read(model, cache, random_ids(3), "full", None)
@@ -268,12 +273,16 @@ def test_nothing_is_quantized_before_what_will_be_dropped_was(llama: Tiny) -> No
     """A layer that is tested at an answer's first step is exact until then."""
     model, cache = llama.model, empty(llama.model)
     method = "simlayerkv:detect=decode,threshold=0,recent=60"
-    logits, rules = read(model, cache, random_ids(200), method, FOUR, 1000)
+    logits, policies = read(model, cache, random_ids(200), method, FOUR, 1000)
     assert not any(layer.packed for layer in cache.layers)
-    decode_step(model, cache, logits.argmax(-1), rules)
+    decode_step(model, cache, logits.argmax(-1), policies)
     for layer in cache.layers:
-        (bank,) = layer.banks
-        assert bank.used == 64 and isinstance(bank.front, Packed) and bank.front.count == 28
+        (head_group,) = layer.head_groups
+        assert (
+            head_group.used == 64
+            and isinstance(head_group.segment, Packed)
+            and head_group.segment.count == 28
+        )
 
 
 @pytest.mark.cases(2)
@@ -314,14 +323,14 @@ def test_turns_on_quantized_entries_keep_what_they_choose(
     for budget, bits in zip(budgets, widths, strict=True):
         for count in (150, 70):
             seed += 1
-            logits, rules = read(model, cache, random_ids(count, seed), method, bits, budget)
+            logits, policies = read(model, cache, random_ids(count, seed), method, bits, budget)
             for _ in range(40):
-                logits = decode_step(model, cache, logits.argmax(-1), rules)
+                logits = decode_step(model, cache, logits.argmax(-1), policies)
             assert bool(logits.isfinite().all())
             for layer in cache.layers:
-                assert all(bank.former is None for bank in layer.banks)
-                for bank in layer.banks:
-                    line = bank.positions[0, :, : bank.used].sort(-1).values
+                assert all(head_group.packed_before is None for head_group in layer.head_groups)
+                for head_group in layer.head_groups:
+                    line = head_group.positions[0, :, : head_group.used].sort(-1).values
                     assert bool((line[:, 1:] > line[:, :-1]).all())
     assert checked > 16
 
@@ -329,23 +338,26 @@ def test_turns_on_quantized_entries_keep_what_they_choose(
 # --- what is attended to -------------------------------------------------------------------------
 
 
-def banks(dim: int = 16, dtype: torch.dtype = torch.float32) -> Iterator[Bank]:
+def head_groups(dim: int = 16, dtype: torch.dtype = torch.float32) -> Iterator[KVHeadGroup]:
     """Of a full line, a cut one, and one whose slots lie in disorder."""
     for method, steps in (("full", 3), ("kvx", 40), ("streaming:sinks=2", 70)):
         model = make_tiny("llama-mha" if method == "kvx" else "llama", dtype=dtype).model
         cache = empty(model)
-        logits, rules = read(model, cache, random_ids(150), method, FOUR, 80)
+        logits, policies = read(model, cache, random_ids(150), method, FOUR, 80)
         for _ in range(steps):
-            logits = decode_step(model, cache, logits.argmax(-1), rules)
-        yield cache.layers[1].banks[0]
+            logits = decode_step(model, cache, logits.argmax(-1), policies)
+        yield cache.layers[1].head_groups[0]
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_attention_is_that_over_the_restored_entries(softcap: float | None) -> None:
-    for bank in banks():
+    for head_group in head_groups():
         q = torch.randn(1, 4, 1, 16) * 3
-        keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-        out, row = attend_front(q, bank, scale=0.3, softcap=softcap, remembers=True)
+        keys, values = (
+            head_group.keys[:, :, : head_group.used],
+            head_group.values[:, :, : head_group.used],
+        )
+        out, row = attend_segment(q, head_group, scale=0.3, softcap=softcap, remembers=True)
         expected, rows = attend_with_rows(q, keys, values, scale=0.3, softcap=softcap)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(row, rows[:, :, 0], atol=1e-6, rtol=1e-4)
@@ -354,10 +366,10 @@ def test_attention_is_that_over_the_restored_entries(softcap: float | None) -> N
 def test_an_answer_never_restores_a_layer(llama: Tiny) -> None:
     model, cache = llama.model, empty(llama.model)
     with TensorMeter(model.module.parameters()) as meter:
-        logits, rules = read(model, cache, random_ids(960), "full", FOUR)
+        logits, policies = read(model, cache, random_ids(960), "full", FOUR)
         before = meter.live
         meter.peak = before
-        decode_step(model, cache, logits.argmax(-1), rules)
+        decode_step(model, cache, logits.argmax(-1), policies)
         restored_layer = model.shape.full_kv_bytes(960, 4) // model.shape.layers
         # A block of float32 steps of keys, or of values, exists at a time: here all of one side.
         assert meter.peak - before < 0.85 * restored_layer
@@ -386,9 +398,9 @@ def test_eight_bits_say_what_sixteen_do(name: str) -> None:
     rows = []
     for bits in (None, KVBits(8, 8)):
         cache = empty(model)
-        logits, rules = read(model, cache, ids, "full", bits)
+        logits, policies = read(model, cache, ids, "full", bits)
         for token in random_ids(20, 3)[0]:
-            logits = decode_step(model, cache, token[None], rules)
+            logits = decode_step(model, cache, token[None], policies)
         rows.append(logits)
     assert (rows[0] - rows[1]).abs().max() < 0.02 * rows[0].abs().max()
 
@@ -396,10 +408,10 @@ def test_eight_bits_say_what_sixteen_do(name: str) -> None:
 def test_a_batch_is_quantized_like_its_rows(llama: Tiny) -> None:
     model, ids = llama.model, torch.cat([random_ids(120, 1), random_ids(120, 2)])
     together, alone = empty(model, batch=2), empty(model)
-    logits, rules = read(model, together, ids, "kvx", FOUR, 60)
+    logits, policies = read(model, together, ids, "kvx", FOUR, 60)
     apart, own = read(model, alone, ids[1:], "kvx", FOUR, 60)
     for token in random_ids(30, 5)[0]:
-        logits = decode_step(model, together, token.expand(2), rules)
+        logits = decode_step(model, together, token.expand(2), policies)
         apart = decode_step(model, alone, token[None], own)
     torch.testing.assert_close(logits[1:], apart, atol=2e-2, rtol=1e-2)
 
@@ -419,19 +431,23 @@ def test_a_budget_in_bytes_is_kept(name: str, method: str) -> None:
     assert 0.75 * 160_000 < answer.kv_bytes <= 160_000
     exact = Conversation(model, settings.replace({"kv_bits": "16"}))
     less = exact.generate(random_ids(900)[0].tolist(), ignore_eos=True)
-    assert answer.ledger.kept_entries_mean > 1.4 * less.ledger.kept_entries_mean
+    assert answer.metrics.kept_entries_mean > 1.4 * less.metrics.kept_entries_mean
 
 
 def test_keys_by_channel_are_for_lines_that_only_grow(llama: Tiny) -> None:
     model = llama.model
     for method in ("full", "snapkv:window=8", "simlayerkv:threshold=0.5+snapkv"):
         cache = empty(model)
-        logits, rules = read(model, cache, random_ids(200), method, KVBits(4, 4, 32, True), 150)
+        logits, policies = read(model, cache, random_ids(200), method, KVBits(4, 4, 32, True), 150)
         for _ in range(80):
-            logits = decode_step(model, cache, logits.argmax(-1), rules)
+            logits = decode_step(model, cache, logits.argmax(-1), policies)
         read(model, cache, random_ids(60, 2), method, KVBits(4, 4, 32, True), 150)
-        front = cache.layers[0].banks[0].front
-        assert isinstance(front, Packed) and front.count % 32 == 0 and bool(logits.isfinite().all())
+        segment = cache.layers[0].head_groups[0].segment
+        assert (
+            isinstance(segment, Packed)
+            and segment.count % 32 == 0
+            and bool(logits.isfinite().all())
+        )
     for method in (
         "kvx",
         "kvx:middle=example",
@@ -451,7 +467,7 @@ def test_heads_that_codes_do_not_fill_are_refused(llama: Tiny) -> None:
     with pytest.raises(
         SettingError, match=r"--kv-bits 2 needs heads whose .* multiple of 4, .* 18"
     ):
-        layer_rules(Full(), shape, 9, 9, bits=KVBits(2, 2))
+        layer_policies(Full(), shape, 9, 9, bits=KVBits(2, 2))
 
 
 def test_notes_name_what_they_are_about() -> None:
@@ -459,7 +475,7 @@ def test_notes_name_what_they_are_about() -> None:
     (small, slow) = (
         Conversation(gemma, Settings(method="lminfinite", kv_bits="k8v4", budget=60))
         .generate(random_ids(100)[0].tolist(), max_new_tokens=1)
-        .ledger.notes
+        .metrics.notes
     )
     assert small.startswith("4-bit values cost models below 1 billion") and "has 0.00" in small
     assert slow.startswith("lminfinite restores a quantized layer")
@@ -467,23 +483,23 @@ def test_notes_name_what_they_are_about() -> None:
     assert (
         not Conversation(model, Settings(kv_bits="8"))
         .generate([5] * 9, max_new_tokens=1)
-        .ledger.notes
+        .metrics.notes
     )
     merged = Conversation(model, Settings(method="minicache", kv_bits="8"))
-    (note,) = merged.generate([5] * 9, max_new_tokens=1).ledger.notes
+    (note,) = merged.generate([5] * 9, max_new_tokens=1).metrics.notes
     assert note.startswith("minicache leaves entries exact")
 
 
 def test_a_note_tells_how_to_answer_faster_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlite.conversation.warnings.has_compiled", lambda device: False)
     chat = Conversation(make_tiny("llama").model, Settings(kv_bits="8"))
-    (note,) = chat.generate([5] * 9, max_new_tokens=1).ledger.notes
+    (note,) = chat.generate([5] * 9, max_new_tokens=1).metrics.notes
     assert note.startswith("numba is not installed") and note.endswith('"kvlite[cpu]"')
 
 
 def test_the_ledger_says_how_it_was_held(llama: Tiny) -> None:
     settings = Settings(method="full", kv_bits="k8v4", max_new_tokens=2)
-    ledger = Conversation(llama.model, settings).generate(random_ids(120)[0].tolist()).ledger
-    assert ledger.to_json()["kv_bits"] == "k8v4" and "KV in k8v4 " in ledger.line()
+    metrics = Conversation(llama.model, settings).generate(random_ids(120)[0].tolist()).metrics
+    assert metrics.to_json()["kv_bits"] == "k8v4" and "KV in k8v4 " in metrics.line()
     with pytest.raises(SettingError, match="--kv-bits '5' is not one of"):
         Conversation(llama.model, Settings(kv_bits="5"))

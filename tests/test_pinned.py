@@ -7,9 +7,9 @@ import torch
 
 from kvlite.cache import LayerCache
 from kvlite.offload.kv import pinned
-from kvlite.offload.kv.transfer import Ferry
+from kvlite.offload.kv.transfer import KVTransfer
 
-from .test_recall import full_bank
+from .test_recall import full_head_group
 
 HOST = torch.device("cpu")
 
@@ -61,16 +61,22 @@ def test_pinned_memory_is_taken_in_pieces_and_let_go_of(
 ) -> None:
     monkeypatch.setattr(pinned, "PIECE", 1 << 10)
     layer = small_layer()
-    views, size = [layer.banks[0].own_keys, layer.banks[1].own_positions], layer.nbytes
+    views, size = (
+        [layer.head_groups[0].residual_keys, layer.head_groups[1].residual_positions],
+        layer.nbytes,
+    )
     assert pinned.pin(layer, HOST)
     assert layer.nbytes == sum(runtime.held.values()) == size and runtime.largest == 1 << 10
-    assert views[0] is layer.banks[0].own_keys and views[1] is layer.banks[1].own_positions
+    assert (
+        views[0] is layer.head_groups[0].residual_keys
+        and views[1] is layer.head_groups[1].residual_positions
+    )
     layer.keys.copy_(torch.arange(260 * 8).view(1, 260, 8))
-    assert layer.banks[1].own_keys[0, 0, 0, 0] == 1600
+    assert layer.head_groups[1].residual_keys[0, 0, 0, 0] == 1600
     for tensor in (layer.keys, layer.values, layer.positions):
         begin = tensor.data_ptr()
         assert begin in runtime.held and begin % 4096 == 0
-    left = layer.banks[0].own_keys
+    left = layer.head_groups[0].residual_keys
     del layer, views, tensor
     gc.collect()
     assert sum(runtime.held.values()) == 260 * 8 * 2  # what is seen by a view stays
@@ -81,15 +87,15 @@ def test_pinned_memory_is_taken_in_pieces_and_let_go_of(
 
 def test_where_nothing_can_be_pinned_memory_is_as_ever(runtime: Runtime) -> None:
     runtime.most = 5000  # room for the keys alone
-    ferry, layer = Ferry(HOST), small_layer()
-    ferry.pins = True
+    transfer, layer = KVTransfer(HOST), small_layer()
+    transfer.pins = True
     before = [tensor.data_ptr() for tensor in layer.tensors]
-    ferry.pin(layer)
+    transfer.pin(layer)
     gc.collect()
-    assert not ferry.pins and not runtime.held
+    assert not transfer.pins and not runtime.held
     assert before == [tensor.data_ptr() for tensor in layer.tensors]
     runtime.most = 1 << 40
-    ferry.pin(layer)
+    transfer.pin(layer)
     assert not runtime.held  # it is not tried again
 
 
@@ -104,14 +110,16 @@ def test_no_copy_crosses_from_a_piece_to_the_next(
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(268))
     for part in parts:
         assert (33 + part.start) * 4 // piece == (33 + part.stop - 1) * 4 // piece
-    whole, ferry = full_bank(70), Ferry(HOST)
-    source = whole.banks[0]
+    whole, transfer = full_head_group(70), KVTransfer(HOST)
+    source = whole.head_groups[0]
     layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
     for part in (slice(0, 50), slice(50, 70)):
-        given = (each[:, :, part] for each in (source.own_keys, source.own_values))
-        ferry.append(layer.banks[0], *given, source.own_positions[0, 0, part])
-    assert layer.banks[0].used == 70
-    back = LayerCache([((0, 1, 2), 80)], batch=1, dim=64, dtype=torch.float32, device=HOST).banks[0]
-    ferry.restore(layer.banks[0], back, 66)
-    for name in ("own_keys", "own_values", "own_positions"):
+        given = (each[:, :, part] for each in (source.residual_keys, source.residual_values))
+        transfer.append(layer.head_groups[0], *given, source.residual_positions[0, 0, part])
+    assert layer.head_groups[0].used == 70
+    back = LayerCache(
+        [((0, 1, 2), 80)], batch=1, dim=64, dtype=torch.float32, device=HOST
+    ).head_groups[0]
+    transfer.restore(layer.head_groups[0], back, 66)
+    for name in ("residual_keys", "residual_values", "residual_positions"):
         assert getattr(back, name)[:, :, :66].equal(getattr(source, name)[:, :, :66])

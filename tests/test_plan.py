@@ -17,7 +17,7 @@ from kvlite.errors import SettingError
 from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
 from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.model.weights import Weights
-from kvlite.planner.candidates import offers_here, open_planner
+from kvlite.planner.candidates import oom_actions_here, open_planner
 from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.max_context import reaches
@@ -62,7 +62,7 @@ def planner(model: str, vram: str = "24GiB", **settings: object) -> Planner:
 
 def plan(model: str, tokens: int, **settings: object) -> Plan:
     made = planner(model, **settings)
-    stream, weights = made.offers[0]
+    stream, weights = made.oom_actions[0]
     return made.plan(next(made._choices(weights, stream)), tokens)
 
 
@@ -125,7 +125,7 @@ def test_what_fits_grows_with_what_is_given_up(llama_8b: str) -> None:
     full = [rows[weights, "full", "16"].tokens for weights in ("bf16", "int8", "nf4")]
     assert full == sorted(full)
     exact = planner(llama_8b, method="full")
-    choice = next(exact._choices(exact.offers[0][1], "off"))
+    choice = next(exact._choices(exact.oom_actions[0][1], "off"))
     assert exact.plan(choice, full[0] - 64).fits
     assert not exact.plan(choice, full[0] + 600).fits
     assert rows["bf16", "the default", "16"].all_of_it
@@ -195,10 +195,10 @@ def test_what_is_streamed_can_be_chosen_beside_other_weights(
     llama_8b: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = card("24GiB")
-    offers = offers_here(
+    oom_actions = oom_actions_here(
         Settings(stream="disk", weights="bf16"), torch.device("cpu"), Path(llama_8b), room
     )
-    assert offers == [("disk", Weights("bf16", torch.bfloat16))]
+    assert oom_actions == [("disk", Weights("bf16", torch.bfloat16))]
 
 
 def test_a_checkpoint_that_is_quantized_is_planned_as_it_is(llama_8b: str) -> None:
@@ -265,11 +265,11 @@ def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     runner = open_runner(within, None, lambda tokenizer, max_context: 900)
     assert runner.plan is not None
     answer = runner.generate(random_ids(900)[0].tolist(), ignore_eos=True)
-    ledger = answer.ledger
-    assert ledger.generated_tokens == 8
-    assert ledger.peak_bytes <= cap
-    assert ledger.planned_peak_bytes == pytest.approx(ledger.peak_bytes, rel=0.02)
-    assert ledger.plan_error == pytest.approx(ledger.planned_peak_bytes / ledger.peak_bytes - 1)
+    metrics = answer.metrics
+    assert metrics.generated_tokens == 8
+    assert metrics.peak_bytes <= cap
+    assert metrics.planned_peak_bytes == pytest.approx(metrics.peak_bytes, rel=0.02)
+    assert metrics.plan_error == pytest.approx(metrics.planned_peak_bytes / metrics.peak_bytes - 1)
 
 
 def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path) -> None:
@@ -289,12 +289,12 @@ def test_each_phase_is_measured_beside_its_plan(llama: Tiny) -> None:
     )
     for new in (300, 40):
         ids = random_ids(new)[0].tolist()
-        ledger = talk.generate(ids, max_new_tokens=12, ignore_eos=True).ledger
-        assert set(ledger.phase_peak_bytes) == {"read", "answer"}
-        assert ledger.peak_bytes == max(ledger.phase_peak_bytes.values())
-        assert ledger.planned_peak_bytes == max(ledger.planned_phase_bytes.values())
-        for phase, peak in ledger.phase_peak_bytes.items():
-            assert ledger.planned_phase_bytes[phase] == pytest.approx(peak, rel=0.03)
+        metrics = talk.generate(ids, max_new_tokens=12, ignore_eos=True).metrics
+        assert set(metrics.phase_peak_bytes) == {"read", "answer"}
+        assert metrics.peak_bytes == max(metrics.phase_peak_bytes.values())
+        assert metrics.planned_peak_bytes == max(metrics.planned_phase_bytes.values())
+        for phase, peak in metrics.phase_peak_bytes.items():
+            assert metrics.planned_phase_bytes[phase] == pytest.approx(peak, rel=0.03)
 
 
 def test_a_turn_without_a_plan_goes_on(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +303,10 @@ def test_a_turn_without_a_plan_goes_on(llama: Tiny, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("kvlite.planner.forecast._forecast", fails)
     talk = Conversation(llama.model, Settings(measure="tensors"))
-    ledger = talk.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True).ledger
-    assert (ledger.planned_peak_bytes, ledger.plan_error) == (None, None)
-    assert ledger.generated_tokens == 2
-    assert "planned" not in ledger.line()
+    metrics = talk.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True).metrics
+    assert (metrics.planned_peak_bytes, metrics.plan_error) == (None, None)
+    assert metrics.generated_tokens == 2
+    assert "planned" not in metrics.line()
 
 
 def test_sizes_that_are_none_are_refused() -> None:

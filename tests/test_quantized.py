@@ -137,7 +137,7 @@ def test_products_of_torch_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch) 
     held = Quantized.of(vectors(50, 64), 4, 32)
     queries, weights = torch.randn(2, 3, 2, 64), torch.rand(2, 3, 2, 50)
     whole = held.dot(queries), held.weigh(weights)
-    monkeypatch.setattr("kvlite.cache.front.ELEMENTS_AT_ONCE", 2 * 3 * 64 * 7)
+    monkeypatch.setattr("kvlite.cache.segment.ELEMENTS_AT_ONCE", 2 * 3 * 64 * 7)
     assert len(list(held.blocks())) == 8
     torch.testing.assert_close(
         (held.dot(queries), held.weigh(weights)), whole, atol=1e-3, rtol=1e-4

@@ -99,8 +99,8 @@ def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -
             given = list(case.question)
         pieces = talk.stream_tokens(given)
         first = next(pieces)
-        ledger = first.ledger
-        assert (ledger.kept_entries_mean, ledger.kv_bytes) == held, spec
+        metrics = first.metrics
+        assert (metrics.kept_entries_mean, metrics.kv_bytes) == held, spec
         alone = [first.token_id, *(piece.token_id for piece in pieces)]
         assert ids == [token for token in alone if token not in model.stop_ids], spec
         assert branch.cache.seen == talk.cache.seen
@@ -140,7 +140,7 @@ def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choi
     read = read_known if question == "known" else read_unknown
     for party in parties(grid):
         branches = read(model, case, [grid[index] for index in party])
-        assert len({id(each.tier) for each in branches if each.choice.recall}) <= 1
+        assert len({id(each.store) for each in branches if each.choice.recall}) <= 1
         before = [(each.cache.nbytes, each.cache.entries_mean) for each in branches]
         surprise(model, case, branches)
         said = answers(model, branches, case.new_tokens)
@@ -154,13 +154,13 @@ def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choi
                 given = list(case.question)
             pieces = list(talk.stream_tokens(given))
             about = f"{branch.choice.method.spec} {branch.choice.kv_bits} {branch.choice.recalls}"
-            ledger = pieces[0].ledger
-            assert (ledger.kv_bytes, ledger.kept_entries_mean) == held, about
-            assert (ledger.tier_bytes, ledger.index_bytes) == (
-                branch.tier_bytes,
+            metrics = pieces[0].metrics
+            assert (metrics.kv_bytes, metrics.kept_entries_mean) == held, about
+            assert (metrics.host_kv_bytes, metrics.index_bytes) == (
+                branch.host_kv_bytes,
                 branch.index_bytes,
             ), about
-            assert ledger.tier_bytes > 0
+            assert metrics.host_kv_bytes > 0
             assert ids == [each.token_id for each in pieces if each.token_id not in model.stop_ids]
             assert talk.context.turn is not None
             torch.testing.assert_close(
@@ -224,7 +224,7 @@ def test_what_drops_nothing_recalls_nothing(llama: Tiny) -> None:
     case = make_case()
     grid = [Choice(parse_method("snapkv"), 102, None, way) for way in (None, Recalled(20))]
     off, on = read_unknown(llama.model, case, grid)
-    assert on.tier is None and on.recall is None and on.choice.recalls == "20"
+    assert on.store is None and on.recall is None and on.choice.recalls == "20"
     assert positions(off.cache) == positions(on.cache)
 
 
@@ -253,7 +253,7 @@ def alone(tiny: Tiny, case: Case, choice: Any) -> float:
     for at, token in enumerate(case.forced):
         if at in case.at_keys:
             nats.append(-float(logits.log_softmax(-1)[0, token]))
-        logits = decode_step(tiny.model, branch.cache, torch.tensor([token]), branch.rules)
+        logits = decode_step(tiny.model, branch.cache, torch.tensor([token]), branch.policies)
     return sum(nats) / len(nats)
 
 
@@ -277,9 +277,9 @@ def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
 
 def positions(cache: KVCache) -> list[Any]:
     return [
-        (bank.heads, bank.positions[..., : bank.used].tolist())
+        (head_group.heads, head_group.positions[..., : head_group.used].tolist())
         for layer in cache.layers
-        for bank in layer.banks
+        for head_group in layer.head_groups
     ]
 
 
@@ -331,8 +331,10 @@ def test_rows_of_recall_have_keys_of_their_own(llama: Tiny) -> None:
     assert [row.recall for row in rows] == ["off", "off", "0", "20", "20 of 8 bits"]
     keys = [tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in rows]
     assert len(set(keys)) == 5
-    assert [bool(row.tier_bytes and row.index_bytes) for row in rows] == [False, False] + 3 * [True]
-    assert rows[4].tier_bytes < 0.7 * rows[3].tier_bytes
+    assert [bool(row.host_kv_bytes and row.index_bytes) for row in rows] == [False, False] + 3 * [
+        True
+    ]
+    assert rows[4].host_kv_bytes < 0.7 * rows[3].host_kv_bytes
     for stopped in range(6):
         rest = ask(llama.model, recipes([0]), grid, ["unknown"], frozenset(keys[:stopped]))
         assert [*rows[:stopped], *rest] == rows

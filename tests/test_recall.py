@@ -1,4 +1,4 @@
-"""The recall tier: turns read as if nothing had ever been dropped."""
+"""The recall host store: turns read as if nothing had ever been dropped."""
 
 import threading
 from typing import Any
@@ -17,10 +17,10 @@ from kvlite.engine.decode import decode_step
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import METHODS, parse_method
-from kvlite.offload import Recall, Tier
+from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.index import Index
-from kvlite.offload.kv.placement import tier_bytes
-from kvlite.offload.kv.store import TierLayer
+from kvlite.offload.kv.placement import host_kv_bytes
+from kvlite.offload.kv.store import HostKVLayer
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
 from tests.conftest import Tiny, make_tiny
 
@@ -96,7 +96,7 @@ def test_a_turn_that_is_stopped_leaves_everything_as_it_was(llama: Tiny, name: s
 
     with pytest.raises(Stopped):
         talk.read(random_ids(90, 5)[0].tolist(), progress=stop, cancel=cancel)
-    assert talk.tier is not None and talk.tier.seen == 150
+    assert talk.store is not None and talk.store.seen == 150
     for seed in (1, 2):
         more = random_ids(40, seed)[0].tolist()
         answers = [each.generate(more, ignore_eos=True).token_ids for each in (talk, straight)]
@@ -106,10 +106,10 @@ def test_a_turn_that_is_stopped_leaves_everything_as_it_was(llama: Tiny, name: s
 def test_a_tier_begins_when_something_is_about_to_be_dropped(llama: Tiny) -> None:
     talk = chat(llama.model, method="snapkv", budget=170)
     talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
-    assert talk.tier is None and talk.cache.entries_mean == 158
+    assert talk.store is None and talk.cache.entries_mean == 158
     ids = random_ids(60, 3)[0].tolist()
     logits = last_logits(talk, ids)
-    assert talk.tier is not None and talk.tier.seen == 219
+    assert talk.store is not None and talk.store.seen == 219
     upto = talk.token_ids[:219]
     torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
 
@@ -133,7 +133,7 @@ def test_a_tier_begins_before_anything_is_quantized(llama: Tiny) -> None:
 def test_a_tier_does_not_begin_from_what_is_merged(llama: Tiny) -> None:
     talk = chat(llama.model, method="minicache", recall="off", budget=40)
     talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
-    (note,) = talk.generate([5, 6], recall="ram", method="snapkv").ledger.notes
+    (note,) = talk.generate([5, 6], recall="ram", method="snapkv").metrics.notes
     assert note.startswith("--recall ram cannot begin now")
 
 
@@ -152,10 +152,10 @@ def test_few_bits_are_rounded_once(llama: Tiny) -> None:
     talk, first = chat(llama.model, recall_bits="4"), None
     for turn in range(6):
         talk.generate(random_ids(200 if turn == 0 else 30, turn)[0].tolist(), ignore_eos=True)
-        assert talk.tier is not None
-        front = talk.tier.layers[2].bank.front
-        assert isinstance(front, Packed)
-        held = front.keys.read(slice(0, 160))
+        assert talk.store is not None
+        segment = talk.store.layers[2].head_group.segment
+        assert isinstance(segment, Packed)
+        held = segment.keys.read(slice(0, 160))
         first = held.clone() if first is None else first
         assert held.equal(first)
 
@@ -165,10 +165,10 @@ def test_tokens_that_are_read_again_are_not_left_behind(llama: Tiny, name: str) 
     """As many go on as if the answer had been part of what is read."""
     talk = chat(llama.model, method=name, budget=60, max_new_tokens=60)
     talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
-    assert talk.tier is not None
-    before = [layer.read for layer in talk.tier.layers]
+    assert talk.store is not None
+    before = [layer.read for layer in talk.store.layers]
     talk.generate(random_ids(20, 3)[0].tolist(), ignore_eos=True)
-    more = [layer.read - was for layer, was in zip(talk.tier.layers, before, strict=True)]
+    more = [layer.read - was for layer, was in zip(talk.store.layers, before, strict=True)]
     assert more[0] == 80 and min(more) > 40
 
 
@@ -179,21 +179,23 @@ def test_a_method_does_not_go_on_from_what_another_found(llama: Tiny, name: str)
     talk.settings = talk.settings.replace({"method": name, "budget": 140})
     for seed, count in ((2, 40), (3, 30)):
         talk.read(random_ids(count, seed)[0].tolist())
-    assert talk.tier is not None
-    for layer in talk.tier.layers:
-        assert layer.judged is not None and layer.judged.shape[2] == 220
+    assert talk.store is not None
+    for layer in talk.store.layers:
+        assert layer.cached_scores is not None and layer.cached_scores.shape[2] == 220
         if name == "h2o":  # begins with the first turn that it reads
-            assert 69 < float(layer.judged.sum(-1)[0, 0]) < 71
+            assert 69 < float(layer.cached_scores.sum(-1)[0, 0]) < 71
         else:
-            assert float(layer.judged.min()) > 0
+            assert float(layer.cached_scores.min()) > 0
 
 
 def test_what_was_judged_is_as_before_after_a_turn_that_was_stopped(llama: Tiny) -> None:
     talk = chat(llama.model, method="h2o", budget=60)
     talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
-    cancel, tier = threading.Event(), talk.tier
-    assert tier is not None
-    before = [layer.judged.clone() for layer in tier.layers if layer.judged is not None]
+    cancel, store = threading.Event(), talk.store
+    assert store is not None
+    before = [
+        layer.cached_scores.clone() for layer in store.layers if layer.cached_scores is not None
+    ]
 
     def stop(done: int, of: int) -> None:
         if done > of / 2:
@@ -202,8 +204,8 @@ def test_what_was_judged_is_as_before_after_a_turn_that_was_stopped(llama: Tiny)
     with pytest.raises(Stopped):
         talk.read(random_ids(90, 5)[0].tolist(), progress=stop, cancel=cancel)
     assert len(before) == 4
-    for layer, was in zip(tier.layers, before, strict=True):
-        assert layer.judged is not None and layer.judged.equal(was)
+    for layer, was in zip(store.layers, before, strict=True):
+        assert layer.cached_scores is not None and layer.cached_scores.equal(was)
 
 
 def test_reading_without_answers_forgets_nothing(llama: Tiny) -> None:
@@ -226,8 +228,8 @@ def test_a_tier_in_few_bits_is_nearly_exact_and_small(llama: Tiny, bits: str, mo
         whole = logits_of_the_whole(llama, upto)
         assert 0 < (logits - whole).std() < most * whole.std()
         exact.generate(ids, max_new_tokens=1)
-    assert talk.tier is not None and exact.tier is not None
-    assert talk.tier.nbytes < (0.5 if bits == "8" else 0.35) * exact.tier.nbytes
+    assert talk.store is not None and exact.store is not None
+    assert talk.store.nbytes < (0.5 if bits == "8" else 0.35) * exact.store.nbytes
 
 
 def test_a_tier_holds_what_was_read_and_no_more(llama: Tiny) -> None:
@@ -235,11 +237,11 @@ def test_a_tier_holds_what_was_read_and_no_more(llama: Tiny) -> None:
     talk.read(random_ids(500)[0].tolist())
     shape = llama.model.shape
     entry = shape.kv_heads * (2 * 4 * shape.head_dim + 4)
-    assert talk.tier is not None and talk.tier.nbytes == shape.layers * 500 * entry
-    assert talk.tier.nbytes == tier_bytes(shape, 500, 0, 4, None)
+    assert talk.store is not None and talk.store.nbytes == shape.layers * 500 * entry
+    assert talk.store.nbytes == host_kv_bytes(shape, 500, 0, 4, None)
     answer = talk.generate([5, 6], ignore_eos=True)
-    assert answer.ledger.tier_bytes == talk.tier.nbytes <= shape.layers * 574 * entry
-    assert " in RAM" in answer.ledger.line()
+    assert answer.metrics.host_kv_bytes == talk.store.nbytes <= shape.layers * 574 * entry
+    assert " in RAM" in answer.metrics.line()
 
 
 def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
@@ -247,17 +249,17 @@ def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
         chat(llama.model, method="lminfinite").read([5] * 50)
     talk = chat(llama.model, recall="off")
     talk.read([5] * 90)
-    (note,) = talk.generate([6], recall="ram").ledger.notes
+    (note,) = talk.generate([6], recall="ram").metrics.notes
     assert note.startswith("--recall ram cannot begin now")
     with pytest.raises(SettingError, match="--recall-limit 'lots' is not a size"):
         chat(llama.model, recall_limit="lots").read([5] * 90)
     full = chat(llama.model, method="full")
     full.read([5] * 90)
-    assert full.tier is None
+    assert full.store is None
     talk = chat(llama.model)
     talk.read([5] * 90)
     talk.generate([6], recall="off", max_new_tokens=1)
-    assert talk.tier is None
+    assert talk.store is None
 
 
 def test_that_recall_cannot_begin_is_said_once_a_conversation(llama: Tiny) -> None:
@@ -271,9 +273,9 @@ def said_once(talk: Conversation) -> None:
 
     def notes(**settings: Any) -> tuple[str, ...]:
         told.clear()
-        ledger = talk.generate([5, 6], max_new_tokens=2, notify=told.append, **settings).ledger
-        assert tuple(told) == ledger.notes
-        return ledger.notes
+        metrics = talk.generate([5, 6], max_new_tokens=2, notify=told.append, **settings).metrics
+        assert tuple(told) == metrics.notes
+        return metrics.notes
 
     cancel = threading.Event()
     cancel.set()
@@ -294,20 +296,20 @@ def test_what_is_read_without_an_answer_has_the_next_one_say_that_recall_cannot_
     talk.read(random_ids(90)[0].tolist())
     talk.settings = talk.settings.replace({"recall": "auto"})
     talk.read([5, 6])
-    (note,) = talk.generate([5, 6], max_new_tokens=2).ledger.notes
+    (note,) = talk.generate([5, 6], max_new_tokens=2).metrics.notes
     assert note.startswith("--recall auto cannot begin now")
-    assert talk.generate([5, 6], max_new_tokens=2).ledger.notes == ()
+    assert talk.generate([5, 6], max_new_tokens=2).metrics.notes == ()
 
 
 def test_too_little_memory_for_a_tier_is_said_and_the_conversation_goes_on(llama: Tiny) -> None:
     talk = chat(llama.model, recall_limit="300KiB", kv_bits="16")
     first = talk.generate(random_ids(200)[0].tolist(), ignore_eos=True)
-    assert first.ledger.tier_bytes > 0 and not first.ledger.notes
+    assert first.metrics.host_kv_bytes > 0 and not first.metrics.notes
     second = talk.generate(random_ids(200, 2)[0].tolist(), ignore_eos=True)
-    (note,) = second.ledger.notes
+    (note,) = second.metrics.notes
     assert note.startswith("recall would take 4") and "may take 300.0 KiB" in note
-    assert second.ledger.tier_bytes == 0 and talk.tier is None
-    (note,) = talk.generate([5, 6], ignore_eos=True).ledger.notes
+    assert second.metrics.host_kv_bytes == 0 and talk.store is None
+    (note,) = talk.generate([5, 6], ignore_eos=True).metrics.notes
     assert note.startswith("--recall ram cannot begin now")
 
 
@@ -324,14 +326,14 @@ def test_what_a_tier_takes_already_does_not_count_against_it(
 def test_a_quantized_tier_takes_what_was_predicted(llama: Tiny, bits: str) -> None:
     talk = chat(llama.model, recall_bits=bits)
     talk.read(random_ids(500)[0].tolist())
-    predicted = tier_bytes(llama.model.shape, 500, 0, 4, KVBits(int(bits), int(bits)))
-    assert talk.tier is not None and talk.tier.nbytes == predicted
+    predicted = host_kv_bytes(llama.model.shape, 500, 0, 4, KVBits(int(bits), int(bits)))
+    assert talk.store is not None and talk.store.nbytes == predicted
 
 
 # --- every step -----------------------------------------------------------------------------------
 
 
-def full_bank(entries: int, heads: int = 3, dim: int = 64, seed: int = 0) -> LayerCache:
+def full_head_group(entries: int, heads: int = 3, dim: int = 64, seed: int = 0) -> LayerCache:
     generator = torch.Generator().manual_seed(seed)
     layer = LayerCache(
         [(tuple(range(heads)), entries)],
@@ -341,7 +343,7 @@ def full_bank(entries: int, heads: int = 3, dim: int = 64, seed: int = 0) -> Lay
         device=torch.device("cpu"),
     )
     keys, values = (torch.randn(1, heads, entries, dim, generator=generator) for _ in range(2))
-    layer.banks[0].append(keys, values, torch.arange(entries, dtype=torch.int32))
+    layer.head_groups[0].append(keys, values, torch.arange(entries, dtype=torch.int32))
     return layer
 
 
@@ -354,29 +356,31 @@ def test_a_token_brings_back_what_the_oracle_says(
         monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
     elif way == "compiled":
         pytest.importorskip("numba")
-    everything = full_bank(300)
+    everything = full_head_group(300)
     random = torch.Generator().manual_seed(5)
     at = torch.stack([torch.randperm(300, generator=random)[:60].sort().values for _ in heads])
-    chosen = Selection(everything.banks[0], at[None], heads)
+    chosen = Selection(everything.head_groups[0], at[None], heads)
     bits = KVBits(8, 8) if way == "four bits held" else None
     cache = LayerCache.gathered([chosen], [60], bits=bits)
-    bank = cache.banks[0]
-    assert (bank.front is None) == (bits is None)
+    head_group = cache.head_groups[0]
+    assert (head_group.segment is None) == (bits is None)
     if way == "four bits kept":
         everything = everything.resized([300], bits=KVBits(8, 8))
-    source = everything.banks[0]
+    source = everything.head_groups[0]
     queries = torch.randn(1, len(heads), 4, 64, generator=random)
     rough = torch.rand(1, 3, 300, generator=random)
-    tier = Tier([TierLayer(everything, None, 300)], None, seen=300)
-    Recall(tier, 40 - SINKS - RECENT).bring_back(0, bank, queries, rough.clone())
+    store = HostKVStore([HostKVLayer(everything, None, 300)], None, seen=300)
+    Recall(store, 40 - SINKS - RECENT).bring_back(0, head_group, queries, rough.clone())
     before = [set(line.tolist()) for line in at]
     numbers = (each[0].double().numpy() for each in (queries, source.keys, rough))
     expected = oracle.lines_after(before, heads, *numbers, **LIMITS)
     for row, head in enumerate(heads):
-        assert set(bank.positions[0, row].tolist()) == expected[row] and len(expected[row]) == 60
-        places = bank.positions[0, row].long()
+        assert (
+            set(head_group.positions[0, row].tolist()) == expected[row] and len(expected[row]) == 60
+        )
+        places = head_group.positions[0, row].long()
         close = 0.05 if bits or way == "four bits kept" else 0
-        for mine, theirs in ((bank.keys, source.keys), (bank.values, source.values)):
+        for mine, theirs in ((head_group.keys, source.keys), (head_group.values, source.values)):
             torch.testing.assert_close(mine[0, row], theirs[0, head, places], atol=close, rtol=0)
 
 
@@ -387,18 +391,18 @@ def test_channels_that_never_vary_and_numbers_that_are_none_do_no_harm(
     if way == "torch":
         monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
         monkeypatch.setattr("kvlite.offload.kv.index.has_compiled", lambda device: False)
-    everything = full_bank(300)
-    everything.banks[0].own_keys[..., 7] = 0.5
+    everything = full_head_group(300)
+    everything.head_groups[0].residual_keys[..., 7] = 0.5
     queries = torch.randn(1, 3, 4, 64) * 3
-    index = Index.of(everything.banks[0].keys, queries.square().sum(2), 0)
+    index = Index.of(everything.head_groups[0].keys, queries.square().sum(2), 0)
     scores = index.scores(queries, 300)
     assert bool(scores.isfinite().all()) and abs(float(scores.sum()) - 3) < 1e-3
     scores[:, :, 50:] = torch.nan
     at = torch.arange(0, 180, 3).expand(1, 3, -1)
-    cache = LayerCache.gathered([Selection(everything.banks[0], at)], [60])
-    tier = Tier([TierLayer(everything, None, 300)], None, seen=300)
-    Recall(tier, 30).bring_back(0, cache.banks[0], queries, scores)
-    line = cache.banks[0].positions.sort(-1).values
+    cache = LayerCache.gathered([Selection(everything.head_groups[0], at)], [60])
+    store = HostKVStore([HostKVLayer(everything, None, 300)], None, seen=300)
+    Recall(store, 30).bring_back(0, cache.head_groups[0], queries, scores)
+    line = cache.head_groups[0].positions.sort(-1).values
     assert bool((line[..., 1:] > line[..., :-1]).all()) and int(line.min()) >= 0
     assert int(line.max()) == 299
 
@@ -456,9 +460,9 @@ def test_recall_brings_answers_nearer_to_those_of_the_whole(
 def step(talk: Conversation, token: int, entries: int) -> torch.Tensor:
     """Logits after a token of an answer."""
     assert talk.context.turn is not None
-    recall = None if talk.tier is None else Recall(talk.tier, entries)
+    recall = None if talk.store is None else Recall(talk.store, entries)
     return decode_step(
-        talk.model, talk.cache, torch.tensor([token]), talk.context.turn.rules, recall
+        talk.model, talk.cache, torch.tensor([token]), talk.context.turn.policies, recall
     )
 
 
@@ -490,7 +494,7 @@ def test_answers_with_recall_go_on_within_their_budget(
             each.generate(ids, ignore_eos=True)
     assert talk.cache.nbytes <= 1.3 * plain.cache.nbytes
     for layer in talk.cache.layers:
-        for bank in layer.banks:
-            line = bank.positions[0, :, : bank.used].sort(-1).values
+        for head_group in layer.head_groups:
+            line = head_group.positions[0, :, : head_group.used].sort(-1).values
             assert bool((line[:, 1:] > line[:, :-1]).all())
             assert int(line.max()) == talk.cache.seen - 1

@@ -99,7 +99,9 @@ class Newest(Method):
     sinks: int = 0
 
     def select(self, view: LayerView) -> list[Selection]:
-        return [Selection(b, ends(b, self.sinks, view.budget - self.sinks)) for b in view.banks]
+        return [
+            Selection(b, ends(b, self.sinks, view.budget - self.sinks)) for b in view.head_groups
+        ]
 
 
 def test_a_new_method_is_one_class_and_one_registry_line(
@@ -109,8 +111,8 @@ def test_a_new_method_is_one_class_and_one_registry_line(
         runner(llama, method="newest").generate(prompt())
     monkeypatch.setitem(METHODS, "newest", Newest)
     answer = runner(llama).generate(prompt(), method="newest:sinks=3", budget=10)
-    assert answer.ledger.method == "newest:sinks=3"
-    assert answer.ledger.kept_entries_mean == 10 + len(answer.token_ids) - 1
+    assert answer.metrics.method == "newest:sinks=3"
+    assert answer.metrics.kept_entries_mean == 10 + len(answer.token_ids) - 1
     talk = runner(llama).conversation(method="newest:sinks=3", budget=10)
     talk.read(prompt())
     assert held(talk) == [[0, 1, 2, *range(193, 200)]] * 8

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.budget import Amount, method_and_amount, parse_amount
+from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 
 OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
 BOUNDED = [name for name, option in OPTIONS.items() if option.metadata["low"] is not None]
@@ -40,7 +40,7 @@ def test_flags_are_unique() -> None:
 
 
 def test_the_defaults_fit_each_other() -> None:
-    method_and_amount(Settings().method, Settings().budget)
+    method_and_budget(Settings().method, Settings().budget)
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -143,17 +143,17 @@ UNITS = {"B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1024, "MiB": 1 << 
 
 @given(st.integers(64, 10**9), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]))
 def test_a_budget_means_the_same_however_it_is_written(n: int, unit: str, space: str) -> None:
-    assert parse_amount(n) == parse_amount(f"{n}.0") == parse_amount(f" {n} ") == Amount(entries=n)
-    expected = Amount(nbytes=n * UNITS[unit])
+    assert parse_budget(n) == parse_budget(f"{n}.0") == parse_budget(f" {n} ") == Budget(entries=n)
+    expected = Budget(nbytes=n * UNITS[unit])
     for text in (f"{n}{space}{unit}", f"{n}.0{unit.lower()}", f"+{n}{unit.upper()}"):
-        assert parse_amount(text) == expected
-    half = parse_amount(f"{n}.5{unit}").nbytes
+        assert parse_budget(text) == expected
+    half = parse_budget(f"{n}.5{unit}").nbytes
     assert half is not None and abs(half - (n + 0.5) * UNITS[unit]) < 1
 
 
 @given(st.integers(1, 10_000))
 def test_a_share_is_a_part_of_one(hundredths: int) -> None:
-    share = parse_amount(f"{hundredths / 100}%").share
+    share = parse_budget(f"{hundredths / 100}%").share
     assert share == pytest.approx(hundredths / 10_000) and 0 < share <= 1
 
 
@@ -161,13 +161,13 @@ def test_a_share_is_a_part_of_one(hundredths: int) -> None:
 @given(st.text(max_size=12) | st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3} ?(%|[kMG]?i?B)?"))
 def test_whatever_is_typed_is_one_kind_of_budget_or_an_error_that_quotes_it(text: str) -> None:
     try:
-        amount = parse_amount(text)
+        budget_spec = parse_budget(text)
     except SettingError as error:
         assert text.strip() in str(error) or repr(text.strip()) in str(error)
         return
-    kinds = [amount.entries, amount.share, amount.nbytes]
+    kinds = [budget_spec.entries, budget_spec.share, budget_spec.nbytes]
     (given_kind,) = (kind for kind in kinds if kind is not None)
-    assert given_kind >= 0 and amount.least in (1, 1024)
+    assert given_kind >= 0 and budget_spec.least in (1, 1024)
 
 
 def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:

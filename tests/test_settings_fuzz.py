@@ -20,7 +20,7 @@ from kvlite.conversation.library import path_of
 from kvlite.conversation.meanings import require_meaning, require_meanings
 from kvlite.errors import LONGEST, KvliteError
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.budget import method_and_amount, parse_amount
+from kvlite.methods.budget import method_and_budget, parse_budget
 
 pytestmark = pytest.mark.long
 
@@ -93,9 +93,9 @@ def test_methods(text: str) -> None:
 @many
 @given(written, written)
 def test_budgets(method: str, budget: str) -> None:
-    taken(lambda: parse_amount(budget))
-    taken(lambda: method_and_amount("kvx", budget))
-    taken(lambda: method_and_amount(method, budget))
+    taken(lambda: parse_budget(budget))
+    taken(lambda: method_and_budget("kvx", budget))
+    taken(lambda: method_and_budget(method, budget))
 
 
 @many

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
-from kvlite.engine.reading import Reading
+from kvlite.engine.reading import Prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.allocation import LayerLine, layer_line
 from kvlite.methods.base import LayerView
 from kvlite.methods.kvx import KVX
-from kvlite.methods.layer_policy import Rule, layer_rules
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.share import alike, compete
 from kvlite.methods.snapkv import SnapKV
 from tests.conftest import Tiny
@@ -30,7 +30,7 @@ scores = st.lists(
 
 @given(lines=scores, total=st.integers(0, 70), sure=st.integers(0, 9))
 def test_compete_equals_the_oracle(lines: list[list[float]], total: int, sure: int) -> None:
-    """Heads in banks of their own, so that each may have its own number of candidates."""
+    """Heads in head groups of their own, so that each may have its own number of candidates."""
     counts = compete([torch.tensor([[line]]) for line in lines], total, sure)
     assert [count for (count,) in counts] == selection.compete(lines, total, sure)
 
@@ -91,23 +91,29 @@ def test_heads_in_banks_of_different_length_compete_together() -> None:
     """A second turn: what one head lacks, others may keep, and the mean is the budget again."""
     case = make_case(kv_heads=3, seed=8)
     method = SnapKV(window=4, per_head=True)
-    once = Rule(method, 20).cut(LayerView(0, case.layer.banks, case.window, 20), room=0)
-    assert len(once.banks) > 1 and once.entries_mean == 20
-    again = Rule(method, 12).cut(LayerView(0, once.banks, case.window, 12), room=0)
+    once = LayerPolicy(method, 20).cut(
+        LayerView(0, case.layer.head_groups, case.window, 20), room=0
+    )
+    assert len(once.head_groups) > 1 and once.entries_mean == 20
+    again = LayerPolicy(method, 12).cut(LayerView(0, once.head_groups, case.window, 12), room=0)
     assert again.entries_mean == 12
-    assert sorted(head for bank in again.banks for head in bank.heads) == [0, 1, 2]
+    assert sorted(head for head_group in again.head_groups for head in head_group.heads) == [
+        0,
+        1,
+        2,
+    ]
     assert again.keys.shape[1] == 36
 
 
 def lines(layer: LayerCache) -> list[int]:
-    return sorted(bank.used for bank in layer.banks)
+    return sorted(head_group.used for head_group in layer.head_groups)
 
 
 @pytest.mark.parametrize("spec", ["snapkv:window=4,per_head=true", "kvx:alpha=4,per_head=true"])
 def test_ragged_lines_answer_and_free_memory(llama: Tiny, spec: str) -> None:
     talk = kvlite.Runner(llama.model, Settings(recall="off")).conversation(method=spec, budget=24)
     talk.read(torch.randint(3, 199, (150,), generator=torch.Generator().manual_seed(1)).tolist())
-    ragged = [layer for layer in talk.cache.layers if len(layer.banks) > 1]
+    ragged = [layer for layer in talk.cache.layers if len(layer.head_groups) > 1]
     assert ragged
     assert talk.cache.entries_mean == 24
     before = [lines(layer) for layer in talk.cache.layers]
@@ -130,7 +136,9 @@ def test_lines_shorter_than_their_ends_stay_whole(llama: Tiny, layers: str) -> N
         method="snapkv:window=2,per_head=true,floor=0", budget=40
     )
     talk.read(torch.randint(3, 199, (150,), generator=torch.Generator().manual_seed(1)).tolist())
-    shortest = min(bank.used for layer in talk.cache.layers for bank in layer.banks)
+    shortest = min(
+        head_group.used for layer in talk.cache.layers for head_group in layer.head_groups
+    )
     assert shortest + 5 < 30
     method = f"snapkv:window=30,per_head=true,layers={layers}"
     answer = talk.generate([5, 6, 7], method=method, budget=36, max_new_tokens=6, ignore_eos=True)
@@ -192,15 +200,15 @@ def test_a_global_budget_keeps_the_best_of_all_layers(
     first, last = parse_method(spec).ends(24)  # type: ignore[attr-defined]
     lines = []
     for layer in provisions(llama, spec):
-        for bank in layer.banks:
-            assert bank.votes is not None and bank.used == 96
-            lines += bank.votes[0, :, first : 96 - last].tolist()
+        for head_group in layer.head_groups:
+            assert head_group.votes is not None and head_group.used == 96
+            lines += head_group.votes[0, :, first : 96 - last].tolist()
     chosen = 24 - first - last
     counts = selection.compete(lines, chosen * len(lines), int(floor * chosen))
     assert len({*counts}) > 1 or "h2o" in method
     expected = [count + first + last for count in counts]
     by_head = [
-        {head: bank.used for bank in layer.banks for head in bank.heads}
+        {head: head_group.used for head_group in layer.head_groups for head in head_group.heads}
         for layer in talk.cache.layers
     ]
     assert [lines[head] for lines in by_head for head in sorted(lines)] == expected
@@ -209,10 +217,10 @@ def test_a_global_budget_keeps_the_best_of_all_layers(
 def provisions(tiny: Tiny, spec: str) -> list[LayerCache]:
     """What each layer is provided with, and its votes."""
     prompt = torch.randint(3, 199, (1, 150), generator=torch.Generator().manual_seed(1))
-    rules = layer_rules(parse_method(spec), tiny.model.shape, 24, 150)
+    policies = layer_policies(parse_method(spec), tiny.model.shape, 24, 150)
     with torch.inference_mode():
-        reading = Reading(tiny.model, empty(tiny.model), prompt, rules)
-        return [reading.compressed(index) for index in range(len(rules))]
+        reading = Prefill(tiny.model, empty(tiny.model), prompt, policies)
+        return [reading.compressed(index) for index in range(len(policies))]
 
 
 @pytest.mark.parametrize("per_head", ["true", "false"])
@@ -224,7 +232,7 @@ def test_layers_share_by_the_spread_of_their_votes(llama: Tiny, kind: str, per_h
     weights = []
     for layer in provisions(llama, spec):
         of_heads = []
-        for line in layer.banks[0].votes[0, :, : 96 - 4].double().numpy():  # type: ignore[index]
+        for line in layer.head_groups[0].votes[0, :, : 96 - 4].double().numpy():  # type: ignore[index]
             share = line / line.sum()
             if kind == "entropy":
                 of_heads.append(-sum(float(p) * np.log(p) for p in share if p > 0))
@@ -250,7 +258,9 @@ def test_shared_layers_answer_over_turns(llama: Tiny, spec: str) -> None:
     assert talk.cache.entries_mean == 24 + grown
     talk.generate(list(range(5, 60)), max_new_tokens=1, ignore_eos=True)
     assert talk.cache.entries_mean == 24
-    assert all(bank.votes is None for layer in talk.cache.layers for bank in layer.banks)
+    assert all(
+        head_group.votes is None for layer in talk.cache.layers for head_group in layer.head_groups
+    )
 
 
 def test_a_prompt_within_the_budget_is_not_shared_out(llama: Tiny) -> None:

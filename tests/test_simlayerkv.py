@@ -15,7 +15,7 @@ from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
 from kvlite.methods.kvx import KVX
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.streaming import Streaming
 from tests.conftest import Tiny, make_tiny
@@ -52,7 +52,7 @@ def test_the_share_of_attention_equals_the_oracle(
 ) -> None:
     case = make_case(batch=2, compressed=compressed, seed=3)
     method = SimLayerKV(sinks=sinks, last=rows, own=own)
-    ours = method.attention_to_line(case.layer.banks, case.window.last(rows), line)
+    ours = method.attention_to_line(case.layer.head_groups, case.window.last(rows), line)
     shares = [oracle_share(case, b, rows, line, sinks, own) for b in range(2)]
     assert ours == pytest.approx(min(shares), abs=1e-6)
     assert 0 <= ours <= 1
@@ -60,15 +60,15 @@ def test_the_share_of_attention_equals_the_oracle(
 
 def test_the_threshold_is_strict_and_the_line_no_longer_than_the_budget() -> None:
     case = make_case(seed=3)
-    share = SimLayerKV(recent=11).attention_to_line(case.layer.banks, case.window, 15)
-    view = LayerView(0, case.layer.banks, case.window, 41)
+    share = SimLayerKV(recent=11).attention_to_line(case.layer.head_groups, case.window, 15)
+    view = LayerView(0, case.layer.head_groups, case.window, 41)
     below = float(np.nextafter(share, 0))
     assert SimLayerKV(recent=11, threshold=share).settle(view)[0].name == "full"
     lazy = SimLayerKV(recent=11, threshold=below).settle(view)
     assert lazy == (Streaming(4, roll=False), 15)
     small = SimLayerKV(threshold=0, bound_decode=True, inner=KVX())
-    assert small.settle(LayerView(0, view.banks, view.window, 20)) == (Streaming(4), 20)
-    assert small.settle(LayerView(0, view.banks, view.window, 41))[0] == KVX()
+    assert small.settle(LayerView(0, view.head_groups, view.window, 20)) == (Streaming(4), 20)
+    assert small.settle(LayerView(0, view.head_groups, view.window, 41))[0] == KVX()
 
 
 def planted(lazy: set[int]) -> Tiny:
@@ -110,20 +110,20 @@ def test_planted_lazy_layers_are_found(lazy: set[int], detect: str) -> None:
     prompt = torch.cat([torch.tensor([[3]]), torch.randint(4, 199, (1, 89))], 1)
     cache = empty(tiny.model)
     method = parse_method(f"simlayerkv:threshold=0.9,recent=20,last=8,detect={detect}")
-    rules = layer_rules(method, tiny.model.shape, 24, 90)
-    prefill(tiny.model, cache, prompt, rules, reserve=4)
+    policies = layer_policies(method, tiny.model.shape, 24, 90)
+    prefill(tiny.model, cache, prompt, policies, reserve=4)
     if detect == "decode":
         assert [layer.entries_mean for layer in cache.layers] == [90] * 4
-    decode_step(tiny.model, cache, torch.tensor([7]), rules)
-    found = {i for i, rule in enumerate(rules) if rule.method.name == "streaming"}
+    decode_step(tiny.model, cache, torch.tensor([7]), policies)
+    found = {i for i, policy in enumerate(policies) if policy.method.name == "streaming"}
     assert found == lazy
     # Tested while reading, a lazy layer's line grows from there; else the first step is in it.
     trimmed = 25 if detect == "prefill" else 24
     assert [layer.entries_mean for layer in cache.layers] == [
         trimmed if index in lazy else 91 for index in range(4)
     ]
-    decode_step(tiny.model, cache, torch.tensor([8]), rules)
-    assert {i for i, rule in enumerate(rules) if rule.method.name == "streaming"} == lazy
+    decode_step(tiny.model, cache, torch.tensor([8]), policies)
+    assert {i for i, policy in enumerate(policies) if policy.method.name == "streaming"} == lazy
     assert cache.layers[0].entries_mean == (trimmed + 1 if 0 in lazy else 92)
 
 
@@ -139,12 +139,12 @@ def test_planted_lazy_layers_are_found(lazy: set[int], detect: str) -> None:
 def test_decoding_equals_dense_attention_to_what_is_held(llama: Tiny, spec: str) -> None:
     torch.manual_seed(4)
     prompt, cache = torch.randint(3, 199, (1, 90)), empty(llama.model)
-    rules = layer_rules(parse_method(spec), llama.model.shape, 24, 90)
-    rows = [prefill(llama.model, cache, prompt, rules, reserve=20, chunk=32)]
+    policies = layer_policies(parse_method(spec), llama.model.shape, 24, 90)
+    rows = [prefill(llama.model, cache, prompt, policies, reserve=20, chunk=32)]
     ids, held = [prompt], []
     for _ in range(20):
         ids.append(rows[-1].argmax(-1)[None])
-        rows.append(decode_step(llama.model, cache, ids[-1][0], rules))
+        rows.append(decode_step(llama.model, cache, ids[-1][0], policies))
         held.append(positions(cache))
     expected = masked_logits(llama.reference, torch.cat(ids, 1), held, 90)
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
@@ -180,7 +180,7 @@ def live(tiny: Tiny, spec: str, count: int) -> int:
         method=spec
     )
     answer = talk.generate(torch.randint(3, 199, (count,)).tolist(), max_new_tokens=1)
-    return answer.ledger.peak_bytes
+    return answer.metrics.peak_bytes
 
 
 def test_the_peak_falls_too(llama: Tiny) -> None:

@@ -15,7 +15,7 @@ from kvlite.bench.speed import peak_over_weights, run_reference
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.calibration import find_calibration
 
 LENGTHS = [30, 500, 2000]
@@ -52,8 +52,8 @@ def test_logits_are_transformers_logits(
 ) -> None:
     model, ids = smollm.model, torch.tensor([prose[:length]])
     cache = smollm.conversation().cache
-    rules = layer_rules(parse_method("full"), model.shape, length, length)
-    ours = prefill(model, cache, ids, rules)
+    policies = layer_policies(parse_method("full"), model.shape, length, length)
+    ours = prefill(model, cache, ids, policies)
     with torch.no_grad():
         theirs = smollm_reference(ids, logits_to_keep=1).logits[:, -1]
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -102,11 +102,11 @@ def follows(model: LoadedModel, path: Path, **given: Any) -> Conversation:
     saved.save(path)
     again = opened(model, path)
     assert again.cache.nbytes == straight.cache.nbytes
-    assert (again.tier is None) == (straight.tier is None)
-    if again.tier is not None and straight.tier is not None:
-        assert again.tier.nbytes == straight.tier.nbytes
-        assert again.tier.index_bytes == straight.tier.index_bytes
-        assert again.tier.place == straight.tier.place
+    assert (again.store is None) == (straight.store is None)
+    if again.store is not None and straight.store is not None:
+        assert again.store.nbytes == straight.store.nbytes
+        assert again.store.index_bytes == straight.store.index_bytes
+        assert again.store.place == straight.store.place
     wanted = answered(straight, SECOND)
     assert same(answered(again, SECOND), wanted)
     assert same(answered(saved, SECOND), wanted)
@@ -153,7 +153,7 @@ def test_it_recalls_what_it_would_have(
     except SettingError as error:
         assert "never looks at what is out of its sight" in str(error)
         return
-    assert (recalls.tier is None) == (name in ("full", "minference"))
+    assert (recalls.store is None) == (name in ("full", "minference"))
     follows(model, tmp_path / "talk.kv", **given)
 
 
@@ -187,7 +187,11 @@ def test_what_was_read_and_not_answered(
         talk.generate(FIRST, ignore_eos=True)
         talk.read(SECOND)
     if bits == "4" and name.startswith("simlayerkv"):
-        assert any(bank.former for layer in talks[0].cache.layers for bank in layer.banks)
+        assert any(
+            head_group.packed_before
+            for layer in talks[0].cache.layers
+            for head_group in layer.head_groups
+        )
     talks[0].save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
     cuts = {} if "minicache" in name else {"method": "snapkv:window=8"}
@@ -200,8 +204,8 @@ def test_what_layers_share_they_still_share(model: LoadedModel, tmp_path: Path, 
     talk.generate(FIRST)
     talk.save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    fronts = [layer.banks[0].front for layer in again.cache.layers]
-    lower, upper = (front for front in fronts if isinstance(front, Half))
+    segments = [layer.head_groups[0].segment for layer in again.cache.layers]
+    lower, upper = (segment for segment in segments if isinstance(segment, Half))
     assert lower.shares_with(upper) and lower.positions is upper.positions
     assert lower.keys.retained is upper.keys.retained
     assert lower.keys.magnitudes is not upper.keys.magnitudes
@@ -257,7 +261,7 @@ def test_an_answer_for_which_there_was_no_memory(
         next(stream)
         with Faults(range(9, 100_000)):
             (last,) = stream
-        assert last.ledger.finish_reason == "memory"
+        assert last.metrics.finish_reason == "memory"
         return talk
 
     talks = [broken_off() for _ in range(2)]
@@ -270,15 +274,15 @@ def test_an_answer_for_which_there_was_no_memory(
 
 def test_what_was_given_up_stays_given_up(model: LoadedModel, tmp_path: Path) -> None:
     talk = chat(model, method="snapkv", budget=80)
-    talk.ladder.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
+    talk.oom_policy.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
     talk.generate(FIRST, ignore_eos=True)
     talk.save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    assert again.ladder.taken == talk.ladder.taken
+    assert again.oom_policy.taken == talk.oom_policy.taken
     answers = [each.generate(SECOND, ignore_eos=True) for each in (again, talk)]
     assert answers[0].token_ids == answers[1].token_ids
-    assert {each.ledger.kv_bits for each in answers} == {"8"}
-    assert {each.ledger.budget for each in answers} == {40}
+    assert {each.metrics.kv_bits for each in answers} == {"8"}
+    assert {each.metrics.budget for each in answers} == {40}
 
 
 def test_a_cache_that_was_half_written_is_not_saved(model: LoadedModel, tmp_path: Path) -> None:
@@ -303,13 +307,13 @@ def test_where_a_tier_goes_is_up_to_whoever_opens_it(model: LoadedModel, tmp_pat
         ({"recall": "auto", "recall_limit": "1GiB"}, "ram"),
     ):
         again = opened(model, path, **here)
-        assert again.tier is not None and again.tier.place == where
-        assert again.tier.on_disk == (where == "disk")
+        assert again.store is not None and again.store.place == where
+        assert again.store.on_disk == (where == "disk")
         answer = again.generate(SECOND, ignore_eos=True)
         assert answer.token_ids == wanted[1][0]
         if "recall_limit" in here and where == "disk":
-            assert "goes to a temporary file" in answer.ledger.notes[0]
-    assert opened(model, path, recall="off").tier is None
+            assert "goes to a temporary file" in answer.metrics.notes[0]
+    assert opened(model, path, recall="off").store is None
     with pytest.raises(SnapshotError, match=r"talk\.kv has .* --recall off opens it without"):
         opened(model, path, recall="ram", recall_limit="1KiB")
 
@@ -372,15 +376,15 @@ def test_other_programs_can_look_into_it(model: LoadedModel, tmp_path: Path) -> 
     talk.generate(FIRST)
     size = talk.save(tmp_path / "talk.kv")
     assert size == (tmp_path / "talk.kv").stat().st_size
-    bank = talk.cache.layers[0].banks[0]
+    head_group = talk.cache.layers[0].head_groups[0]
     with safe_open(tmp_path / "talk.kv", "pt") as file:
         assert file.get_tensor("token_ids").tolist() == talk.token_ids
         keys = file.get_tensor("cache.0.0.keys")
-        assert keys.equal(bank.own_keys[:, :, : bank.own_used])
+        assert keys.equal(head_group.residual_keys[:, :, : head_group.residual_len])
         about = json.loads(file.metadata()["kvlite"])
     assert about["settings"]["method"] == "minicache:start=0"
     # What two layers share is there once, and room that is not filled is not there at all.
-    assert size < talk.cache.nbytes + talk.tier.nbytes + talk.tier.index_bytes + 30_000  # type: ignore[union-attr]
+    assert size < talk.cache.nbytes + talk.store.nbytes + talk.store.index_bytes + 30_000  # type: ignore[union-attr]
 
 
 def test_progress_comes_to_all_bytes(model: LoadedModel, tmp_path: Path) -> None:
@@ -400,7 +404,7 @@ import kvlite
 runner = kvlite.load(sys.argv[1], device="cpu")
 talk = runner.open(sys.argv[2])
 answer = talk.generate([5, 6, 7], ignore_eos=True)
-print(answer.token_ids, talk.context.turn.logits.double().sum().item(), talk.tier.place)
+print(answer.token_ids, talk.context.turn.logits.double().sum().item(), talk.store.place)
 """
 
 
@@ -810,7 +814,7 @@ def test_bits_of_a_tier(model: LoadedModel, tmp_path: Path) -> None:
     talk.generate(FIRST)
     talk.save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    assert again.tier is not None and again.tier.bits == KVBits(8, 8)
+    assert again.store is not None and again.store.bits == KVBits(8, 8)
 
 
 def test_sweeping_an_odd_folder(tmp_path: Path) -> None:

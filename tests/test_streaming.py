@@ -124,7 +124,7 @@ def test_two_conversations_take_turns_within_their_answers(both: Pair) -> None:
     assert [[piece.token_id for piece in each] for each in zip(*heard, strict=True)] == alone
     # Each is told what came for itself alone: for the prompt and for every token but the last.
     passing = 6 * both.layers.passing.nbytes if both.layers.passing else 0
-    assert [piece.ledger.streamed_bytes for piece in heard[-1]] == [passing] * 2
+    assert [piece.metrics.streamed_bytes for piece in heard[-1]] == [passing] * 2
 
 
 def test_layers_may_be_asked_for_in_any_order(both: Pair) -> None:
@@ -180,15 +180,15 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
     for turn in range(2):
         for count in (1, 4):
             answer = talk.generate(prompt(30, turn), max_new_tokens=count, ignore_eos=True)
-            assert answer.ledger.streamed_bytes == count * passing.nbytes
-    assert "brought 1.9 MiB of weights" in answer.ledger.line()
-    (note,) = answer.ledger.notes
+            assert answer.metrics.streamed_bytes == count * passing.nbytes
+    assert "brought 1.9 MiB of weights" in answer.metrics.line()
+    (note,) = answer.metrics.notes
     assert note.startswith(
         "--stream disk brings 482.0 KiB of weights to the device for every token"
     )
     most = float(note.split()[-4])
     assert most == pytest.approx(passing.bytes_per_s / passing.nbytes, rel=0.01)
-    whole = runner(both.whole).generate(prompt(30), ignore_eos=True).ledger
+    whole = runner(both.whole).generate(prompt(30), ignore_eos=True).metrics
     assert (whole.streamed_bytes, whole.notes) == (0, ())
     assert "weights" not in whole.line()
 
@@ -211,7 +211,7 @@ def test_two_layers_and_the_rest_are_on_the_device(
     peaks = []
     for model in (both.streamed, both.whole):
         answer = runner(model, measure="tensors").generate(prompt(60), ignore_eos=True)
-        peaks.append(answer.ledger.peak_bytes)
+        peaks.append(answer.metrics.peak_bytes)
     assert peaks[0] - weights == peaks[1] - whole > 0  # all else is as it was
     assert TensorMeter(both.streamed.tensors()).live == weights
 

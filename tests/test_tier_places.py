@@ -1,4 +1,4 @@
-"""Where the recall tier is, how large, and what happens when there is no room for it."""
+"""Where the recall host store is, how large, and what happens when there is no room for it."""
 
 import errno
 import gc
@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import kvlite
-from kvlite.engine.reading import Reading
+from kvlite.engine.reading import Prefill
 from kvlite.errors import RecallError, SettingError, Stopped
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 from kvlite.offload.kv.disk import Disk
-from kvlite.offload.kv.placement import index_bytes, tier_bytes
+from kvlite.offload.kv.placement import host_kv_bytes, index_bytes
 from tests.conftest import SIZES, Tiny, make_tiny
 
 from .test_packed import random_ids
@@ -40,8 +40,8 @@ def test_turns_are_exact_wherever_it_is(llama: Tiny, cache: Path, recall: str, b
         logits = last_logits(talk, random_ids(120 if turn == 0 else 30, turn)[0].tolist())
         upto = talk.token_ids[: len(talk.token_ids) - 8]
         torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
-    assert talk.tier is not None and talk.tier.place == ("disk" if recall == "disk" else "ram")
-    assert all((layer.disk is None) == (recall != "disk") for layer in talk.tier.layers)
+    assert talk.store is not None and talk.store.place == ("disk" if recall == "disk" else "ram")
+    assert all((layer.disk is None) == (recall != "disk") for layer in talk.store.layers)
 
 
 @pytest.mark.parametrize("bits", ["16", "8", "4"])
@@ -61,14 +61,14 @@ def test_answers_are_the_same_from_disk(llama: Tiny, cache: Path, bits: str) -> 
 def test_storage_on_disk_takes_no_memory_and_leaves_no_file(llama: Tiny, cache: Path) -> None:
     talk = chat(llama.model, recall="disk", **SMALL)
     answer = talk.generate(random_ids(300)[0].tolist(), ignore_eos=True)
-    assert talk.tier is not None and answer.ledger.tier_place == "disk"
-    layer = talk.tier.layers[0].cache
+    assert talk.store is not None and answer.metrics.host_kv_place == "disk"
+    layer = talk.store.layers[0].cache
     maps = Path("/proc/self/maps").read_text().splitlines()
     for tensor in layer.tensors:
         (line,) = (each for each in maps if _holds(each, tensor.untyped_storage().data_ptr()))
         assert str(cache / "recall") in line and "(deleted)" in line
     assert list((cache / "recall").iterdir()) == []
-    assert f"from {answer.ledger.tier_bytes / 1024:.1f} KiB on disk" in answer.ledger.line()
+    assert f"from {answer.metrics.host_kv_bytes / 1024:.1f} KiB on disk" in answer.metrics.line()
 
 
 def _holds(line: str, address: int) -> bool:
@@ -82,12 +82,12 @@ def test_auto_goes_to_disk_where_memory_is_short_and_says_so(
     talk = chat(llama.model, recall="auto", recall_limit="200KiB", **SMALL)
     said: list[str] = []
     first = talk.generate(random_ids(120)[0].tolist(), notify=said.append)
-    assert first.ledger.tier_place == "ram" and not said
+    assert first.metrics.host_kv_place == "ram" and not said
     second = talk.generate(random_ids(300, 2)[0].tolist(), notify=said.append)
-    assert second.ledger.tier_place == "disk" and list(second.ledger.notes) == said
+    assert second.metrics.host_kv_place == "disk" and list(second.metrics.notes) == said
     assert str(cache / "recall") in said[0] and "200.0 KiB" in said[0]
     third = talk.generate([5, 6], recall_limit="auto")
-    assert third.ledger.tier_place == "disk" and not third.ledger.notes
+    assert third.metrics.host_kv_place == "disk" and not third.metrics.notes
     logits = last_logits(talk, random_ids(30, 3)[0].tolist())
     upto = talk.token_ids[: len(talk.token_ids) - 8]
     torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
@@ -95,9 +95,9 @@ def test_auto_goes_to_disk_where_memory_is_short_and_says_so(
 
 def test_ram_is_never_exceeded_for_a_disk_nobody_asked_for(llama: Tiny, cache: Path) -> None:
     talk = chat(llama.model, recall="ram", recall_limit="100KiB", **SMALL)
-    (note,) = talk.generate(random_ids(300)[0].tolist()).ledger.notes
+    (note,) = talk.generate(random_ids(300)[0].tolist()).metrics.notes
     assert "may take 100.0 KiB" in note and "--recall disk" in note
-    assert talk.tier is None and not cache.exists()
+    assert talk.store is None and not cache.exists()
 
 
 @pytest.mark.parametrize("recall", ["disk", "auto"])
@@ -113,15 +113,19 @@ def test_a_disk_without_room_is_said_before_anything_is_read(
     ids = random_ids(300)[0].tolist()
     progress = (lambda *_: told.append("read")) if recall == "disk" else None
     answer = talk.generate(ids, notify=told.append, progress=progress)
-    assert "which has 12.0 KiB free" in told[0] and answer.ledger.notes == (told[0],)
-    assert talk.tier is None and answer.ledger.tier_bytes == 0 and answer.ledger.tier_place == ""
-    assert answer.ledger.kept_entries_mean < 60
+    assert "which has 12.0 KiB free" in told[0] and answer.metrics.notes == (told[0],)
+    assert (
+        talk.store is None
+        and answer.metrics.host_kv_bytes == 0
+        and answer.metrics.host_kv_place == ""
+    )
+    assert answer.metrics.kept_entries_mean < 60
 
 
 def test_a_folder_that_cannot_be_written_is_said(llama: Tiny, cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     talk = chat(llama.model, recall="disk", **SMALL)
-    (note,) = talk.generate(random_ids(300)[0].tolist()).ledger.notes
+    (note,) = talk.generate(random_ids(300)[0].tolist()).metrics.notes
     assert str(cache / "recall") in note and "KVLITE_CACHE" in note
 
 
@@ -150,8 +154,8 @@ def test_a_disk_that_fills_up_costs_the_tier_and_nothing_else(
     told: list[str] = []
     ids = random_ids(200, 7)[0].tolist()
     answer = talk.generate(ids, ignore_eos=True, notify=told.append)
-    assert calls == 3 and "No space left" in told[0] and answer.ledger.notes == (told[0],)
-    assert talk.tier is None and len(answer.token_ids) == 9
+    assert calls == 3 and "No space left" in told[0] and answer.metrics.notes == (told[0],)
+    assert talk.store is None and len(answer.token_ids) == 9
     assert talk.cache.seen == len(talk.token_ids) == 208 + 69 * turn
     if not turn:
         assert answer.token_ids == plain.generate(ids, ignore_eos=True).token_ids
@@ -162,10 +166,10 @@ def test_a_disk_that_fills_up_costs_the_tier_and_nothing_else(
 def test_bytes_are_as_predicted(llama: Tiny, bits: str) -> None:
     talk = chat(llama.model, recall_bits=bits, max_new_tokens=9, **SMALL)
     talk.generate(random_ids(700)[0].tolist(), ignore_eos=True)
-    assert talk.tier is not None
-    shape, own = llama.model.shape, talk.tier.bits
-    assert talk.tier.index_bytes == index_bytes(shape, 709)
-    assert talk.tier.nbytes == tier_bytes(shape, 700, 9, 4, own)
+    assert talk.store is not None
+    shape, own = llama.model.shape, talk.store.bits
+    assert talk.store.index_bytes == index_bytes(shape, 709)
+    assert talk.store.nbytes == host_kv_bytes(shape, 700, 9, 4, own)
 
 
 def test_bits_may_change_from_turn_to_turn(llama: Tiny) -> None:
@@ -174,22 +178,22 @@ def test_bits_may_change_from_turn_to_turn(llama: Tiny) -> None:
     for turn, bits in enumerate(("16", "4", "8", "16")):
         ids = random_ids(400 if turn == 0 else 30, turn)[0].tolist()
         talk.generate(ids, recall_bits=bits, ignore_eos=True)
-        assert isinstance(talk.tier, Tier)
-        sizes.append(talk.tier.nbytes / talk.tier.seen)
+        assert isinstance(talk.store, HostKVStore)
+        sizes.append(talk.store.nbytes / talk.store.seen)
     assert sizes[1] < 0.5 * sizes[0] and sizes[1] < sizes[2] < 0.6 * sizes[0] < sizes[3]
 
 
 def test_what_was_recalled_is_counted(llama: Tiny) -> None:
     talk = chat(llama.model, recall_entries=20, **SMALL)
-    ledger = talk.generate(random_ids(300)[0].tolist(), ignore_eos=True).ledger
+    metrics = talk.generate(random_ids(300)[0].tolist(), ignore_eos=True).metrics
     entry = 2 * llama.model.shape.head_dim * 4 + 4
-    assert ledger.recalled_bytes % entry == 0
+    assert metrics.recalled_bytes % entry == 0
     heads, layers = llama.model.shape.kv_heads, llama.model.shape.layers
-    wanted, brought = 8 * layers * heads * 40, ledger.recalled_bytes // entry
+    wanted, brought = 8 * layers * heads * 40, metrics.recalled_bytes // entry
     assert 0 < brought < wanted
-    assert ledger.recall_hit_rate == pytest.approx(1 - brought / wanted)
-    assert "recalled " in ledger.line() and "in RAM" in ledger.line()
-    between = talk.generate([5, 6], recall_entries=0, ignore_eos=True).ledger
+    assert metrics.recall_hit_rate == pytest.approx(1 - brought / wanted)
+    assert "recalled " in metrics.line() and "in RAM" in metrics.line()
+    between = talk.generate([5, 6], recall_entries=0, ignore_eos=True).metrics
     assert (between.recalled_bytes, between.recall_hit_rate) == (0, None)
     assert between.again_tokens == 8 and between.line().startswith("read 3 tokens and 8 again")
 
@@ -205,15 +209,15 @@ def test_the_count_is_what_moved(llama: Tiny) -> None:
         now = _held(talk)
         came += sum(len(new - old) - 1 for new, old in zip(now, before, strict=True))
         before = now
-        assert piece.ledger.recalled_bytes == came * entry
+        assert piece.metrics.recalled_bytes == came * entry
 
 
 def _held(talk: Any) -> list[set[int]]:
     return [
-        set(line[: bank.used].tolist())
+        set(line[: head_group.used].tolist())
         for layer in talk.cache.layers
-        for bank in layer.banks
-        for line in bank.positions[0]
+        for head_group in layer.head_groups
+        for line in head_group.positions[0]
     ]
 
 
@@ -251,8 +255,8 @@ def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.Monk
 def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall: str) -> None:
     talk = chat(llama.model, recall=recall, **SMALL)
     talk.generate(random_ids(300)[0].tolist(), ignore_eos=True)
-    assert talk.tier is not None
-    old = [weakref.ref(layer.cache) for layer in talk.tier.layers]
+    assert talk.store is not None
+    old = [weakref.ref(layer.cache) for layer in talk.store.layers]
     alive = []
 
     def look(done: int, of: int) -> None:
@@ -262,7 +266,7 @@ def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall
     talk.generate(random_ids(300, 2)[0].tolist(), progress=look, ignore_eos=True)
     assert alive[0] == 4 and alive[-1] == 1  # the last layer's is let go once it was read
     gc.collect()
-    assert not any(each() for each in old) and not talk.tier.marked
+    assert not any(each() for each in old) and not talk.store.marked
 
 
 def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
@@ -289,12 +293,12 @@ def test_fifty_turns_leave_the_device_where_it_was(monkeypatch: pytest.MonkeyPat
     talk = chat(model, method="snapkv:window=8", budget=64)
     held, indexed, kept = [], [], []
     for turn in range(50):
-        ledger = talk.generate(random_ids(90, turn)[0].tolist(), ignore_eos=True).ledger
-        assert ledger.seen_tokens == 99 * turn + 98
-        read = ledger.seen_tokens - 8
-        held.append(ledger.kv_bytes)
-        indexed.append(ledger.index_bytes / index_bytes(model.shape, read + 9))
-        kept.append(ledger.tier_bytes / tier_bytes(model.shape, read, 9, 4, None))
+        metrics = talk.generate(random_ids(90, turn)[0].tolist(), ignore_eos=True).metrics
+        assert metrics.seen_tokens == 99 * turn + 98
+        read = metrics.seen_tokens - 8
+        held.append(metrics.kv_bytes)
+        indexed.append(metrics.index_bytes / index_bytes(model.shape, read + 9))
+        kept.append(metrics.host_kv_bytes / host_kv_bytes(model.shape, read, 9, 4, None))
     assert max(held) <= 1.01 * min(held)
     # What grows has room for an eighth more than it was found to need.
     assert indexed[0] == kept[0] == 1 and all(1 <= each <= 1.126 for each in indexed + kept)
@@ -313,7 +317,7 @@ def test_nothing_is_read_ahead_that_would_be_lost(
     assert talk.read_ahead(text, notify=told.append) == (room and exact)
     assert bool(talk.token_ids) == (room and exact) and not told
     pieces = list(talk.stream(f"{text} 5 6 7", notify=told.append))
-    assert pieces[0].ledger.notes == tuple(told) and bool(told) != room
+    assert pieces[0].metrics.notes == tuple(told) and bool(told) != room
     assert len(talk.token_ids) == 153 + len(pieces) - 1
 
 
@@ -323,18 +327,18 @@ def test_what_was_noted_while_reading_ahead_is_in_the_answers_ledger(
     talk = chat(llama.model, recall="auto", recall_limit="1KB", **SMALL)
     text, told = " ".join(map(str, random_ids(150)[0].tolist())), list[str]()
     assert talk.read_ahead(text, notify=told.append) and "temporary file" in told[0]
-    first = list(talk.stream(f"{text} 5 6 7", notify=told.append))[-1].ledger
+    first = list(talk.stream(f"{text} 5 6 7", notify=told.append))[-1].metrics
     assert first.notes == tuple(told) and len(told) == 1
-    assert talk.generate([5, 6]).ledger.notes == ()
+    assert talk.generate([5, 6]).metrics.notes == ()
 
 
 def test_a_limit_is_kept_to_the_byte(llama: Tiny) -> None:
     shape = llama.model.shape
-    limit = tier_bytes(shape, 179, 9, 4, None)
+    limit = host_kv_bytes(shape, 179, 9, 4, None)
     talk = chat(llama.model, recall="ram", recall_limit=f"{limit}B", **SMALL)
     for count in (150, 20):
-        ledger = talk.generate(random_ids(count)[0].tolist(), ignore_eos=True).ledger
-        assert 0 < ledger.tier_bytes <= limit and not ledger.notes
+        metrics = talk.generate(random_ids(count)[0].tolist(), ignore_eos=True).metrics
+        assert 0 < metrics.host_kv_bytes <= limit and not metrics.notes
 
 
 @pytest.mark.parametrize("bits", ["16", "4"])
@@ -381,10 +385,10 @@ def test_a_second_reading_does_not_keep_the_first(
 ) -> None:
     readings: list[Any] = []
     alive: list[int] = []
-    begin = Reading.__init__
+    begin = Prefill.__init__
 
-    def watched(self: Reading, *args: Any, **given: Any) -> None:
-        if type(self) is Reading:  # not what was planned
+    def watched(self: Prefill, *args: Any, **given: Any) -> None:
+        if type(self) is Prefill:  # not what was planned
             gc.collect()
             alive.append(sum(each() is not None for each in readings))
             readings.append(weakref.ref(self))
@@ -393,10 +397,10 @@ def test_a_second_reading_does_not_keep_the_first(
     def full(self: Disk, layer: Any) -> None:
         raise RecallError("full")
 
-    monkeypatch.setattr(Reading, "__init__", watched)
+    monkeypatch.setattr(Prefill, "__init__", watched)
     monkeypatch.setattr(Disk, "take", full)
     talk = chat(llama.model, recall="disk", **SMALL)
-    assert talk.generate(random_ids(200)[0].tolist()).ledger.notes == ("full",)
+    assert talk.generate(random_ids(200)[0].tolist()).metrics.notes == ("full",)
     assert alive == [0, 0]
 
 
@@ -404,7 +408,7 @@ def test_a_turn_that_never_looks_back_lets_others_do_so(llama: Tiny) -> None:
     talk = chat(llama.model, recall="auto", **SMALL)
     talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
     apart = talk.generate([5, 6, 7], method="lminfinite:sinks=4", ignore_eos=True)
-    assert apart.ledger.tier_bytes == 0 and not apart.ledger.notes
+    assert apart.metrics.host_kv_bytes == 0 and not apart.metrics.notes
     logits = last_logits(talk, random_ids(30, 3)[0].tolist())
     upto = talk.token_ids[: len(talk.token_ids) - 8]
     torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
@@ -417,8 +421,8 @@ def test_a_stopped_turn_does_not_move_a_tier(llama: Tiny, cache: Path) -> None:
     cancel.set()
     with pytest.raises(Stopped):
         talk.generate([5, 6], recall="disk", cancel=cancel)
-    assert talk.tier is not None and talk.tier.place == "ram"
-    assert talk.generate([5, 6]).ledger.tier_place == "ram"
+    assert talk.store is not None and talk.store.place == "ram"
+    assert talk.generate([5, 6]).metrics.host_kv_place == "ram"
 
 
 def test_a_limit_that_is_none_is_refused_at_once(llama: Tiny) -> None:

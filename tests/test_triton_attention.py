@@ -15,7 +15,7 @@ from kvlite.cache.quantized import Quantized, rotation
 from kvlite.engine.quantized_attention import fused, in_parts
 from tests.interpreted import DEVICE, kernels
 from tests.oracles.quantized_attention import naive
-from tests.test_packed import banks
+from tests.test_packed import head_groups
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -229,11 +229,11 @@ def test_an_answer_is_attended_to_the_same_by_the_kernel(
     kernel: ModuleType, softcap: float | None
 ) -> None:
     """Exact entries before and after the quantized ones, merged."""
-    for bank in banks():
-        queries = torch.randn(1, len(bank.heads), 4 // len(bank.heads), 16)
-        out, weights = in_parts(queries, bank, softcap, True)
-        ours, our_weights = fused(queries, bank, softcap, True)
+    for head_group in head_groups():
+        queries = torch.randn(1, len(head_group.heads), 4 // len(head_group.heads), 16)
+        out, weights = in_parts(queries, head_group, softcap, True)
+        ours, our_weights = fused(queries, head_group, softcap, True)
         torch.testing.assert_close(ours, out, atol=5e-4, rtol=5e-4)
         torch.testing.assert_close(our_weights, weights, atol=5e-4, rtol=5e-4)
-        alone, nothing = fused(queries, bank, softcap, False)
+        alone, nothing = fused(queries, head_group, softcap, False)
         assert nothing is None and alone.equal(ours)

@@ -78,13 +78,13 @@ def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
             text = fact.question if place > 1 else f"{talk.context}\n\n{fact.question}"
             pieces = list(own.stream(text))
             assert row.answer == "".join(piece.text for piece in pieces)
-            first = pieces[0].ledger
+            first = pieces[0].metrics
             assert (row.order, row.place, row.depth) == (1, place, talk.depth(question))
             assert (row.method, row.budget) == (choice.method.spec, choice.budget)
             assert (row.kv_bits, row.recall) == (choice.kv_bits, choice.recalls)
             assert (row.kv_bytes, row.entries_mean) == (first.kv_bytes, first.kept_entries_mean)
-            assert (row.tier_bytes, row.index_bytes) == (first.tier_bytes, first.index_bytes)
-            assert bool(row.tier_bytes) == (choice.recall is not None)
+            assert (row.host_kv_bytes, row.index_bytes) == (first.host_kv_bytes, first.index_bytes)
+            assert bool(row.host_kv_bytes) == (choice.recall is not None)
             assert row.tokens == first.seen_tokens
             assert row.hit == (fact.keys[0] in row.answer)
         assert own.cache.seen > 400 + 2 * 15

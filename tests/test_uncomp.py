@@ -15,7 +15,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.scored import Scored
 from kvlite.methods.uncomp import UNComp
 from kvlite.model.calibration import Calibration
@@ -30,7 +30,7 @@ from tests.test_methods import (
     kept_positions,
     make_case,
     probabilities,
-    shuffled_bank,
+    shuffled_head_group,
 )
 
 
@@ -64,7 +64,7 @@ def test_heads_of_a_group_keep_lines_of_its_size(
 ) -> None:
     case = make_case(kv_heads=kv_heads, batch=2, compressed=compressed)
     method = grouped(spec, kv_heads)
-    view = LayerView(0, case.layer.banks, case.window, 18)
+    view = LayerView(0, case.layer.head_groups, case.window, 18)
     kept = kept_positions(method.select(view))
     assert kept == [oracle_kept(case, b, sizes, 4) for b in range(2)]
 
@@ -80,27 +80,27 @@ def test_groups_follow_the_calibration_not_the_order_of_heads() -> None:
 def test_uncomp_gives_up_the_slot_the_oracle_gives_up(size: int, window: int, kernel: int) -> None:
     batch, heads = 2, 3
     generator = torch.Generator().manual_seed(size)
-    bank = shuffled_bank(batch, heads, size, 1, rows=window)
+    head_group = shuffled_head_group(batch, heads, size, 1, rows=window)
     method = UNComp(window=window, pool=kernel)
     seen: deque[FloatArray] = deque(maxlen=window)
     for position in range(size, size + 60):
         row = probabilities((batch, heads, size), generator)
-        bank.record(row)
+        head_group.record(row)
         seen.append(row.double().numpy())
         total = np.sum(list(seen), axis=0)
         expected = [
             [
                 selection.uncomp_victim(
-                    bank.positions[b, h].tolist(), total[b, h].tolist(), window, kernel
+                    head_group.positions[b, h].tolist(), total[b, h].tolist(), window, kernel
                 )
                 for h in range(heads)
             ]
             for b in range(batch)
         ]
-        slots = method.evict(bank, 1, position)
+        slots = method.evict(head_group, 1, position)
         assert slots.tolist() == expected
         entry = torch.zeros(batch, heads, 1, DIM)
-        bank.overwrite(slots, entry, entry, position)
+        head_group.overwrite(slots, entry, entry, position)
         for b, h in np.ndindex(batch, heads):
             for row in seen:
                 row[b, h, expected[b][h]] = 0
@@ -110,15 +110,15 @@ def test_lines_keep_their_length_and_their_window_while_answering(llama: Tiny) -
     torch.manual_seed(8)
     method, cache = grouped("uncomp", 2), empty(llama.model)
     prompt = torch.randint(3, 199, (1, 90))
-    rules = layer_rules(method, llama.model.shape, 30, 90)
+    policies = layer_policies(method, llama.model.shape, 30, 90)
 
-    prefill(llama.model, cache, prompt, rules, reserve=20)
+    prefill(llama.model, cache, prompt, policies, reserve=20)
     for step in range(20):
-        decode_step(llama.model, cache, torch.tensor([9]), rules)
+        decode_step(llama.model, cache, torch.tensor([9]), policies)
         for layer in cache.layers:
             assert sorted(layer.lines) == [(1, 20), (1, 40)]
-            for bank in layer.banks:
-                held = set(bank.positions[0, 0].tolist())
+            for head_group in layer.head_groups:
+                held = set(head_group.positions[0, 0].tolist())
                 assert set(range(90 + step - 7, 90 + step + 1)) <= held
 
 
@@ -145,8 +145,8 @@ def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: in
     method = parse_method(f"uncomp:delete={delete},window=4,groups=1,pool=1")
     method = method.fitted(shape, made_up_calibration(shape))
     ids, cache = torch.randint(3, 199, (1, n)), empty(tiny.model)
-    rules = layer_rules(method, shape, n - 1, n)
-    logits = prefill(tiny.model, cache, ids, rules, reserve=steps)
+    policies = layer_policies(method, shape, n - 1, n)
+    logits = prefill(tiny.model, cache, ids, policies, reserve=steps)
     kept = list(range(shape.kv_heads - delete))
     causal = torch.ones(n, n, dtype=torch.bool).tril().repeat(shape.kv_heads, 1, 1)
     weights = run_under(tiny.reference, ids, dict.fromkeys(range(4), causal))[1]
@@ -164,7 +164,7 @@ def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: in
         before = positions(cache)
         token = logits.argmax(-1)
         ids = torch.cat([ids, token[None]], 1)
-        logits = decode_step(tiny.model, cache, token, rules)
+        logits = decode_step(tiny.model, cache, token, policies)
         after = positions(cache)
         held.append([[*map(set, layer), *[{n + step}] * delete] for layer in after])
         assert len(before[0]) == len(kept)
@@ -181,8 +181,8 @@ def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: in
         assert (logits[0] - dense).abs().max() < 1e-4
     # A later turn goes on with the same heads.
     more = torch.randint(3, 199, (1, 30))
-    rules = layer_rules(method, shape, n - 1, cache.seen + 30, new=30)
-    prefill(tiny.model, cache, more, rules)
+    policies = layer_policies(method, shape, n - 1, cache.seen + 30, new=30)
+    prefill(tiny.model, cache, more, policies)
     assert [layer.like for layer in cache.layers] == like
     assert {len(layer) for layer in positions(cache)} == {len(kept)}
 
@@ -270,6 +270,11 @@ def test_a_conversation_may_change_its_method(first: str, then: str) -> None:
         answers.append(answer.token_ids)
         talk.generate([5], max_new_tokens=2, ignore_eos=True)
         for layer in talk.cache.layers:
-            heads = sorted([*layer.like, *(head for bank in layer.banks for head in bank.heads)])
+            heads = sorted(
+                [
+                    *layer.like,
+                    *(head for head_group in layer.head_groups for head in head_group.heads),
+                ]
+            )
             assert heads == [0, 1, 2, 3]
     assert answers[0] == answers[1]

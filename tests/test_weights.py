@@ -24,7 +24,7 @@ from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.cpu import SplitLinear
 from kvlite.model.load import LoadedModel, load_module
@@ -172,7 +172,7 @@ def test_answers_as_transformers_does(
     ids = torch.arange(3, 78).tolist()
     answer = runner.generate(ids, max_new_tokens=32, ignore_eos=True)
     assert answer.token_ids == greedy(reference, ids, 32)
-    assert (answer.ledger.weights, answer.ledger.dtype) == (name, "float32")
+    assert (answer.metrics.weights, answer.metrics.dtype) == (name, "float32")
 
 
 @pytest.mark.long
@@ -204,8 +204,8 @@ def test_logits_of_the_embedded_model_are_near_those_of_transformers(
         reference = as_transformers_loads_it(smollm.model_path, name)
         theirs = reference(ids, logits_to_keep=1).logits[:, -1].log_softmax(-1)
     for chunk in (300, 64):
-        rules = layer_rules(parse_method("full"), model.shape, 300, 300)
-        ours = prefill(model, empty_cache(model), ids, rules, chunk=chunk).log_softmax(-1)
+        policies = layer_policies(parse_method("full"), model.shape, 300, 300)
+        ours = prefill(model, empty_cache(model), ids, policies, chunk=chunk).log_softmax(-1)
         assert (theirs.exp() * (theirs - ours)).sum() < 0.03
 
 
@@ -214,8 +214,8 @@ def test_plain_weights_answer_as_named(tiny_folder: Path, name: str) -> None:
     runner = kvlite.load(str(tiny_folder), weights=name)
     answer = runner.generate(list(range(3, 40)), max_new_tokens=2)
     assert runner.model.dtype == PLAIN[name] == runner.model.module.lm_head.weight.dtype
-    assert answer.ledger.weights == name
-    assert answer.ledger.dtype == str(PLAIN[name]).removeprefix("torch.")
+    assert answer.metrics.weights == name
+    assert answer.metrics.dtype == str(PLAIN[name]).removeprefix("torch.")
 
 
 def test_activations_and_cache_are_not_of_the_weights_type(tiny_folder: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_checkpoint_quantized_by_bitsandbytes(folder: Path, changes: Any) -> N
     ids = list(range(100, 175))
     answer = runner.generate(ids, max_new_tokens=32, ignore_eos=True)
     assert answer.token_ids == greedy(as_transformers_loads_it(folder, ""), ids, 32)
-    assert answer.ledger.weights == name
+    assert answer.metrics.weights == name
     with pytest.raises(SettingError, match=f"--weights bf16 cannot .*weights are {name} already"):
         kvlite.load(str(folder), weights="bf16")
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvlite.conversation.metrics import Ledger, Piece
+from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.metrics_text import brief, told
 from kvlite.conversation.session import Message, Session
-from kvlite.memory.free import ran_out
+from kvlite.memory.free import is_oom
 from kvlite.model.chat_template import said_tokens
 
 from ..keeping.record import first_words
@@ -73,7 +73,7 @@ class PageFinder:
 
 
 def account_of(
-    ledger: Ledger, looker: Looker, finder: PageFinder, reading_s: float = 0.0
+    metrics: GenerationMetrics, looker: Looker, finder: PageFinder, reading_s: float = 0.0
 ) -> dict[str, Any]:
     """The answer's account, of plain values.
 
@@ -82,9 +82,9 @@ def account_of(
     """
     read = [f"Its documents were read in {reading_s:.1f} s before that."] if reading_s else []
     account: dict[str, Any] = {
-        "brief": brief(ledger, _LONGER),
-        "told": [*told(ledger, _LONGER), *read],
-        "ledger": ledger.to_json(),
+        "brief": brief(metrics, _LONGER),
+        "told": [*told(metrics, _LONGER), *read],
+        "ledger": metrics.to_json(),
         "question": first_words(looker.session.messages[-1].text),
     }
     before, after = looker.before, looker.look()
@@ -114,6 +114,6 @@ def _if_it_fits(work: Callable[[], T]) -> T | None:
     try:
         return work()
     except Exception as error:
-        if not ran_out(error):
+        if not is_oom(error):
             raise
     return None

@@ -15,9 +15,9 @@ class Figures:
         holding: what it holds, and where.
         seen, most: tokens it has, and those the model was trained for.
         kv_bytes, full_kv_bytes: of its cache, and if nothing were dropped.
-        tier_bytes: of host memory, or disk, that everything is kept in to be recalled.
+        host_kv_bytes: of host memory, or disk, that everything is kept in to be recalled.
         first_token_s, tokens_per_s: of the answer that comes, or came last.
-        rungs: what was given up so far because memory was short.
+        fallbacks: what was given up so far because memory was short.
     """
 
     owner: str
@@ -27,10 +27,10 @@ class Figures:
     most: int
     kv_bytes: int
     full_kv_bytes: int
-    tier_bytes: int
+    host_kv_bytes: int
     first_token_s: float | None
     tokens_per_s: float | None
-    rungs: tuple[str, ...]
+    fallbacks: tuple[str, ...]
 
 
 def figures_of(owner: str, id: str, session: Session, weights: Part) -> Figures:
@@ -40,17 +40,17 @@ def figures_of(owner: str, id: str, session: Session, weights: Part) -> Figures:
         weights: the model's.
     """
     talk, last, shape = session.talk, session.last, session.runner.shape
-    cache, tier = talk.cache, talk.tier
+    cache, store = talk.cache, talk.store
     return Figures(
         owner=owner,
         id=id,
-        holding=holding(talk.model, cache, tier, talk.checkpoint_bytes, weights=weights),
+        holding=holding(talk.model, cache, store, talk.checkpoint_bytes, weights=weights),
         seen=cache.seen,
         most=shape.max_context,
         kv_bytes=cache.nbytes,
         full_kv_bytes=shape.full_kv_bytes(cache.seen, talk.model.dtype.itemsize),
-        tier_bytes=0 if tier is None or not tier.begun else tier.nbytes,
+        host_kv_bytes=0 if store is None or not store.begun else store.nbytes,
         first_token_s=None if last is None else last.time_to_first_token_s,
         tokens_per_s=None if last is None else last.decode_tokens_per_s,
-        rungs=tuple(talk.ladder.taken),
+        fallbacks=tuple(talk.oom_policy.taken),
     )

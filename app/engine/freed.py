@@ -16,7 +16,7 @@ def held_now(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def let_go(device: torch.device, before: int) -> int:
+def release_memory(device: torch.device, before: int) -> int:
     """Let nobody keep memory that nothing is in any more.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlite.cache import Bank, KVCache, LayerCache
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.errors import SnapshotError
 
 BINS = 240
@@ -155,25 +155,29 @@ def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
     """Look at what a cache holds; of several sequences, at the first.
 
     On a GPU it takes, a layer at a time, 9 bytes an entry and 2 a KV head and position. There it
-    may run out of memory as anything may: a `Ladder` can run it again.
+    may run out of memory as anything may: a `OOMPolicy` can run it again.
 
     Args:
         windows: those of the model's shape.
     """
     seen, layers = cache.seen, cache.layers
-    heads = (sum(len(bank.heads) for bank in layer.banks) + len(layer.like) for layer in layers)
+    heads = (
+        sum(len(head_group.heads) for head_group in layer.head_groups) + len(layer.like)
+        for layer in layers
+    )
     return Look(seen, tuple(windows), tuple(heads), tuple(_bits(each, seen) for each in layers))
 
 
 def _bits(layer: LayerCache, seen: int) -> Bits:
-    held = layer.in_order([_held(bank, seen) for bank in layer.banks])
+    held = layer.in_order([_held(head_group, seen) for head_group in layer.head_groups])
     return np.packbits(held[0, :, :seen].cpu().numpy(), axis=1)
 
 
-def _held(bank: Bank, seen: int) -> Tensor:
-    """Whether a bank holds a position, `(1, heads, seen + 1)` bool. The last one stands for what a
+def _held(head_group: KVHeadGroup, seen: int) -> Tensor:
+    """Whether a head group holds a position, `(1, heads, seen + 1)` bool. The last one stands for
+    what a
     step that was interrupted left."""
-    at = bank.positions[:1, :, : bank.used].long()
+    at = head_group.positions[:1, :, : head_group.used].long()
     held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
     return held.scatter_(2, at, True)
 

@@ -1,8 +1,7 @@
 """One model, and the conversation that is with it now; others wait on their shelves.
 
-One conversation is in memory at a time, so that what the plan and the ladder say of memory holds;
-another is set aside for it, and opened again in about a second.
-"""
+One conversation is in memory at a time, so that what the plan and the OOM policy say of memory
+holds; another is set aside for it, and opened again in about a second."""
 
 import gc
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from kvlite.planner.usage import Holding, holding
 from ..keeping.record import Record
 from ..keeping.shelf import Shelf
 from .accounts import PageFinder
-from .freed import held_now, let_go
+from .freed import held_now, release_memory
 from .opened import Open
 from .work import PAUSE, Work
 
@@ -137,7 +136,7 @@ class Loaded:
             device, before = self.runner.model.device, self.held_bytes()
             self.runner = None
             name = Path(self.settings.model).name
-            freed = f"{name} is gone, {readable(let_go(device, before))} are free again"
+            freed = f"{name} is gone, {readable(release_memory(device, before))} are free again"
             work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
         runner = open_runner(settings, notify=work.begin, cancel=work.cancel)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from kvlite.config.settings import LOADING
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Begin, Session
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Part, weights_of
@@ -80,18 +80,18 @@ class Open:
             reading_s: seconds that reading its documents took before.
         """
         looker, last = Looker(self.session), None
-        for piece in begin(*work.audience):
+        for piece in begin(*work.callbacks):
             work.hear(piece)
             looker.saw(piece)
-            last = piece.ledger
+            last = piece.metrics
         if last is not None:
             self.record.said = self._said()
             self._remember(last, looker, reading_s)
 
-    def _remember(self, ledger: Ledger, looker: Looker, reading_s: float) -> None:
+    def _remember(self, metrics: GenerationMetrics, looker: Looker, reading_s: float) -> None:
         key = keys_of(self.record.said)[-1]
         with suppress(OSError):  # what is said of a full disk is said of the conversation
-            account = account_of(ledger, looker, self.finder, reading_s)
+            account = account_of(metrics, looker, self.finder, reading_s)
             self.shelf.keep_account(self.record.id, key, account)
 
     def _said(self) -> list[Said]:
@@ -151,7 +151,7 @@ class Open:
                 pass  # it can be read again, unless it is another model's
         if light.is_file():
             work.begin(f"Reading {self.record.title} again")
-            reading = Audience(*work.audience)
+            reading = Callbacks(*work.callbacks)
             try:
                 self.session.resume(runner.open(light, reading=reading, **changed))
             except SnapshotError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from threading import Condition, Event
 from typing import Any
 
-from kvlite.conversation.metrics import Ledger, Piece
+from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.errors import KvliteError, Stopped
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Shown:
         since: when that began, by `time.monotonic`.
         notes: sentences the user should know.
         text: of the answer so far.
-        ledger: its account so far.
+        metrics: its account so far.
         ended: whether that was all.
         error: a sentence, if it failed.
     """
@@ -43,7 +43,7 @@ class Shown:
     since: float = 0.0
     notes: tuple[str, ...] = ()
     text: str = ""
-    ledger: Ledger | None = None
+    metrics: GenerationMetrics | None = None
     ended: bool = False
     error: str = ""
 
@@ -96,7 +96,7 @@ class Work:
         self._changed = Condition()
 
     @property
-    def audience(self) -> tuple[Callable[[int, int], None], Callable[[str], None], Event]:
+    def callbacks(self) -> tuple[Callable[[int, int], None], Callable[[str], None], Event]:
         """Who follows what is read for it: `progress`, `notify` and `cancel`, as those who read
         take them."""
         return self.progress, self.note, self.cancel
@@ -124,7 +124,7 @@ class Work:
 
     def hear(self, piece: Piece) -> None:
         """A piece of the answer came."""
-        self.show(title="", text=self.shown.text + piece.text, ledger=piece.ledger)
+        self.show(title="", text=self.shown.text + piece.text, metrics=piece.metrics)
 
     def prepare(self, first: "Task") -> bool:
         """Do something before it; whether that went well. If not, that was all."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.errors import SnapshotError
 from kvlite.model.calibration import Calibration
@@ -48,14 +48,14 @@ def _figure(caption: str, svg: str) -> str:
     return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
 
 
-def difference_html(former: str, exact: str, ledger: Ledger) -> str:
+def difference_html(former: str, exact: str, metrics: GenerationMetrics) -> str:
     """How an answer differs from the one that everything was there for."""
-    if ledger.finish_reason in ("interrupted", "memory"):
+    if metrics.finish_reason in ("interrupted", "memory"):
         return (
             '<div class="checked"><p>It was not finished, so it says nothing about the answer.</p>'
             "</div>"
         )
-    kept, seen = ledger.kept_entries_mean, ledger.seen_tokens
+    kept, seen = metrics.kept_entries_mean, metrics.seen_tokens
     source = f"all {seen:,} tokens" if kept >= seen else f"{kept:,.0f} of {seen:,} tokens"
     runs = difference(former, exact)
     if all(kind == "both" for kind, _ in runs):

@@ -11,7 +11,7 @@ _KINDS = {
     "activations and scores": "work",
     "other tensors": "work",
     "recall index": "index",
-    "recall tier": "tier",
+    "recall host store": "tier",
     "checkpoints": "checkpoints",
     "this program": "program",
     "allocator": "allocator",

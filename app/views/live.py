@@ -99,8 +99,8 @@ def _told(now: Figures) -> Iterator[tuple[str, str, float, str]]:
     kv, full = now.kv_bytes, now.full_kv_bytes
     against = f" of {readable(full)}" if kv < full else ""
     yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
-    if now.tier_bytes:
-        yield "tier", "Kept for recall", now.tier_bytes, readable(now.tier_bytes)
+    if now.host_kv_bytes:
+        yield "tier", "Kept for recall", now.host_kv_bytes, readable(now.host_kv_bytes)
     if now.tokens_per_s:
         speed = f"{now.tokens_per_s:.1f} tokens/s"
         yield "speed", "Speed", round(now.tokens_per_s, 2), speed
@@ -119,12 +119,12 @@ def _plot(samples: Sequence[Sample]) -> str:
     high = min(total, 1.2 * max(each.places[0].used for each in kept))
     used = _line(kept, now, high, [each.places[0].used for each in kept])
     mine = _line(kept, now, high, [each.mine for each in kept])
-    rungs = "".join(_rungs(kept, now))
+    fallbacks = "".join(_rungs(kept, now))
     return (
         f'<figure class="plot"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{name} over the last five minutes" preserveAspectRatio="none">'
         f'<polyline class="used" points="{used}"/><polyline class="mine" points="{mine}"/>'
-        f"{rungs}</svg><figcaption><b class='mine'></b>kvlite <b class='used'></b>all "
+        f"{fallbacks}</svg><figcaption><b class='mine'></b>kvlite <b class='used'></b>all "
         f"that is used; the last 5 minutes, up to {readable(high)}</figcaption></figure>"
     )
 
@@ -146,7 +146,7 @@ def _rungs(samples: Sequence[Sample], now: float) -> Iterator[str]:
         one, other = before.figures, after.figures
         if one is None or other is None or one.id != other.id:
             continue
-        new = other.rungs[len(one.rungs) :]
+        new = other.fallbacks[len(one.fallbacks) :]
         if new:
             x = _x(after.at, now)
             yield (

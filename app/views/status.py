@@ -20,9 +20,9 @@ def _doing(shown: Shown) -> str:
     if shown.before:
         why = shown.behind or f"{shown.before} before it"
         return f'<p class="doing">Waiting its turn: {escape(why)}</p>'
-    if shown.ledger is not None and not shown.title:
-        speed = shown.ledger.decode_tokens_per_s
-        told = f"{shown.ledger.generated_tokens:,} tokens"
+    if shown.metrics is not None and not shown.title:
+        speed = shown.metrics.decode_tokens_per_s
+        told = f"{shown.metrics.generated_tokens:,} tokens"
         return f'<p class="doing">Answering: {told}{f", {speed:.1f} a second" if speed else ""}</p>'
     told = escape(shown.title)
     if shown.total:

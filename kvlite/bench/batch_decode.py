@@ -2,7 +2,7 @@
 
 Each branch's attention is its own, over its own entries; only the products with weights are
 shared. So a branch gets what it would get alone, to rounding. Branches whose tokens bring entries
-back go one after the other: they share the tier, which takes an answer's tokens too.
+back go one after the other: they share the host store, which takes an answer's tokens too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ from torch import Tensor
 from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.reading import Reading
-from kvlite.engine.sparse_attention import sights
+from kvlite.engine.reading import Prefill
+from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.methods.full import Full
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 
 _FULL = Full()
@@ -53,24 +53,24 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
     (seen,) = {branch.cache.seen for branch in branches}
     hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
     rotations = model.rotations(seen, 1)
-    seeing = [sights(model, branch.rules) for branch in branches]
+    seeing = [sparse_masks(model, branch.policies) for branch in branches]
     for index, module in enumerate(model.layers):
         steps = [
             LayerStep(
                 index,
                 branch.cache.layers[index],
-                branch.rules[index],
+                branch.policies[index],
                 seen,
                 rotations[index],
-                sight[index],
+                sparse_mask[index],
                 branch.recall,
             )
-            for branch, sight in zip(branches, seeing, strict=True)
+            for branch, sparse_mask in zip(branches, seeing, strict=True)
         ]
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
         for branch, step in zip(branches, steps, strict=True):
             branch.cache.layers[index] = step.trimmed()
-            branch.rules[index] = step.rule
+            branch.policies[index] = step.policy
     for branch, logits in zip(branches, model.logits(hidden[:, -1]), strict=True):
         branch.logits = logits
         branch.cache.seen += 1
@@ -95,14 +95,14 @@ def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> lis
 
 
 def _abreast(branches: Sequence[Branch]) -> Iterator[list[int]]:
-    """Which branches, as indices, can take steps together; before one that recalls, its tier
+    """Which branches, as indices, can take steps together; before one that recalls, its host store
     forgets what another said."""
     together = [index for index, branch in enumerate(branches) if branch.recall is None]
     if together:
         yield together
     for index, branch in enumerate(branches):
         if branch.recall is not None:
-            branch.recall.tier.forget_answer()
+            branch.recall.store.forget_answer()
             yield [index]
 
 
@@ -122,14 +122,16 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
     stepping = []
     for index, branch in enumerate(branches):
         judge(index, 0, branch.logits[None])
-        if branch.recall is not None or not all(map(_only_grows, branch.rules)):
+        if branch.recall is not None or not all(map(_only_grows, branch.policies)):
             stepping.append(index)
         elif len(ids) > 1:
             judge(index, 1, _one_pass(model, branch, ids[:-1]))
     for group in _abreast([branches[index] for index in stepping]):
         at_once = [stepping[each] for each in group]
         apart = [
-            replace(branches[i], cache=deepcopy(branches[i].cache), rules=[*branches[i].rules])
+            replace(
+                branches[i], cache=deepcopy(branches[i].cache), policies=[*branches[i].policies]
+            )
             for i in at_once
         ]
         for at, token in enumerate(ids[:-1]):
@@ -141,19 +143,22 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
 @torch.inference_mode()
 def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
     """Logits `(n, vocab)` after each of n tokens; the branch stays as it is."""
-    rules = [rule if rule.window is not None else Rule(_FULL, rule.budget) for rule in branch.rules]
+    policies = [
+        policy if policy.window is not None else LayerPolicy(_FULL, policy.budget)
+        for policy in branch.policies
+    ]
     cache = KVCache(list(branch.cache.layers), branch.cache.seen)
-    reading = Reading(model, cache, torch.tensor([ids], device=model.device), rules, whole=True)
-    for index in range(len(rules)):
+    reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
+    for index in range(len(policies)):
         reading.read_layer(index)
     return model.logits(reading.hidden[0])
 
 
-def _only_grows(rule: Rule) -> bool:
+def _only_grows(policy: LayerPolicy) -> bool:
     """Whether tokens that follow change nothing of what a layer holds."""
-    method = rule.method
+    method = policy.method
     only_appends = not (method.bounded or method.trims or method.settles)
-    return rule.bits is None and (rule.window is not None or only_appends)
+    return policy.bits is None and (policy.window is not None or only_appends)
 
 
 def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:

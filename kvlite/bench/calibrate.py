@@ -12,10 +12,10 @@ from torch import Tensor
 from kvlite.bench.batch_decode import each_token, told
 from kvlite.bench.fork import Choice, read_once
 from kvlite.engine.prefill import empty_cache
-from kvlite.engine.probe import Watch
-from kvlite.engine.reading import Progress, Reading
+from kvlite.engine.probe import Probe
+from kvlite.engine.reading import Prefill, Progress
 from kvlite.errors import SettingError, require_uncancelled
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.model.calibration import Calibration
@@ -148,15 +148,15 @@ def _calibrated(
     )
     if not searched:
         return calibration
-    ladder = _ladder(shares)
+    oom_policy = _oom_policy(shares)
     nats: list[list[float]] = []
     for done, piece in enumerate(pieces):
-        nats.append(_recall(model, piece, [replace(lazy, threshold=each) for each in ladder]))
+        nats.append(_recall(model, piece, [replace(lazy, threshold=each) for each in oom_policy]))
         if progress is not None:
             progress(len(pieces) + done + 1, total)
     means = [fmean(each) for each in zip(*nats, strict=True)]
     harmless = [
-        each for each, mean in zip(ladder, means, strict=True) if mean <= means[-1] + TOLERANCE
+        each for each, mean in zip(oom_policy, means, strict=True) if mean <= means[-1] + TOLERANCE
     ]
     return replace(calibration, lazy_threshold=min(harmless))
 
@@ -164,19 +164,19 @@ def _calibrated(
 def _measured(model: LoadedModel, piece: list[int], lazy: SimLayerKV) -> Iterator[_Layer]:
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
-    rules = [Rule(Watch(len(piece)), len(piece), window) for window in shape.windows]
-    reading = Reading(model, empty_cache(model), ids, rules)
+    policies = [LayerPolicy(Probe(len(piece)), len(piece), window) for window in shape.windows]
+    run = Prefill(model, empty_cache(model), ids, policies)
     for index in range(shape.layers):
-        view = reading.read_layer(index).view(index)
+        view = run.read_layer(index).view(index)
         yield _Layer(
             spectrum(view.window.queries[0]).cpu(),
             lazy.attention_to_line(
-                view.banks, view.window.last(lazy.last), lazy.sinks + lazy.recent
+                view.head_groups, view.window.last(lazy.last), lazy.sinks + lazy.recent
             ),
         )
 
 
-def _ladder(shares: list[float]) -> list[float]:
+def _oom_policy(shares: list[float]) -> list[float]:
     """Thresholds to try, rising: 0, which makes all layers lazy, some between those of the layers,
     and 1, which makes none."""
     ordered = sorted(shares)

@@ -13,13 +13,13 @@ from kvlite.bench.fork import Branch, Choice
 from kvlite.bench.grid import fitted, label
 from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.bench.multi_turn import parties, read_turns
-from kvlite.cache import Bank, KVCache
+from kvlite.cache import KVCache, KVHeadGroup
 from kvlite.config.units import readable
-from kvlite.engine.probe import Watch
-from kvlite.engine.reading import Reading
+from kvlite.engine.probe import Probe
+from kvlite.engine.reading import Prefill
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 
 
@@ -35,7 +35,8 @@ class FidelityRow:
         scored: distributions compared, each after one more token of the text; the first, right
             after the cut, is left out, since most methods read exactly.
         entries_mean, kv_bytes: what the cache held after the cut.
-        index_bytes, tier_bytes: what recall took beside it then, on the device and in host memory.
+        index_bytes, host_kv_bytes: what recall took beside it then, on the device and in host
+            memory.
         kl: mean KL divergence in nats of the method's distribution from the full cache's.
         agreement: share of distributions whose likeliest token is the full cache's.
         nll_change: mean rise of the text's own negative log-likelihood, nats a token.
@@ -56,7 +57,7 @@ class FidelityRow:
     entries_mean: float
     kv_bytes: int
     index_bytes: int
-    tier_bytes: int
+    host_kv_bytes: int
     kl: float
     agreement: float
     nll_change: float
@@ -78,7 +79,7 @@ def fidelity(
     done: frozenset[tuple[Any, ...]] = frozenset(),
 ) -> Iterator[FidelityRow]:
     """Every row of the grid that is not done yet; each part is read once for all choices that one
-    tier serves.
+    host store serves.
 
     Args:
         ids: the text.
@@ -144,7 +145,7 @@ def _rows(
         branches = read_turns(model, [part[:length]], own, reserve=len(after))
         truth = truth or branches[party.index(whole)]
         rows = _beside(model, truth, branches, after, length, start)
-        del branches  # a tier is let go before the next is filled
+        del branches  # a host store is let go before the next is filled
         yield from zip(party, rows, strict=True)
 
 
@@ -188,7 +189,7 @@ def _beside(
             entries_mean=branch.cache.entries_mean,
             kv_bytes=branch.cache.nbytes,
             index_bytes=branch.index_bytes,
-            tier_bytes=branch.tier_bytes,
+            host_kv_bytes=branch.host_kv_bytes,
             kl=kl / scored,
             agreement=agreed / scored,
             nll_change=change / scored,
@@ -214,11 +215,11 @@ def _truth(
 ) -> tuple[Tensor, list[float]]:
     """The full cache's logits `(n, vocab)` after each of n tokens, and the share of its attention
     that falls on what each branch kept, from one pass."""
-    watch = Watch(len(ids))
+    probe = Probe(len(ids))
     most = whole.cache.seen + len(ids)
-    rules = [Rule(watch, most, rule.window) for rule in whole.rules]
+    policies = [LayerPolicy(probe, most, policy.window) for policy in whole.policies]
     cache = KVCache(list(whole.cache.layers), whole.cache.seen)
-    reading = Reading(model, cache, torch.tensor([ids], device=model.device), rules, whole=True)
+    reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     shares: list[list[float]] = [[] for _ in branches]
     for index, window in enumerate(model.shape.windows):
         reader = reading.read_layer(index)
@@ -226,39 +227,39 @@ def _truth(
             view = reader.view(index)
             for each, branch in zip(shares, branches, strict=True):
                 each.append(
-                    attention_kept(view, branch.cache.layers[index].banks, whole.cache.seen)
+                    attention_kept(view, branch.cache.layers[index].head_groups, whole.cache.seen)
                 )
     # Where all layers have windows, nothing is dropped that they would look at.
     return model.logits(reading.hidden[0]), [fmean(each) if each else 1.0 for each in shares]
 
 
-def attention_kept(view: LayerView, kept: Sequence[Bank], seen: int) -> float:
+def attention_kept(view: LayerView, kept: Sequence[KVHeadGroup], seen: int) -> float:
     """Share of the attention to the first `seen` entries that falls on those in `kept`, mean over
     the query heads of one layer.
 
     Args:
         view: the layer with everything in it, its window the queries of what came after.
-        kept: banks of the same layer, cut.
+        kept: head groups of the same layer, cut.
     """
     positions = {
-        head: bank.positions[0, row, : bank.used].long()
-        for bank in kept
-        for row, head in enumerate(bank.heads)
+        head: head_group.positions[0, row, : head_group.used].long()
+        for head_group in kept
+        for row, head in enumerate(head_group.heads)
     }
     shares = []
-    for bank in view.banks:
-        for row, head in enumerate(bank.heads):
-            weights = _attention(view, bank, row, seen)
+    for head_group in view.head_groups:
+        for row, head in enumerate(head_group.heads):
+            weights = _attention(view, head_group, row, seen)
             held = positions.get(head, weights.new_zeros(0, dtype=torch.int64))  # none if deleted
             shares.append(weights[:, held].sum(-1) / weights.sum(-1))
     return float(torch.cat(shares).mean())
 
 
-def _attention(view: LayerView, bank: Bank, row: int, seen: int) -> Tensor:
+def _attention(view: LayerView, head_group: KVHeadGroup, row: int, seen: int) -> Tensor:
     """What all queries together pay to each of the first entries, `(heads of the group, seen)`
     float64."""
     total = torch.zeros((), dtype=torch.float64, device=view.window.place)
-    for _, weights in view.window.blocks(bank, row):
+    for _, weights in view.window.blocks(head_group, row):
         total = total + weights[0, :, :, :seen].double().sum(1)
     return total
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
 from kvlite.engine.prefill import empty_cache, prefill
-from kvlite.engine.probe import Watch
-from kvlite.engine.reading import Reading
+from kvlite.engine.probe import Probe
+from kvlite.engine.reading import Prefill
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Rehearsal
-from kvlite.methods.layer_policy import ROOM, Rule, layer_rules, merge_below, share_out
+from kvlite.methods.base import LayerView, Reconstruction
+from kvlite.methods.layer_policy import ROOM, LayerPolicy, layer_policies, merge_below, share_out
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Recall, Tier
+from kvlite.offload import HostKVStore, Recall
 
 NO_RECALL = "off"
 
@@ -31,7 +31,7 @@ class Recalled:
 
     Attributes:
         entries: a KV head, that each token of an answer may look for; 0 recalls between turns only.
-        bits: how the tier is quantized, if it is.
+        bits: how the host store is quantized, if it is.
     """
 
     entries: int
@@ -81,37 +81,37 @@ class Branch:
     Attributes:
         choice: which.
         cache: what it kept.
-        rules: one a layer.
+        policies: one a layer.
         logits: of the next token, `(vocab,)` float32.
-        tier: everything that was read, if it recalls; other branches have the same.
+        store: everything that was read, if it recalls; other branches have the same.
     """
 
     choice: Choice
     cache: KVCache
-    rules: list[Rule]
+    policies: list[LayerPolicy]
     logits: Tensor
-    tier: Tier | None = None
+    store: HostKVStore | None = None
 
     @property
     def recall(self) -> Recall | None:
         """What each token of its answer brings entries back from, if it does."""
         recall = self.choice.recall
-        if self.tier is None or recall is None or not recall.entries:
+        if self.store is None or recall is None or not recall.entries:
             return None
-        return Recall(self.tier, recall.entries)
+        return Recall(self.store, recall.entries)
 
     @property
     def index_bytes(self) -> int:
         """Bytes of the device that recall takes beside the cache."""
-        return 0 if self.tier is None else self.tier.index_bytes
+        return 0 if self.store is None else self.store.index_bytes
 
     @property
-    def tier_bytes(self) -> int:
+    def host_kv_bytes(self) -> int:
         """Bytes of host memory that it takes, without what other branches' methods found."""
-        if self.tier is None:
+        if self.store is None:
             return 0
         own = self.choice.method.judges_once
-        return self.tier.nbytes - (0 if own else self.tier.judged_bytes)
+        return self.store.nbytes - (0 if own else self.store.judged_bytes)
 
 
 @torch.inference_mode()
@@ -121,7 +121,7 @@ def read_once(
     choices: Sequence[Choice],
     *,
     reserve: int,
-    tier: Tier | None = None,
+    store: HostKVStore | None = None,
     before: Sequence[int] = (),
 ) -> list[Branch]:
     """Read a prompt for many methods: once for all whose reading is exact, once more for each
@@ -130,36 +130,36 @@ def read_once(
     Args:
         choices: what each branch does.
         reserve: tokens that will be generated.
-        tier: takes what is read, where any choice recalls; those that do must be a party
+        store: takes what is read, where any choice recalls; those that do must be a party
             (`recalling.parties`). Once it has begun they read on from there, and all must recall.
-        before: the tokens that such a tier has read.
+        before: the tokens that such a host store has read.
 
     Returns:
         A branch for each choice.
     """
     ids = torch.tensor([token_ids], device=model.device)
-    past = _Past(model, torch.tensor([before], dtype=torch.int64, device=model.device), tier)
+    past = _Past(model, torch.tensor([before], dtype=torch.int64, device=model.device), store)
     outlook = next((each.method.outlook for each in choices if each.method.outlook), None)
-    groups: dict[Rehearsal | None, list[Choice]] = {}
+    groups: dict[Reconstruction | None, list[Choice]] = {}
     read: dict[Choice, Branch] = {}
     for choice in dict.fromkeys(each.read for each in choices):
         method = choice.method
         if method.exact and method.outlook in (None, outlook):
             cuts = choice.recall is not None or choice.budget < len(before) + len(token_ids)
-            groups.setdefault(method.rehearsal if cuts else None, []).append(choice)
+            groups.setdefault(method.reconstruction if cuts else None, []).append(choice)
         else:
             read[choice] = _alone(model, ids, choice, past, reserve)
-    for rehearsal, group in groups.items():
-        watch = Watch(1, outlook=outlook, rehearsal=rehearsal)
-        read |= zip(group, _shared(model, ids, group, past, watch, reserve), strict=True)
-    return [_own(read[choice.read], choice, tier) for choice in choices]
+    for reconstruction, group in groups.items():
+        probe = Probe(1, outlook=outlook, reconstruction=reconstruction)
+        read |= zip(group, _shared(model, ids, group, past, probe, reserve), strict=True)
+    return [_own(read[choice.read], choice, store) for choice in choices]
 
 
-def _own(read: Branch, choice: Choice, tier: Tier | None) -> Branch:
+def _own(read: Branch, choice: Choice, store: HostKVStore | None) -> Branch:
     """A branch of its own, where several go on from one reading."""
     if choice.recall is None:
         return read
-    return Branch(choice, deepcopy(read.cache), [*read.rules], read.logits, tier)
+    return Branch(choice, deepcopy(read.cache), [*read.policies], read.logits, store)
 
 
 @dataclass(frozen=True)
@@ -167,36 +167,36 @@ class _Past:
     """What is read on from.
 
     Attributes:
-        before: `(1, n)` int64, what the tier has read.
-        tier: of those that recall.
+        before: `(1, n)` int64, what the host store has read.
+        store: of those that recall.
     """
 
     model: LoadedModel
     before: Tensor
-    tier: Tier | None
+    store: HostKVStore | None
 
-    def tier_of(self, choices: Sequence[Choice]) -> Tier | None:
+    def store_of(self, choices: Sequence[Choice]) -> HostKVStore | None:
         """What a reading for some choices is remembered in."""
-        return self.tier if any(choice.recall for choice in choices) else None
+        return self.store if any(choice.recall for choice in choices) else None
 
-    def cache(self, rehearsal: Rehearsal | None) -> KVCache:
-        """To read into: layers read on from the tier, whatever a cache still has of it."""
+    def cache(self, reconstruction: Reconstruction | None) -> KVCache:
+        """To read into: layers read on from the host store, whatever a cache still has of it."""
         cache, seen = empty_cache(self.model), self.before.shape[1]
-        cache.seen, cache.rehearsed = seen, seen if rehearsal else 0
+        cache.seen, cache.reconstructed = seen, seen if reconstruction else 0
         return cache
 
-    def rules(self, choice: Choice, cache: KVCache, new: int) -> list[Rule]:
+    def policies(self, choice: Choice, cache: KVCache, new: int) -> list[LayerPolicy]:
         """Of a choice, for `new` tokens; one that recalls has all there ever was to choose from."""
         held = None if choice.recall else cache.layers
         seen, shape = cache.seen + new, self.model.shape
-        return layer_rules(choice.method, shape, choice.budget, seen, held, new, choice.bits)
+        return layer_policies(choice.method, shape, choice.budget, seen, held, new, choice.bits)
 
 
 def _alone(model: LoadedModel, ids: Tensor, choice: Choice, past: _Past, reserve: int) -> Branch:
-    cache, tier = past.cache(choice.method.rehearsal), past.tier_of([choice])
-    rules = past.rules(choice, cache, ids.shape[1])
-    logits = prefill(model, cache, ids, rules, context=past.before, tier=tier, reserve=reserve)
-    return Branch(choice, cache, rules, logits[0])
+    cache, store = past.cache(choice.method.reconstruction), past.store_of([choice])
+    policies = past.policies(choice, cache, ids.shape[1])
+    logits = prefill(model, cache, ids, policies, context=past.before, store=store, reserve=reserve)
+    return Branch(choice, cache, policies, logits[0])
 
 
 def _shared(
@@ -204,55 +204,58 @@ def _shared(
     ids: Tensor,
     choices: Sequence[Choice],
     past: _Past,
-    watch: Watch,
+    probe: Probe,
     reserve: int,
 ) -> list[Branch]:
-    shape, cache, tier = model.shape, past.cache(watch.rehearsal), past.tier_of(choices)
-    by_choice = [past.rules(choice, cache, ids.shape[1]) for choice in choices]
-    rules = [rule for each in by_choice for rule in each]
-    sums, looking_on = any(rule.method.cumulative for rule in rules), max(map(_queries, rules))
-    watch = replace(watch, queries=looking_on, sums=sums)
+    shape, cache, store = model.shape, past.cache(probe.reconstruction), past.store_of(choices)
+    by_choice = [past.policies(choice, cache, ids.shape[1]) for choice in choices]
+    policies = [policy for each in by_choice for policy in each]
+    sums, looking_on = (
+        any(policy.method.cumulative for policy in policies),
+        max(map(_queries, policies)),
+    )
+    probe = replace(probe, queries=looking_on, sums=sums)
     # What a sliding window holds no method judges.
     watching = [
-        Rule(watch if window is None else Watch(looking_on), 0, window) for window in shape.windows
+        LayerPolicy(probe if window is None else Probe(looking_on), 0, window)
+        for window in shape.windows
     ]
-    reading = Reading(model, cache, ids, watching, context=past.before, tier=tier, reserve=reserve)
+    run = Prefill(model, cache, ids, watching, context=past.before, store=store, reserve=reserve)
     by_layer = []
     for index in range(shape.layers):
-        reader = reading.read_layer(index)
-        reading.remember(index, reader)
+        reader = run.read_layer(index)
+        run.remember(index, reader)
         by_layer.append(_cuts(reader.view(index), by_choice, reserve))
         del reader
-    if tier is not None:
-        tier.read(reading.end)
+    if store is not None:
+        store.read(run.end)
     caches = [
-        KVCache(list(layers), reading.end, reading.rehearsed)
-        for layers in zip(*by_layer, strict=True)
+        KVCache(list(layers), run.end, run.reconstructed) for layers in zip(*by_layer, strict=True)
     ]
     for each, own in zip(caches, by_choice, strict=True):
         for index in range(shape.layers):
             merge_below(each.layers, own, index, min(reserve, ROOM))
         share_out(each.layers, own, min(reserve, ROOM))
-    logits = reading.logits()[0]
+    logits = run.logits()[0]
     return [
         Branch(choice, each, own, logits)
         for choice, each, own in zip(choices, caches, by_choice, strict=True)
     ]
 
 
-def _cuts(view: LayerView, branches: list[list[Rule]], reserve: int) -> list[LayerCache]:
+def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> list[LayerCache]:
     """What each branch's rule keeps of one layer."""
     cuts = []
-    for rules in branches:
-        rule = rules[view.layer]
-        window = view.window.last(_queries(rule))
-        shown = replace(view, window=window, budget=rule.budget)
-        if rule.method.settles == "read":
-            rule = rules[view.layer] = rule.settled(shown)
-        cuts.append(rule.cut(shown, min(reserve, ROOM)))
+    for policies in branches:
+        policy = policies[view.layer]
+        window = view.window.last(_queries(policy))
+        shown = replace(view, window=window, budget=policy.budget)
+        if policy.method.settles == "read":
+            policy = policies[view.layer] = policy.settled(shown)
+        cuts.append(policy.cut(shown, min(reserve, ROOM)))
     return cuts
 
 
-def _queries(rule: Rule) -> int:
+def _queries(policy: LayerPolicy) -> int:
     """How many of the last queries a rule wants to see, at least one."""
-    return max(1, rule.method.observation(rule.budget), rule.method.decode_rows)
+    return max(1, policy.method.observation(policy.budget), policy.method.decode_rows)

@@ -15,7 +15,7 @@ from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import can_recall
 from kvlite.methods.random import Random
 from kvlite.model.load import LoadedModel
-from kvlite.offload.kv.placement import tier_bytes
+from kvlite.offload.kv.placement import host_kv_bytes
 
 RECALL_BITS = ("16", "8", "4")
 
@@ -62,10 +62,10 @@ def choices(
 
 def recalled(given: Sequence[str], bits: Sequence[str]) -> list[Recalled | None]:
     """What a user wrote: `off`, or entries that each token of an answer may look for, with each
-    of the tier's bits.
+    of the host store's bits.
 
     Raises:
-        SettingError: it is neither, or a tier has no such bits.
+        SettingError: it is neither, or a host store has no such bits.
     """
     require_known("--recall-bits", bits, RECALL_BITS)
     widths = [parse_kv_bits(each) for each in bits]
@@ -89,9 +89,9 @@ def require_memory(choices: Iterable[Choice], model: LoadedModel, tokens: int) -
     Args:
         tokens: of the longest prompt and its answer.
     """
-    tiers = {each.recall.bits for each in choices if each.recall}
+    stores = {each.recall.bits for each in choices if each.recall}
     needed = max(
-        (tier_bytes(model.shape, tokens, 0, model.dtype.itemsize, bits) for bits in tiers),
+        (host_kv_bytes(model.shape, tokens, 0, model.dtype.itemsize, bits) for bits in stores),
         default=0,
     )
     if needed > (limit := ram_limit("auto", 0)):

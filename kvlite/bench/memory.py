@@ -9,7 +9,7 @@ from kvlite.bench.fork import Choice
 from kvlite.bench.grid import label
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache.bits import UNCHANGED
-from kvlite.cache.front import bytes_held
+from kvlite.cache.segment import bytes_held
 from kvlite.config.units import readable
 from kvlite.conversation.runner import Runner
 

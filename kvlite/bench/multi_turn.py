@@ -1,4 +1,4 @@
-"""Turns read for choices of which some recall: from the tier, as in a conversation."""
+"""Turns read for choices of which some recall: from the host store, as in a conversation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,14 +8,16 @@ import torch
 
 from kvlite.bench.fork import Branch, Choice, read_once
 from kvlite.engine.prefill import prefill
-from kvlite.methods.layer_policy import layer_rules, loses
+from kvlite.methods.layer_policy import layer_policies, loses
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 
 def parties(choices: Sequence[Choice]) -> list[list[int]]:
-    """Choices, as indices, in groups that need one tier each, those that recall nothing in the
-    first: those in one read alike. A tier holds all that was read, so there should never be two
+    """Choices, as indices, in groups that need one host store each, those that recall nothing in
+    the
+    first: those in one read alike. A host store holds all that was read, so there should never be
+        two
     at a time."""
     plain = next((each.recall.bits for each in choices if each.recall), None)
     groups: dict[tuple[Any, ...], list[int]] = {(plain, None, None, None): []}
@@ -24,7 +26,7 @@ def parties(choices: Sequence[Choice]) -> list[list[int]]:
         key: tuple[Any, ...] = (plain, None, None, None)
         if recall is not None:
             alone = None if method.exact else choice.read
-            key = (recall.bits, method.rehearsal, method.outlook, alone)
+            key = (recall.bits, method.reconstruction, method.outlook, alone)
         groups.setdefault(key, []).append(index)
     return [group for group in groups.values() if group]
 
@@ -49,16 +51,16 @@ def read_turns(
     seen = sum(map(len, turns))
     own = [_in_effect(choice, seen, reserve) for choice in choices]
     recalling = [each for each in own if each.recall]
-    tier = None
+    store = None
     if recalling:
         (bits,) = {each.recall.bits for each in recalling if each.recall}
-        tier = Tier.empty(model.shape, model.dtype, bits)
-    branches = read_once(model, first, own, reserve=0 if later else reserve, tier=tier)
+        store = HostKVStore.empty(model.shape, model.dtype, bits)
+    branches = read_once(model, first, own, reserve=0 if later else reserve, store=store)
     before = [*first]
     for at, turn in enumerate(later):
         room = reserve if at == len(later) - 1 else 0
         recalled = iter(
-            read_once(model, turn, recalling, reserve=room, tier=tier, before=before)
+            read_once(model, turn, recalling, reserve=room, store=store, before=before)
             if recalling
             else []
         )
@@ -82,9 +84,9 @@ def _in_effect(choice: Choice, seen: int, reserve: int) -> Choice:
 def _read_on(
     model: LoadedModel, branch: Branch, before: Sequence[int], turn: Sequence[int], reserve: int
 ) -> None:
-    """A later turn, without a tier."""
+    """A later turn, without a host store."""
     choice, cache, new = branch.choice, branch.cache, len(turn)
-    branch.rules = layer_rules(
+    branch.policies = layer_policies(
         choice.method,
         model.shape,
         choice.budget,
@@ -97,7 +99,7 @@ def _read_on(
         model,
         cache,
         torch.tensor([turn], device=model.device),
-        branch.rules,
+        branch.policies,
         context=torch.tensor([before], device=model.device),
         reserve=reserve,
     )[0]

@@ -33,7 +33,8 @@ class QuestionRow:
         recall: "off", or how what was dropped came back, as in "128 of 4 bits".
         tokens: the prompt's.
         entries_mean, kv_bytes: what the cache held when the prompt was read.
-        index_bytes, tier_bytes: what recall took beside it then, on the device and in host memory.
+        index_bytes, host_kv_bytes: what recall took beside it then, on the device and in host
+            memory.
         hit: all keys are in the answer.
         found, leading, rouge: see `marks`.
         surprise: nats a token of the keys, had the model answered in the needle's own words; 0 if
@@ -60,7 +61,7 @@ class QuestionRow:
     entries_mean: float
     kv_bytes: int
     index_bytes: int = field(default=0, kw_only=True)
-    tier_bytes: int = field(default=0, kw_only=True)
+    host_kv_bytes: int = field(default=0, kw_only=True)
     hit: bool
     found: float
     leading: float
@@ -107,7 +108,7 @@ def ask(
     done: frozenset[tuple[Any, ...]] = frozenset(),
 ) -> Iterator[QuestionRow]:
     """Every row of the grid that is not done yet. Each prompt is read once for all choices that
-    one tier serves.
+    one host store serves.
 
     Args:
         choices: what is compared.
@@ -181,7 +182,7 @@ def _rows(
             entries_mean=entries,
             kv_bytes=nbytes,
             index_bytes=branch.index_bytes,
-            tier_bytes=branch.tier_bytes,
+            host_kv_bytes=branch.host_kv_bytes,
             hit=share == 1,
             found=share,
             leading=leading(case.keys, text),

@@ -24,7 +24,8 @@ class SpeedRow:
     Attributes:
         tokens: prompt length.
         method, budget, kv_bits: kvlite's.
-        recall: entries that each token of an answer may bring back; "off" for none, and no tier.
+        recall: entries that each token of an answer may bring back; "off" for none, and no host
+            store.
         prefill_s, reference_prefill_s: reading the prompt, to the first token.
         decode_s, reference_decode_s: one further token.
         prefill_ratio, decode_ratio: median over repetitions of kvlite's time over transformers',
@@ -110,8 +111,8 @@ def compare(
     answer = runner.generate(ids, max_new_tokens=2, ignore_eos=True)
     return SpeedRow(
         tokens=len(ids),
-        method=answer.ledger.method,
-        kv_bits=answer.ledger.kv_bits,
+        method=answer.metrics.method,
+        kv_bits=answer.metrics.kv_bits,
         budget=str(runner.settings.budget),
         recall="off" if runner.settings.recall == "off" else str(runner.settings.recall_entries),
         prefill_s=median(t for t, _ in ours),
@@ -145,8 +146,8 @@ def compare_all(
 
 
 def _our_times(runner: Runner, ids: list[int], new_tokens: int) -> tuple[float, float]:
-    ledger = runner.generate(ids, max_new_tokens=new_tokens, ignore_eos=True).ledger
-    return ledger.time_to_first_token_s, 1 / ledger.decode_tokens_per_s
+    metrics = runner.generate(ids, max_new_tokens=new_tokens, ignore_eos=True).metrics
+    return metrics.time_to_first_token_s, 1 / metrics.decode_tokens_per_s
 
 
 class _Clock:

@@ -21,7 +21,7 @@ from kvlite.cache.bits import UNCHANGED
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
 from kvlite.model.load import LoadedModel
@@ -95,7 +95,7 @@ class TurnRow:
         recall: "off", or how what was dropped came back, as in "128 of 4 bits".
         tokens: seen when the question was read.
         entries_mean, kv_bytes: what the cache held then.
-        index_bytes, tier_bytes: what recall took beside it, on the device and in host memory.
+        index_bytes, host_kv_bytes: what recall took beside it, on the device and in host memory.
         hit: the code is in the answer.
         leading: see `marks`.
         answer: what was said.
@@ -116,7 +116,7 @@ class TurnRow:
     entries_mean: float
     kv_bytes: int
     index_bytes: int
-    tier_bytes: int
+    host_kv_bytes: int
     hit: bool
     leading: float
     answer: str
@@ -201,8 +201,8 @@ def _rows(
                 max_new_tokens=answer_tokens(len(right)),
             )
         )
-        text, ledger = "".join(piece.text for piece in pieces), pieces[0].ledger
-        _require_recall(choice, ledger)
+        text, metrics = "".join(piece.text for piece in pieces), pieces[0].metrics
+        _require_recall(choice, metrics)
         yield TurnRow(
             length=interview.length,
             seed=interview.seed,
@@ -213,11 +213,11 @@ def _rows(
             budget=choice.budget,
             kv_bits=choice.kv_bits,
             recall=choice.recalls,
-            tokens=ledger.seen_tokens,
-            entries_mean=ledger.kept_entries_mean,
-            kv_bytes=ledger.kv_bytes,
-            index_bytes=ledger.index_bytes,
-            tier_bytes=ledger.tier_bytes,
+            tokens=metrics.seen_tokens,
+            entries_mean=metrics.kept_entries_mean,
+            kv_bytes=metrics.kv_bytes,
+            index_bytes=metrics.index_bytes,
+            host_kv_bytes=metrics.host_kv_bytes,
             hit=found(fact.keys, text) == 1,
             leading=leading(fact.keys, text),
             answer=text,
@@ -240,11 +240,11 @@ def _settings(choice: Choice) -> Settings:
     )
 
 
-def _require_recall(choice: Choice, ledger: Ledger) -> None:
+def _require_recall(choice: Choice, metrics: GenerationMetrics) -> None:
     """Raises SettingError if a conversation that should recall forgets."""
-    drops = ledger.budget < ledger.seen_tokens
-    if choice.recall is not None and drops and not ledger.tier_bytes:
-        raise SettingError("; ".join(ledger.notes))
+    drops = metrics.budget < metrics.seen_tokens
+    if choice.recall is not None and drops and not metrics.host_kv_bytes:
+        raise SettingError("; ".join(metrics.notes))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What has been read, as keys and values: banks of KV heads, one layer, all layers.
+"""What has been read, as keys and values: head groups of KV heads, one layer, all layers.
 
 Only what needs tensors imports torch: how many bits a user asked for is known without it.
 """
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from kvlite.cache.bits import KVBits, parse_kv_bits
 
 if TYPE_CHECKING:
-    from kvlite.cache.bank import Bank
     from kvlite.cache.cache import KVCache
-    from kvlite.cache.front import Front
+    from kvlite.cache.head_group import KVHeadGroup
     from kvlite.cache.layer import LayerCache
+    from kvlite.cache.segment import CompressedSegment
     from kvlite.cache.selection import Line, Selection
 
 __all__ = [
-    "Bank",
-    "Front",
+    "CompressedSegment",
     "KVBits",
     "KVCache",
+    "KVHeadGroup",
     "LayerCache",
     "Line",
     "Selection",
@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bank": "bank",
-    "Front": "front",
+    "KVHeadGroup": "head_group",
+    "CompressedSegment": "segment",
     "KVCache": "cache",
     "LayerCache": "layer",
     "Line": "selection",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import blocks, dotted
 from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
+from kvlite.cache.segment import blocks, dotted
 
 
 @dataclass(frozen=True)

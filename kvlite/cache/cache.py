@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import bytes_held
 from kvlite.cache.layer import LayerCache
+from kvlite.cache.segment import bytes_held
 from kvlite.errors import InterruptedCacheError
 
 
@@ -18,14 +18,14 @@ class KVCache:
     Attributes:
         layers: one `LayerCache` a layer of the model.
         seen: tokens read or generated so far; the next token's position.
-        rehearsed: of these, how many were repeated since they were read, for methods that judge
+        reconstructed: of these, how many were repeated since they were read, for methods that judge
             by that.
         writing: a decode step has begun and not ended.
     """
 
     layers: list[LayerCache]
     seen: int = 0
-    rehearsed: int = 0
+    reconstructed: int = 0
     writing: bool = False
 
     @classmethod

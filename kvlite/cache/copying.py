@@ -13,7 +13,7 @@ from kvlite.cache.layer import LayerCache
 def copied(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCache]:
     """Copies on a device; what layers share, their copies share.
 
-    Only between readings: what banks remember for a cut to come is copied with them.
+    Only between readings: what head groups remember for a cut to come is copied with them.
     """
     homes: dict[int, Tensor] = {}
     placed: dict[int, Any] = {}

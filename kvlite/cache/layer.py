@@ -6,32 +6,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache.bank import Bank
 from kvlite.cache.bits import KVBits
-from kvlite.cache.front import Front, bytes_held
+from kvlite.cache.head_group import KVHeadGroup
+from kvlite.cache.segment import CompressedSegment, bytes_held
 from kvlite.cache.selection import Line, Selection
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a bank was filled, and the rows it remembered."""
+    """How far a head group was filled, and the rows it remembered."""
 
     used: int
     rows: Tensor | None
-    newest_row: int
+    history_index: int
 
 
 class LayerCache:
-    """One layer's entries: flat buffers of `total` slots a sequence, and banks that view them.
+    """One layer's entries: flat buffers of `total` slots a sequence, and head groups that view
+    them.
 
-    Each KV head owns a run of slots; heads of equal capacity lie together as one `Bank`.
+    Each KV head owns a run of slots; heads of equal capacity lie together as one `KVHeadGroup`.
 
     Attributes:
         keys, values: `(batch, total, dim)` flat storage.
         positions: `(batch, total)` int32.
-        banks: views of it, in order of their offset.
+        head_groups: views of it, in order of their offset.
         like: KV heads that hold nothing, and for each the head whose attention output it takes.
-        tensors: all that is held, filled or not: keys, values, positions, remembered rows, fronts.
+        tensors: all that is held, filled or not: keys, values, positions, remembered rows,
+            segments.
     """
 
     def __init__(
@@ -43,54 +45,60 @@ class LayerCache:
         dtype: torch.dtype,
         device: torch.device,
         decode_rows: int = 0,
-        fronts: Sequence[Front | None] | None = None,
+        segments: Sequence[CompressedSegment | None] | None = None,
         like: Mapping[int, int] | None = None,
     ) -> None:
-        """Allocate room for `sizes`: (KV heads, slots a head) for each bank, the slots of its
+        """Allocate room for `sizes`: (KV heads, slots a head) for each head group, the slots of its
         front included."""
-        before = fronts or [None] * len(sizes)
+        before = segments or [None] * len(sizes)
         own = [
-            capacity if front is None else capacity - front.positions.shape[2]
-            for (_, capacity), front in zip(sizes, before, strict=True)
+            capacity if segment is None else capacity - segment.positions.shape[2]
+            for (_, capacity), segment in zip(sizes, before, strict=True)
         ]
         total = sum(len(heads) * slots for (heads, _), slots in zip(sizes, own, strict=True))
         self.keys = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
-        self.banks: list[Bank] = []
+        self.head_groups: list[KVHeadGroup] = []
         self.like = dict(like or {})
         offset = 0
-        for (heads, capacity), slots, front in zip(sizes, own, before, strict=True):
+        for (heads, capacity), slots, segment in zip(sizes, own, before, strict=True):
             span = slice(offset, offset + len(heads) * slots)
             shape = (batch, len(heads), slots)
             rows = None
             if decode_rows:
                 rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
-            self.banks.append(
-                Bank(
+            self.head_groups.append(
+                KVHeadGroup(
                     heads=heads,
-                    own_keys=self.keys[:, span].view(*shape, dim),
-                    own_values=self.values[:, span].view(*shape, dim),
-                    own_positions=self.positions[:, span].view(shape),
+                    residual_keys=self.keys[:, span].view(*shape, dim),
+                    residual_values=self.values[:, span].view(*shape, dim),
+                    residual_positions=self.positions[:, span].view(shape),
                     rows=rows,
-                    front=front,
+                    segment=segment,
                     used=capacity - slots,
                 )
             )
             offset = span.stop
         self.tensors = [self.keys, self.values, self.positions]
-        self.tensors += [bank.rows for bank in self.banks if bank.rows is not None]
         self.tensors += [
-            tensor for front in before if front is not None for tensor in front.tensors
+            head_group.rows for head_group in self.head_groups if head_group.rows is not None
+        ]
+        self.tensors += [
+            tensor for segment in before if segment is not None for tensor in segment.tensors
         ]
 
     @property
     def views(self) -> list[Tensor]:
-        """What its banks see of the flat buffers."""
+        """What its head groups see of the flat buffers."""
         return [
             view
-            for bank in self.banks
-            for view in (bank.own_keys, bank.own_values, bank.own_positions)
+            for head_group in self.head_groups
+            for view in (
+                head_group.residual_keys,
+                head_group.residual_values,
+                head_group.residual_positions,
+            )
         ]
 
     @property
@@ -101,34 +109,42 @@ class LayerCache:
     @property
     def computed(self) -> bool:
         """Whether some of its entries are computed on reading, and cannot be overwritten."""
-        return any(bank.front is not None and bank.front.fixed for bank in self.banks)
+        return any(
+            head_group.segment is not None and head_group.segment.fixed
+            for head_group in self.head_groups
+        )
 
     @property
     def packed(self) -> bool:
         """Whether some of its entries are quantized, each by itself."""
-        return any(bank.front is not None and not bank.front.fixed for bank in self.banks)
+        return any(
+            head_group.segment is not None and not head_group.segment.fixed
+            for head_group in self.head_groups
+        )
 
     @property
     def lines(self) -> list[Line]:
-        """What each bank holds."""
-        return [(len(bank.heads), bank.used) for bank in self.banks]
+        """What each head group holds."""
+        return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
 
     @property
     def own_lines(self) -> list[Line]:
-        """What each bank holds in its own slots, its front left out."""
-        return [(len(bank.heads), bank.own_used) for bank in self.banks]
+        """What each head group holds in its own slots, its segment left out."""
+        return [(len(head_group.heads), head_group.residual_len) for head_group in self.head_groups]
 
     @property
     def rows(self) -> int:
-        """Attention rows its banks remember."""
-        rows = self.banks[0].rows
+        """Attention rows its head groups remember."""
+        rows = self.head_groups[0].rows
         return 0 if rows is None else rows.shape[2]
 
     @property
     def entries_mean(self) -> float:
         """Entries held, on average over the KV heads."""
-        heads = sum(len(bank.heads) for bank in self.banks) + len(self.like)
-        return sum(len(bank.heads) * bank.used for bank in self.banks) / heads
+        heads = sum(len(head_group.heads) for head_group in self.head_groups) + len(self.like)
+        return (
+            sum(len(head_group.heads) * head_group.used for head_group in self.head_groups) / heads
+        )
 
     def resized(
         self,
@@ -139,95 +155,107 @@ class LayerCache:
         origins: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
-        """A copy with banks of `capacities` slots, entries ascending in position. Fronts that never
+        """A copy with head groups of `capacities` slots, entries ascending in position. Fronts that
+        never
         change are shared with it; what is quantized is written out, or with `bits` stays so, and
         what is no longer recent joins it; `origins` and `prepare` as in `gathered`."""
-        ordered = [Selection.everything(bank) for bank in self.banks]
-        fronts = [bank.front for bank in self.banks] if self.computed else None
+        ordered = [Selection.everything(head_group) for head_group in self.head_groups]
+        segments = (
+            [head_group.segment for head_group in self.head_groups] if self.computed else None
+        )
         return LayerCache.gathered(
             ordered,
             capacities,
             decode_rows,
-            fronts,
+            segments,
             self.like,
             bits,
             origins=origins,
             prepare=prepare,
         )
 
-    def behind(self, fronts: Sequence[Front], room: int) -> "LayerCache":
-        """A layer of the same heads that holds `fronts`, one a bank, and `room` free slots."""
+    def behind(self, segments: Sequence[CompressedSegment], room: int) -> "LayerCache":
+        """A layer of the same heads that holds `segments`, one a head group, and `room` free
+        slots."""
         return LayerCache(
             [
-                (bank.heads, front.positions.shape[2] + room)
-                for bank, front in zip(self.banks, fronts, strict=True)
+                (head_group.heads, segment.positions.shape[2] + room)
+                for head_group, segment in zip(self.head_groups, segments, strict=True)
             ],
             batch=self.keys.shape[0],
             dim=self.keys.shape[2],
             dtype=self.keys.dtype,
             device=self.keys.device,
-            fronts=fronts,
+            segments=segments,
             like=self.like,
         )
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
-        """One tensor a bank, `(batch, heads of the bank, ...)`, as one with the layer's KV heads
-        in order, no head missing; of a single bank the one itself."""
+        """One tensor a head group, `(batch, heads of the head_group, ...)`, as one with the layer's
+        KV heads
+        in order, no head missing; of a single head group the one itself."""
         if len(each) == 1:
             return each[0]
         lines = {
             head: part[:, row]
-            for bank, part in zip(self.banks, each, strict=True)
-            for row, head in enumerate(bank.heads)
+            for head_group, part in zip(self.head_groups, each, strict=True)
+            for row, head in enumerate(head_group.heads)
         }
         return torch.stack([lines[head] for head in sorted(lines)], 1)
 
     def last(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of the entries appended last, `(batch, KV heads, count, dim)`, and their
-        positions `(count,)`; where they lie, if that is one bank."""
-        assert all(bank.own_used >= count for bank in self.banks)
-        parts = [slice(bank.own_used - count, bank.own_used) for bank in self.banks]
-        own = list(zip(self.banks, parts, strict=True))
-        keys = self.in_order([bank.own_keys[:, :, part] for bank, part in own])
-        values = self.in_order([bank.own_values[:, :, part] for bank, part in own])
-        return keys, values, self.banks[0].own_positions[0, 0, parts[0]]
+        positions `(count,)`; where they lie, if that is one head group."""
+        assert all(head_group.residual_len >= count for head_group in self.head_groups)
+        parts = [
+            slice(head_group.residual_len - count, head_group.residual_len)
+            for head_group in self.head_groups
+        ]
+        own = list(zip(self.head_groups, parts, strict=True))
+        keys = self.in_order([head_group.residual_keys[:, :, part] for head_group, part in own])
+        values = self.in_order([head_group.residual_values[:, :, part] for head_group, part in own])
+        return keys, values, self.head_groups[0].residual_positions[0, 0, parts[0]]
 
     def clear_rows(self) -> None:
-        """Forget what its banks remember of attention."""
-        for bank in self.banks:
-            if bank.rows is not None:
-                bank.rows.zero_()
+        """Forget what its head groups remember of attention."""
+        for head_group in self.head_groups:
+            if head_group.rows is not None:
+                head_group.rows.zero_()
 
     def mark(self) -> list[Mark]:
         """How it stands, for `rewind`."""
         return [
-            Mark(bank.used, None if bank.rows is None else bank.rows.clone(), bank.newest_row)
-            for bank in self.banks
+            Mark(
+                head_group.used,
+                None if head_group.rows is None else head_group.rows.clone(),
+                head_group.history_index,
+            )
+            for head_group in self.head_groups
         ]
 
     def rewind(self, marks: Iterable[Mark]) -> None:
         """Forget what was appended since."""
-        for bank, mark in zip(self.banks, marks, strict=True):
-            bank.used, bank.newest_row = mark.used, mark.newest_row
-            if bank.rows is not None and mark.rows is not None:
-                bank.rows.copy_(mark.rows)
+        for head_group, mark in zip(self.head_groups, marks, strict=True):
+            head_group.used, head_group.history_index = mark.used, mark.history_index
+            if head_group.rows is not None and mark.rows is not None:
+                head_group.rows.copy_(mark.rows)
 
     @staticmethod
     def gathered(
         selections: Iterable[Selection],
         capacities: Iterable[int],
         decode_rows: int = 0,
-        fronts: Sequence[Front | None] | None = None,
+        segments: Sequence[CompressedSegment | None] | None = None,
         like: Mapping[int, int] | None = None,
         bits: KVBits | None = None,
         *,
         origins: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
-        """A new layer that holds only what `selections` name, in banks of `capacities` slots.
+        """A new layer that holds only what `selections` name, in head groups of `capacities` slots.
 
         The entries are copied, so the storage they came from is free as soon as it is let go; but
-        those of `fronts`, which the selections of these banks begin with.
+        those of `segments`, which the selections of these head groups begin with.
 
         Args:
             bits: quantize those between the first few and the recent ones, straight from where
@@ -237,10 +265,10 @@ class LayerCache:
             prepare: given the new layer before it is filled.
         """
         chosen = list(selections)
-        if fronts is None and bits is not None:
-            fronts = [selection.packed(bits) for selection in chosen]
+        if segments is None and bits is not None:
+            segments = [selection.packed(bits) for selection in chosen]
         sizes = [(each.kv_heads, size) for each, size in zip(chosen, capacities, strict=True)]
-        keys = chosen[0].source.own_keys
+        keys = chosen[0].source.residual_keys
         layer = LayerCache(
             sizes,
             batch=keys.shape[0],
@@ -248,11 +276,11 @@ class LayerCache:
             dtype=keys.dtype,
             device=keys.device,
             decode_rows=decode_rows,
-            fronts=fronts,
+            segments=segments,
             like=like,
         )
         if prepare is not None:
             prepare(layer)
-        for selection, bank in zip(chosen, layer.banks, strict=True):
-            selection.copy_to(bank, origins=origins)
+        for selection, head_group in zip(chosen, layer.head_groups, strict=True):
+            selection.copy_to(head_group, origins=origins)
         return layer

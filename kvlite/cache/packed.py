@@ -1,4 +1,4 @@
-"""Entries of a bank whose keys and values are quantized."""
+"""Entries of a head group whose keys and values are quantized."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
-from kvlite.cache.front import Places, Write
 from kvlite.cache.quantized import Quantized
+from kvlite.cache.segment import Places, Write
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The middle of a bank's line, between its first few entries and its recent ones, which are
+    """The middle of a head group's line, between its first few entries and its recent ones, which
+    are
     exact. Each entry was rounded once, as it left the recent ones, and can be replaced; it is
     rounded anew only if a cut made it one of the first or the recent ones again.
 
@@ -57,7 +58,7 @@ class Packed:
 
     @property
     def start(self) -> int:
-        """Own slots of the bank that come before them."""
+        """Own slots of the head group that come before them."""
         return self.bits.sinks
 
     @property
@@ -156,9 +157,9 @@ class Packed:
             out[:, :, part] = self.values.read(part)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `Front`."""
+        """See `CompressedSegment`."""
         return self.keys.dot(queries) + queries @ self.mean[..., None]
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `Front`."""
+        """See `CompressedSegment`."""
         return self.values.weigh(weights)

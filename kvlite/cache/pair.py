@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import Exact
 from kvlite.cache.quantized import Quantized
+from kvlite.cache.segment import Exact
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Merged:
         out.scatter_(2, place, self.exact)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """As `Front.dot`."""
+        """As `CompressedSegment.dot`."""
         out = self.units.dot(queries) * self.magnitudes[:, :, None].float()
         place = self._place(queries.shape[2])
         return out.scatter_(3, place, queries @ self.exact.float().mT)
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """As `Front.weigh`."""
+        """As `CompressedSegment.weigh`."""
         place = self._place(weights.shape[2])
         apart = weights.gather(3, place)
         merged = (weights * self.magnitudes[:, :, None].float()).scatter_(3, place, 0.0)
@@ -56,7 +56,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class Half:
-    """One layer of a pair, as the front of a bank.
+    """One layer of a pair, as the front of a head group.
 
     Attributes:
         positions: `(batch, heads, entries)` int32, ascending; shared with the other layer.
@@ -91,11 +91,11 @@ class Half:
         self.values.write(out)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `Front`."""
+        """See `CompressedSegment`."""
         return self.keys.dot(queries)
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `Front`."""
+        """See `CompressedSegment`."""
         return self.values.weigh(weights)
 
     def shares_with(self, other: "Half") -> bool:

@@ -15,7 +15,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from kvlite.cache.front import Places, Write, blocks, dotted, weighed
+from kvlite.cache.segment import Places, Write, blocks, dotted, weighed
 
 LARGEST = 65504.0
 

@@ -1,4 +1,4 @@
-"""Which entries of a bank stay, and copies of them."""
+"""Which entries of a head group stay, and copies of them."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from kvlite.cache.bank import Bank, Origin
 from kvlite.cache.bits import KVBits
-from kvlite.cache.front import Front, blocks
+from kvlite.cache.head_group import KVHeadGroup, PackedSource
 from kvlite.cache.packed import Packed
+from kvlite.cache.segment import CompressedSegment, blocks
 
 Line = tuple[int, int]
-"""How many KV heads a bank has, and the entries each of them holds."""
+"""How many KV heads a head group has, and the entries each of them holds."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What some KV heads of a bank keep: equally many entries a head.
+    """What some KV heads of a head group keep: equally many entries a head.
 
     Attributes:
-        source: the bank that holds the entries now.
+        source: the head group that holds the entries now.
         slots: `(batch, heads, kept)` int32 or int64, ascending in position along the last
             dimension.
         heads: which heads of `source`, as indices into `source.heads`; None for all of them.
         votes: `(batch, heads, kept)` float32, what they were chosen by, if that is still needed.
     """
 
-    source: Bank
+    source: KVHeadGroup
     slots: Tensor
     heads: tuple[int, ...] | None = None
     votes: Tensor | None = None
@@ -59,32 +59,37 @@ class Selection:
         return Selection(self.source, self.slots[:, rows], heads, votes) if rows else None
 
     @classmethod
-    def everything(cls, bank: Bank) -> "Selection":
-        """All of a bank, in order."""
-        return cls(bank, bank.positions[:, :, : bank.used].argsort(dim=-1))
+    def everything(cls, head_group: KVHeadGroup) -> "Selection":
+        """All of a head group, in order."""
+        return cls(head_group, head_group.positions[:, :, : head_group.used].argsort(dim=-1))
 
-    def copy_to(self, bank: Bank, *, origins: bool) -> None:
-        """Fill a new bank of the same heads: what its front does not hold, in its own slots.
+    def copy_to(self, head_group: KVHeadGroup, *, origins: bool) -> None:
+        """Fill a new head group of the same heads: what its segment does not hold, in its own
+        slots.
 
         Args:
             origins: let it know where entries were packed.
         """
         kept = self.slots.shape[2]
-        start = 0 if bank.front is None else bank.front.start
-        if bank.front is None and self.source.front is not None and self._in_order:
+        start = 0 if head_group.segment is None else head_group.segment.start
+        if head_group.segment is None and self.source.segment is not None and self._in_order:
             held = slice(0, kept)
-            self.source.write_out(bank.own_keys[:, :, held], bank.own_values[:, :, held])
-            bank.own_positions[:, :, held] = self.source.positions[:, :, held]
+            self.source.write_out(
+                head_group.residual_keys[:, :, held], head_group.residual_values[:, :, held]
+            )
+            head_group.residual_positions[:, :, held] = self.source.positions[:, :, held]
         else:
-            self._copy_part(bank, slice(0, start), 0)
-            self._copy_part(bank, slice(start + bank.in_front, kept), bank.in_front)
-        bank.used, bank.votes = kept, self.votes
+            self._copy_part(head_group, slice(0, start), 0)
+            self._copy_part(
+                head_group, slice(start + head_group.segment_len, kept), head_group.segment_len
+            )
+        head_group.used, head_group.votes = kept, self.votes
         origin = self.source.origin
-        if origins and origin is not None and bank.front is None:
+        if origins and origin is not None and head_group.segment is None:
             rows = tuple(origin.rows[row] for row in self.rows)
             everything = self._places(origin, slice(0, kept))
-            bank.former = Origin(origin.packed, everything, rows)
-        self._copy_rows(bank)
+            head_group.packed_before = PackedSource(origin.packed, everything, rows)
+        self._copy_rows(head_group)
 
     @property
     def _in_order(self) -> bool:
@@ -92,31 +97,34 @@ class Selection:
         every = torch.arange(self.source.used, dtype=self.slots.dtype, device=self.slots.device)
         return self.heads is None and self.slots.equal(every.expand(*self.slots.shape[:2], -1))
 
-    def _copy_part(self, bank: Bank, part: slice, ahead: int) -> None:
-        """Copy a part of them to the own slots of a new bank.
+    def _copy_part(self, head_group: KVHeadGroup, part: slice, ahead: int) -> None:
+        """Copy a part of them to the own slots of a new head group.
 
         Args:
-            ahead: how many slots before them are not the bank's own.
+            ahead: how many slots before them are not the head group's own.
         """
         for each in self.blocks(part):
             own = slice(each.start - ahead, each.stop - ahead)
-            bank.own_keys[:, :, own] = self.keys(each)
-            bank.own_values[:, :, own] = self.values(each)
-            bank.own_positions[:, :, own] = self.positions(each)
+            head_group.residual_keys[:, :, own] = self.keys(each)
+            head_group.residual_values[:, :, own] = self.values(each)
+            head_group.residual_positions[:, :, own] = self.positions(each)
 
-    def _copy_rows(self, bank: Bank) -> None:
-        rows, held = bank.rows, self.source.rows
+    def _copy_rows(self, head_group: KVHeadGroup) -> None:
+        rows, held = head_group.rows, self.source.rows
         if rows is None or held is None or rows.shape[2] != held.shape[2]:
             return
         index = self.slots.long()[:, :, None].expand(-1, -1, held.shape[2], -1)
-        rows[..., : bank.used] = held[:, self.rows].gather(3, index)
-        bank.newest_row = self.source.newest_row
+        rows[..., : head_group.used] = held[:, self.rows].gather(3, index)
+        head_group.history_index = self.source.history_index
 
     def keys(self, part: slice) -> Tensor:
         """Keys of a part of them, `(batch, heads, n, dim)`, restored where they are packed."""
         source = self.source
         return self._entries(
-            part, source.own_keys, lambda: source.keys, lambda packed, out: packed.write_keys(out)
+            part,
+            source.residual_keys,
+            lambda: source.keys,
+            lambda packed, out: packed.write_keys(out),
         )
 
     def values(self, part: slice) -> Tensor:
@@ -124,7 +132,7 @@ class Selection:
         source = self.source
         return self._entries(
             part,
-            source.own_values,
+            source.residual_values,
             lambda: source.values,
             lambda packed, out: packed.write_values(out),
         )
@@ -143,25 +151,25 @@ class Selection:
             whole: gives all that the source holds.
             write: restores that side of quantized entries.
         """
-        source, slots, front = self.source, self._slots(part), self.source.front
-        if front is None:
+        source, slots, segment = self.source, self._slots(part), self.source.segment
+        if segment is None:
             return self._gathered(exact, slots)
-        own = source.own_slots(slots).clamp(0, max(0, exact.shape[2] - 1))
-        places = slots - front.start
-        inside = (places >= 0) & (places < source.in_front)
+        own = source.residual_slots(slots).clamp(0, max(0, exact.shape[2] - 1))
+        places = slots - segment.start
+        inside = (places >= 0) & (places < source.segment_len)
         if not inside.any():
             return self._gathered(exact, own)
-        if not isinstance(front, Packed) or not self._picks(front):
+        if not isinstance(segment, Packed) or not self._picks(segment):
             return self._gathered(whole(), slots)
         held = self._gathered(exact, own)
         restored = torch.empty_like(held)
-        write(front.take(places.clamp(0, front.count - 1), self.rows), restored)
+        write(segment.take(places.clamp(0, segment.count - 1), self.rows), restored)
         return torch.where(inside[..., None], restored, held)
 
     @staticmethod
-    def _picks(front: Front) -> bool:
-        """Whether some entries of a front can be restored without the others."""
-        return isinstance(front, Packed) and not front.bits.by_channel
+    def _picks(segment: CompressedSegment) -> bool:
+        """Whether some entries of a segment can be restored without the others."""
+        return isinstance(segment, Packed) and not segment.bits.by_channel
 
     def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
         """Pick `slots` (batch, heads, n) of the selected heads from a tensor of the source's,
@@ -183,15 +191,15 @@ class Selection:
     def blocks(self, part: slice) -> list[slice]:
         """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
         where all has to be restored to pick some; without numbers, two stand for all."""
-        front = self.source.front
-        if front is not None and not self._picks(front):
+        segment = self.source.segment
+        if segment is not None and not self._picks(segment):
             return [part] if part.start < part.stop else []
-        batch, heads, _, dim = self.source.own_keys.shape
+        batch, heads, _, dim = self.source.residual_keys.shape
         count = part.stop - part.start
         smaller = blocks(count, batch * heads * dim)
         return [
             slice(part.start + each.start, part.start + each.stop)
-            for each in (islice(smaller, 2) if self.source.own_keys.is_meta else smaller)
+            for each in (islice(smaller, 2) if self.source.residual_keys.is_meta else smaller)
         ]
 
     def packed(self, bits: KVBits) -> Packed | None:
@@ -217,7 +225,7 @@ class Selection:
             after.copy(origin.packed.take(late.clamp(min=0), heads), known)
         return after if before is None else before.joined(after)
 
-    def _places(self, origin: Origin, part: slice) -> Tensor:
+    def _places(self, origin: PackedSource, part: slice) -> Tensor:
         """Where a part of them is packed, -1 where it is not."""
         places = origin.places_of(self.source.used)[:, self.rows]
         return places.gather(2, self._slots(part))

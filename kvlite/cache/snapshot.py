@@ -11,14 +11,14 @@ from typing import Any, Protocol, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from kvlite.cache.bank import Bank, Origin
 from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
-from kvlite.cache.front import Exact
+from kvlite.cache.head_group import KVHeadGroup, PackedSource
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
 from kvlite.cache.quantized import Quantized
+from kvlite.cache.segment import Exact
 from kvlite.cache.sound import require, require_sound
 from kvlite.errors import SnapshotError
 
@@ -27,7 +27,7 @@ Plain = dict[str, Any]
 
 KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (KVBits, Exact, Quantized, ByChannel, Packed, Merged, Half, Origin)
+    for kind in (KVBits, Exact, Quantized, ByChannel, Packed, Merged, Half, PackedSource)
 }
 
 
@@ -142,7 +142,8 @@ def described(parts: Parts, name: str, layer: LayerCache, filled: int | None = N
 
     Args:
         name: its tensors' names begin with that.
-        filled: slots that count, if not all that are filled; then what banks remember does not.
+        filled: slots that count, if not all that are filled; then what head groups remember does
+            not.
 
     Raises:
         SnapshotError: it waits for others to be read.
@@ -151,28 +152,32 @@ def described(parts: Parts, name: str, layer: LayerCache, filled: int | None = N
         "rows": layer.rows,
         "like": [[head, other] for head, other in layer.like.items()],
         "banks": [
-            _bank(parts, f"{name}.{number}", bank, bank.used if filled is None else filled)
-            for number, bank in enumerate(layer.banks)
+            _head_group(
+                parts, f"{name}.{number}", head_group, head_group.used if filled is None else filled
+            )
+            for number, head_group in enumerate(layer.head_groups)
         ],
     }
 
 
-def _bank(parts: Parts, name: str, bank: Bank, used: int) -> Plain:
-    if bank.votes is not None:
+def _head_group(parts: Parts, name: str, head_group: KVHeadGroup, used: int) -> Plain:
+    if head_group.votes is not None:
         raise SnapshotError("a conversation cannot be saved while it reads: save it afterwards")
-    own, plain = slice(0, used - bank.in_front), dict[str, Any]()
-    if bank.rows is not None:
-        plain["remembered"] = parts.tensor(f"{name}.rows", bank.rows[..., :used])
+    own, plain = slice(0, used - head_group.segment_len), dict[str, Any]()
+    if head_group.rows is not None:
+        plain["remembered"] = parts.tensor(f"{name}.rows", head_group.rows[..., :used])
     return {
-        "heads": list(bank.heads),
-        "capacity": bank.capacity,
+        "heads": list(head_group.heads),
+        "capacity": head_group.capacity,
         "used": used,
-        "newest_row": bank.newest_row,
-        "keys": parts.tensor(f"{name}.keys", bank.own_keys[:, :, own]),
-        "values": parts.tensor(f"{name}.values", bank.own_values[:, :, own]),
-        "positions": parts.tensor(f"{name}.positions", bank.own_positions[:, :, own]),
-        "front": None if bank.front is None else parts.object(bank.front),
-        "former": None if bank.former is None else parts.object(bank.former),
+        "newest_row": head_group.history_index,
+        "keys": parts.tensor(f"{name}.keys", head_group.residual_keys[:, :, own]),
+        "values": parts.tensor(f"{name}.values", head_group.residual_values[:, :, own]),
+        "positions": parts.tensor(f"{name}.positions", head_group.residual_positions[:, :, own]),
+        "front": None if head_group.segment is None else parts.object(head_group.segment),
+        "former": None
+        if head_group.packed_before is None
+        else parts.object(head_group.packed_before),
         **plain,
     }
 
@@ -200,54 +205,56 @@ def layer_of(whole: Whole, plain: Plain, form: Form) -> LayerCache:
     Raises:
         SnapshotError: it is damaged, or of another model.
     """
-    banks = plain["banks"]
+    head_groups = plain["banks"]
     like = {int(head): int(other) for head, other in plain["like"]}
-    held = [head for each in banks for head in each["heads"]]
+    held = [head for each in head_groups for head in each["heads"]]
     require(sorted([*held, *like]) == list(range(form.kv_heads)) and {*like.values()} <= {*held})
-    fronts = [whole.object(each["front"], Packed | Half) for each in banks]
+    segments = [whole.object(each["front"], Packed | Half) for each in head_groups]
     layer = LayerCache(
-        [(tuple(each["heads"]), each["capacity"]) for each in banks],
+        [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
         batch=1,
         dim=form.dim,
         dtype=form.dtype,
         device=whole.device,
         decode_rows=plain["rows"],
-        fronts=fronts,
+        segments=segments,
         like=like,
     )
     if form.prepare is not None:
         form.prepare(layer)
-    for bank, each in zip(layer.banks, banks, strict=True):
-        _fill(whole, bank, each, form)
+    for head_group, each in zip(layer.head_groups, head_groups, strict=True):
+        _fill(whole, head_group, each, form)
     return layer
 
 
-def _fill(whole: Whole, bank: Bank, plain: Plain, form: Form) -> None:
-    front: Packed | Half | None = whole.object(plain["front"], Packed | Half)
+def _fill(whole: Whole, head_group: KVHeadGroup, plain: Plain, form: Form) -> None:
+    segment: Packed | Half | None = whole.object(plain["front"], Packed | Half)
     used = plain["used"]
-    require(bank.in_front <= used <= bank.capacity)
-    own = slice(0, used - bank.in_front)
-    whole.source.fill(plain["keys"], bank.own_keys[:, :, own])
-    whole.source.fill(plain["values"], bank.own_values[:, :, own])
-    whole.source.fill(plain["positions"], bank.own_positions[:, :, own])
-    require_known(bank.own_positions[:, :, own], form.seen)
-    if front is not None:
-        require(front.start <= own.stop and front.positions.shape[:2] == (1, len(bank.heads)))
-        require(_dim(front) == form.dim)
-        require_known(front.positions, form.seen)
-    if bank.rows is not None:
-        require(-1 <= plain["newest_row"] < bank.rows.shape[2])
-        whole.source.fill(plain["remembered"], bank.rows[..., :used])
-    bank.used, bank.newest_row = used, plain["newest_row"]
-    bank.former = whole.object(plain["former"], Origin)
-    if bank.former is not None:
-        require(_dim(bank.former.packed) == form.dim)
-        require(len(bank.former.rows) == len(bank.heads))
+    require(head_group.segment_len <= used <= head_group.capacity)
+    own = slice(0, used - head_group.segment_len)
+    whole.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
+    whole.source.fill(plain["values"], head_group.residual_values[:, :, own])
+    whole.source.fill(plain["positions"], head_group.residual_positions[:, :, own])
+    require_known(head_group.residual_positions[:, :, own], form.seen)
+    if segment is not None:
+        require(
+            segment.start <= own.stop and segment.positions.shape[:2] == (1, len(head_group.heads))
+        )
+        require(_dim(segment) == form.dim)
+        require_known(segment.positions, form.seen)
+    if head_group.rows is not None:
+        require(-1 <= plain["newest_row"] < head_group.rows.shape[2])
+        whole.source.fill(plain["remembered"], head_group.rows[..., :used])
+    head_group.used, head_group.history_index = used, plain["newest_row"]
+    head_group.packed_before = whole.object(plain["former"], PackedSource)
+    if head_group.packed_before is not None:
+        require(_dim(head_group.packed_before.packed) == form.dim)
+        require(len(head_group.packed_before.rows) == len(head_group.heads))
 
 
-def _dim(front: Packed | Half) -> int:
+def _dim(segment: Packed | Half) -> int:
     """Channels of its keys."""
-    return front.mean.shape[2] if isinstance(front, Packed) else front.keys.exact.shape[3]
+    return segment.mean.shape[2] if isinstance(segment, Packed) else segment.keys.exact.shape[3]
 
 
 def require_known(positions: Tensor, seen: int) -> None:

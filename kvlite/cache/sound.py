@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.cache.bank import Origin
 from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
-from kvlite.cache.front import Exact
+from kvlite.cache.head_group import PackedSource
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
 from kvlite.cache.quantized import Quantized
+from kvlite.cache.segment import Exact
 from kvlite.errors import SnapshotError
 
 
@@ -95,7 +95,7 @@ def _half(held: Half) -> None:
         _of(held.positions, torch.int32, *side.magnitudes.shape)
 
 
-def _origin(held: Origin) -> None:
+def _origin(held: PackedSource) -> None:
     batch, heads = held.packed.positions.shape[:2]
     require(all(0 <= row < heads for row in held.rows))
     _of(held.places, torch.int64, batch, len(held.rows), held.places.shape[-1])
@@ -112,5 +112,5 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Packed: _packed,
     Merged: _merged,
     Half: _half,
-    Origin: _origin,
+    PackedSource: _origin,
 }

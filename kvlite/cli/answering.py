@@ -8,13 +8,13 @@ from kvlite.cli.screen import reading
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvlite.conversation.metrics import Ledger
+    from kvlite.conversation.metrics import GenerationMetrics
     from kvlite.conversation.session import Begin
 
 
 def print_answer(
     begin: "Begin", screen: "Console", as_json: bool, *, account: bool = True
-) -> "Ledger":
+) -> "GenerationMetrics":
     """Print what is answered, and the account of it.
 
     Args:
@@ -28,12 +28,12 @@ def print_answer(
             pieces.append(piece)
             if not as_json:
                 write(piece.text)
-    ledger = pieces[-1].ledger
+    metrics = pieces[-1].metrics
     if as_json:
         answer = "".join(piece.text for piece in pieces)
-        print_json({"answer": answer, **ledger.to_json()}, readable=True)
-        return ledger
+        print_json({"answer": answer, **metrics.to_json()}, readable=True)
+        return metrics
     write("\n")
     if account:
-        screen.print(ledger.line(), style="dim")
-    return ledger
+        screen.print(metrics.line(), style="dim")
+    return metrics

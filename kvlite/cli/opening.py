@@ -10,7 +10,7 @@ import typer
 from kvlite.cli.screen import reading_bar
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _opened(
 ) -> "Conversation":
     if saved.about.light:
         with reading_bar(screen, "Reading") as bar:
-            followed = Audience(bar.update, bar.note)
+            followed = Callbacks(bar.update, bar.note)
             return runner.resumed(saved, settings, reading=followed)
     with reading_bar(screen, "Opening") as bar:
         return runner.resumed(saved, settings, bar.update)

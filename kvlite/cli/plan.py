@@ -14,7 +14,7 @@ from kvlite.errors import SettingError
 from kvlite.model.source import config_here
 
 if TYPE_CHECKING:
-    from kvlite.planner.max_context import Reach
+    from kvlite.planner.max_context import MaxContext
     from kvlite.planner.plan import Plan
 
 TOKENS = 32_768
@@ -102,7 +102,7 @@ def _show(made: "Plan", asked: int, most: int) -> None:
     out.print(PlanView(made))
 
 
-def _show_fitting(rows: "list[Reach]") -> None:
+def _show_fitting(rows: "list[MaxContext]") -> None:
     from rich.table import Table
 
     table = Table("weights", "method", "KV bits", "longest text that fits")

@@ -31,7 +31,7 @@ def read(
     """Read documents once and keep what was read: questions about them begin in seconds.
 
     `kvlite ask` with the same files and the same model opens it by itself. What is kept has all
-    that was read, so any method and budget may be given then. It is as large as the tier that
+    that was read, so any method and budget may be given then. It is as large as the host store that
     `--recall` keeps: --recall-bits 8 or 4 takes a half or a quarter.
 
     Examples:

@@ -1,8 +1,8 @@
 """What a user can set: each option's name, default, range and help, once.
 
 The command line's flags, environment variables, profiles, and every other front end's controls are
-made from `Settings`. Nothing here imports torch, so that a front end can show its options at once.
-"""
+made from `Settings`. Nothing here imports torch, so that a segment end can show its options at
+once."""
 
 import dataclasses
 import os

@@ -1,8 +1,8 @@
 """Moments of a conversation to which it can return without reading again.
 
 A layer that holds all it was given, in order, only has to know how far it went: it can be
-shortened. One that will drop or overwrite something is copied to host memory. Where a tier has
-everything, it too only has to know how far it went, and gives back what the cache then lost.
+shortened. One that will drop or overwrite something is copied to host memory. Where a host store
+has everything, it too only has to know how far it went, and gives back what the cache then lost.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
-from kvlite.cache.front import bytes_held
 from kvlite.cache.layer import Mark
+from kvlite.cache.segment import bytes_held
 from kvlite.engine.prefill import empty_cache
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
-from kvlite.offload.kv.checkpoint import TierMark, mark_bytes
+from kvlite.offload import HostKVStore
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint, mark_bytes
 
 HOST = torch.device("cpu")
 
@@ -30,7 +30,7 @@ class LayerState:
 
     Attributes:
         mark: how far it went; None where `copy` is just that.
-        copy: in host memory; None for as long as the cache, or a tier, has it all.
+        copy: in host memory; None for as long as the cache, or a host store, has it all.
     """
 
     mark: Mark | None = None
@@ -39,51 +39,51 @@ class LayerState:
 
 @dataclass
 class Checkpoint:
-    """How a cache and its tier stood.
+    """How a cache and its host store stood.
 
     Attributes:
         seen: tokens they had seen.
         pending: tokens that were drawn and not yet seen.
         noted: what the next answer is to note of what was read before.
-        rehearsed: as of `KVCache`.
-        layers: one a layer of the cache; none where the tier gives them back.
-        tier: how it stood, if it had begun.
+        reconstructed: as of `KVCache`.
+        layers: one a layer of the cache; none where the host store gives them back.
+        store: how it stood, if it had begun.
         lost: it was let go of; what it stood for has to be read again.
     """
 
     seen: int
     pending: list[int]
     noted: tuple[str, ...]
-    rehearsed: int
+    reconstructed: int
     layers: list[LayerState] = field(default_factory=list)
-    tier: TierMark | None = None
+    store: HostKVCheckpoint | None = None
     lost: bool = False
 
     @property
     def alone(self) -> bool:
-        """Whether it needs neither the cache nor the tier to return to it."""
+        """Whether it needs neither the cache nor the host store to return to it."""
         copied = bool(self.layers) and all(each.copy is not None for each in self.layers)
-        return copied and self.tier is None
+        return copied and self.store is None
 
     @property
     def copies(self) -> list[LayerCache]:
         """All copies, which checkpoints may share."""
         return [each.copy for each in self.layers if each.copy is not None]
 
-    def let_go(self) -> None:
+    def release_memory(self) -> None:
         """Keep nothing of it."""
-        self.layers, self.tier, self.lost = [], None, True
+        self.layers, self.store, self.lost = [], None, True
 
     def take_over(self, same: "Checkpoint") -> None:
         """Hold what another of the same moment does, which must not be used any more."""
-        self.layers, self.tier, self.lost = same.layers, same.tier, same.lost
+        self.layers, self.store, self.lost = same.layers, same.store, same.lost
 
 
 @torch.inference_mode()
 def checkpoint(
     model: LoadedModel,
     cache: KVCache,
-    tier: Tier | None,
+    store: HostKVStore | None,
     most: int,
     pending: Sequence[int] = (),
     noted: tuple[str, ...] = (),
@@ -92,15 +92,15 @@ def checkpoint(
     host memory than there may be.
 
     Args:
-        tier: if it has begun, the cache is not looked at: the next turn reads from the tier.
+        store: if it has begun, the cache is not looked at: the next turn reads from the host store.
         most: bytes that it may take.
     """
-    made = Checkpoint(cache.seen, [*pending], noted, cache.rehearsed)
+    made = Checkpoint(cache.seen, [*pending], noted, cache.reconstructed)
     with aside():
-        if tier is not None and tier.begun:
-            tier.forget_answer()
-            made.lost = mark_bytes(tier) > most
-            made.tier = None if made.lost else TierMark(tier)
+        if store is not None and store.begun:
+            store.forget_answer()
+            made.lost = mark_bytes(store) > most
+            made.store = None if made.lost else HostKVCheckpoint(store)
             return made
         full = model.shape.full_layers
         stay = [
@@ -121,7 +121,7 @@ def checkpoint(
 def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     """Bytes of host memory that checkpoints take, what they share counted once."""
     copies = {id(layer): layer for each in checkpoints for layer in each.copies}
-    marks = sum(each.tier.nbytes for each in checkpoints if each.tier is not None)
+    marks = sum(each.store.nbytes for each in checkpoints if each.store is not None)
     return _bytes_in(copies.values()) + marks
 
 
@@ -140,7 +140,7 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> No
     layers = {index: cache.layers[index] for _, index, _ in lacking}
     if _bytes_in(layers.values()) > most:
         for each, _, _ in lacking:
-            each.let_go()
+            each.release_memory()
         return
     with aside():
         copies = dict(zip(layers, copied([*layers.values()], HOST), strict=True))
@@ -150,20 +150,22 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> No
 
 @torch.inference_mode()
 def restored(
-    model: LoadedModel, made: Checkpoint, cache: KVCache, tier: Tier | None
+    model: LoadedModel, made: Checkpoint, cache: KVCache, store: HostKVStore | None
 ) -> KVCache | None:
-    """A cache that stands as it did, and the tier likewise if it had begun; None if nothing has
-    what it takes. The cache may be changed for it, the tier too, but not where memory runs out."""
-    if made.lost or (made.tier is not None and not made.tier.fits(tier)):
+    """A cache that stands as it did, and the host store likewise if it had begun; None if nothing
+    has
+    what it takes. The cache may be changed for it, the host store too, but not where memory runs
+    out."""
+    if made.lost or (made.store is not None and not made.store.fits(store)):
         return None
-    before = KVCache(empty_cache(model).layers, made.seen, made.rehearsed)
-    if made.tier is not None:
-        assert tier is not None
-        made.tier.put_back(tier)
+    before = KVCache(empty_cache(model).layers, made.seen, made.reconstructed)
+    if made.store is not None:
+        assert store is not None
+        made.store.put_back(store)
         return before
     if not made.layers:
         return before  # the beginning
-    givers = [_giver(index, state, cache, tier) for index, state in enumerate(made.layers)]
+    givers = [_giver(index, state, cache, store) for index, state in enumerate(made.layers)]
     if None in givers:
         return None
     copies = iter(copied(made.copies, model.device))
@@ -173,7 +175,7 @@ def restored(
         elif giver == "cache":
             before.layers[index] = cache.layers[index]
         else:
-            before.layers[index] = _from_tier(index, state.mark, tier, model.device)
+            before.layers[index] = _from_store(index, state.mark, store, model.device)
     # All that has to be allocated is.
     for layer, state in zip(before.layers, made.layers, strict=True):
         if state.mark is not None:
@@ -182,10 +184,10 @@ def restored(
 
 
 @torch.inference_mode()
-def everything(model: LoadedModel, cache: KVCache, tier: Tier) -> KVCache:
-    """A cache with all that a tier has read, for a turn that will not look at it."""
-    layers = [tier.restored(index, 0, model.device) for index in range(len(tier.layers))]
-    return KVCache(layers, tier.seen, cache.rehearsed)
+def everything(model: LoadedModel, cache: KVCache, store: HostKVStore) -> KVCache:
+    """A cache with all that a host store has read, for a turn that will not look at it."""
+    layers = [store.restored(index, 0, model.device) for index in range(len(store.layers))]
+    return KVCache(layers, store.seen, cache.reconstructed)
 
 
 def _bytes_in(layers: Iterable[LayerCache]) -> int:
@@ -194,27 +196,30 @@ def _bytes_in(layers: Iterable[LayerCache]) -> int:
 
 
 def _giver(
-    index: int, state: LayerState, cache: KVCache, tier: Tier | None
+    index: int, state: LayerState, cache: KVCache, store: HostKVStore | None
 ) -> Literal["copy", "cache", "tier"] | None:
-    """What has all that a layer had: its copy, the cache still, or the tier that took over."""
+    """What has all that a layer had: its copy, the cache still, or the host store that took
+    over."""
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
     if _whole(live, mark.used) and (live.rows > 0) == (mark.rows is not None):
         return "cache"
-    source = None if tier is None else tier.layers[index]
-    if source is None or source.read < mark.used or source.bank.front is not None:
+    source = None if store is None else store.layers[index]
+    if source is None or source.read < mark.used or source.head_group.segment is not None:
         return None
     return "tier"
 
 
-def _from_tier(index: int, mark: Mark, tier: Tier | None, device: torch.device) -> LayerCache:
-    """The first entries of a tier's layer, on a device, with room for what was remembered."""
-    assert tier is not None
-    source = tier.layers[index]
+def _from_store(
+    index: int, mark: Mark, store: HostKVStore | None, device: torch.device
+) -> LayerCache:
+    """The first entries of a host store's layer, on a device, with room for what was remembered."""
+    assert store is not None
+    source = store.layers[index]
     read, source.read = source.read, mark.used
     try:
-        layer = tier.restored(index, 0, device)
+        layer = store.restored(index, 0, device)
     finally:
         source.read = read
     return layer if mark.rows is None else layer.resized([mark.used], mark.rows.shape[2])
@@ -223,20 +228,20 @@ def _from_tier(index: int, mark: Mark, tier: Tier | None, device: torch.device) 
 def _whole(layer: LayerCache, count: int) -> bool:
     """Whether a layer holds the first `count` entries, and possibly more, in order and as they
     were."""
-    if len(layer.banks) != 1 or layer.like or layer.banks[0].front is not None:
+    if len(layer.head_groups) != 1 or layer.like or layer.head_groups[0].segment is not None:
         return False
-    (bank,) = layer.banks
-    if bank.used < count:
+    (head_group,) = layer.head_groups
+    if head_group.used < count:
         return False
-    first = torch.arange(count, dtype=torch.int32, device=bank.own_positions.device)
-    return bool((bank.own_positions[:, :, :count] == first).all())
+    first = torch.arange(count, dtype=torch.int32, device=head_group.residual_positions.device)
+    return bool((head_group.residual_positions[:, :, :count] == first).all())
 
 
 def _shorten(layer: LayerCache, mark: Mark) -> None:
     """Leave a layer its first entries, and what was remembered of them."""
-    (bank,) = layer.banks
-    bank.used, bank.newest_row = mark.used, mark.newest_row
-    if bank.rows is not None:
-        bank.rows.zero_()
-    if bank.rows is not None and mark.rows is not None:
-        bank.rows[..., : mark.used] = mark.rows[..., : mark.used]
+    (head_group,) = layer.head_groups
+    head_group.used, head_group.history_index = mark.used, mark.history_index
+    if head_group.rows is not None:
+        head_group.rows.zero_()
+    if head_group.rows is not None and mark.rows is not None:
+        head_group.rows[..., : mark.used] = mark.rows[..., : mark.used]

@@ -1,4 +1,5 @@
-"""What a conversation has read, as tokens: its cache, the tier beside it, and the way back."""
+"""What a conversation has read, as tokens: its cache, the host store beside it, and the way
+back."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -19,16 +20,16 @@ from kvlite.conversation.metrics import Piece
 from kvlite.conversation.session_state import Held
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
 from kvlite.engine.shift import compacted
 from kvlite.errors import OutOfMemory
 from kvlite.memory.device_budget import checkpoint_limit, ram_limit
-from kvlite.memory.oom import Ladder
-from kvlite.methods.budget import method_and_amount
+from kvlite.memory.oom import OOMPolicy
+from kvlite.methods.budget import method_and_budget
 from kvlite.methods.layer_policy import can_recall, require_in_sight
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 
 class Context:
@@ -36,10 +37,10 @@ class Context:
 
     Attributes:
         cache: keys and values held.
-        tier: everything that was read, if turns recall.
+        store: everything that was read, if turns recall.
         token_ids: every token in the cache, in order.
         turn: the last one.
-        ladder: what was given up when memory ran out.
+        oom_policy: what was given up when memory ran out.
         checkpoints: those that hold anything, the oldest first.
         noted: what the next answer is to note of what was read before.
     """
@@ -47,10 +48,10 @@ class Context:
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
         self.cache = empty_cache(model)
-        self.tier: Tier | None = None
+        self.store: HostKVStore | None = None
         self.token_ids: list[int] = []
         self.turn: Turn | None = None
-        self.ladder = Ladder(model.device)
+        self.oom_policy = OOMPolicy(model.device)
         self.checkpoints: list[Checkpoint] = []
         self._left: list[int] = []
         self.noted: tuple[str, ...] = ()
@@ -64,19 +65,19 @@ class Context:
 
     def resume(self, held: Held) -> None:
         """Go on from what another held."""
-        self.cache, self.tier, self.token_ids = held.cache, held.tier, held.token_ids
+        self.cache, self.store, self.token_ids = held.cache, held.store, held.token_ids
         self._left, self.noted = held.pending, held.noted
-        self.ladder.taken = held.given_up
+        self.oom_policy.taken = held.given_up
 
     def end_step(self, settings: Settings) -> None:
         """Go on with a token for which there was no memory in the middle of an answer, unless the
-        next turn reads it from the tier anyway.
+        next turn reads it from the host store anyway.
 
         Raises:
             OutOfMemory: there is still not enough.
         """
         turn = self.turn
-        if turn is not None and (turn.tier is None or self._tier_for(settings) is None):
+        if turn is not None and (turn.store is None or self._store_for(settings) is None):
             turn.finish_step()
 
     def next_turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
@@ -85,48 +86,51 @@ class Context:
         Raises:
             ContextError, SettingError: as `Turn`.
         """
-        turn = self._turn(ids, settings, self._tier_for(settings), answers)
-        if turn.tier is None and self.emptied:
+        turn = self._turn(ids, settings, self._store_for(settings), answers)
+        if turn.store is None and self.emptied:
             notes = turn.notes
             turn = self._turn([*self._fill(), *ids], settings, None, answers)
             turn.notes = tuple(dict.fromkeys([*notes, *turn.notes]))
         return turn
 
-    def _turn(self, ids: list[int], settings: Settings, tier: Tier | None, answers: bool) -> Turn:
+    def _turn(
+        self, ids: list[int], settings: Settings, store: HostKVStore | None, answers: bool
+    ) -> Turn:
         return Turn(
             self.model,
             self.cache,
             self.token_ids,
             ids,
             settings,
-            ladder=self.ladder,
-            tier=tier,
+            oom_policy=self.oom_policy,
+            store=store,
             answers=answers,
             told=self._told,
         )
 
     @property
     def emptied(self) -> bool:
-        """Whether the cache holds nothing, since the tier has all that was read."""
-        return self.tier is not None and self.tier.begun and not self.cache.entries_mean
+        """Whether the cache holds nothing, since the host store has all that was read."""
+        return self.store is not None and self.store.begun and not self.cache.entries_mean
 
     def _fill(self) -> list[int]:
-        """Let an emptied cache hold all that the tier has; what of the last answer that has not, to
+        """Let an emptied cache hold all that the host store has; what of the last answer that has
+        not, to
         be read before anything else."""
-        tier = self.tier
-        assert tier is not None
-        work = partial(everything, self.model, self.cache, tier)
-        self.cache = self.ladder.run(work, {})
-        again = self.token_ids[tier.seen :]
-        self.token_ids = self.token_ids[: tier.seen]
-        self.tier, self._left = None, [*again, *self._left]
+        store = self.store
+        assert store is not None
+        work = partial(everything, self.model, self.cache, store)
+        self.cache = self.oom_policy.run(work, {})
+        again = self.token_ids[store.seen :]
+        self.token_ids = self.token_ids[: store.seen]
+        self.store, self._left = None, [*again, *self._left]
         self._forget(0)
         return again
 
     def require_readable(self, ids: list[int], settings: Settings, *, answers: bool) -> None:
         """Raises what `next_turn` would if nothing else had been read."""
-        cache, ladder = empty_cache(self.model), Ladder(self.model.device)
-        Turn(self.model, cache, [], ids, settings, ladder=ladder, answers=answers)
+        cache, oom_policy = empty_cache(self.model), OOMPolicy(self.model.device)
+        Turn(self.model, cache, [], ids, settings, oom_policy=oom_policy, answers=answers)
 
     def outgrows(self, count: int, settings: Settings, *, answers: bool) -> bool:
         """Whether `count` tokens and an answer would not fit the model's trained context any more,
@@ -150,32 +154,35 @@ class Context:
         self._close()
         again = self._fill() if self.emptied else []
         half = self.model.shape.max_context // 2
-        self.cache = self.ladder.run(partial(compacted, self.model, self.cache, half), {})
+        self.cache = self.oom_policy.run(partial(compacted, self.model, self.cache, half), {})
         self.noted = (
             *self.noted,
             f"the conversation outgrew the {self.model.shape.max_context:,} tokens that this model "
             f"was trained for: it goes on with the {self.cache.seen:,} that the cache held, the "
             "rest is forgotten",
         )
-        self._left, self.tier, self.turn = self.pending, None, None
+        self._left, self.store, self.turn = self.pending, None, None
         self.token_ids = self.token_ids[-self.cache.seen :]
         self._forget(0)
         return again
 
-    def read(self, turn: Turn, audience: Audience) -> None:
+    def read(self, turn: Turn, callbacks: Callbacks) -> None:
         """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
         self._close()
-        gives_back = turn.tier is not None and turn.tier.bits is None
-        if turn.terms.loses and not gives_back:
+        gives_back = turn.store is not None and turn.store.bits is None
+        if turn.turn_config.loses and not gives_back:
             self._copy_out(turn.settings)
-        self.ladder.never_lossy, self.ladder.tell = turn.settings.never_lossy, _telling(turn)
-        turn.read(audience)
+        self.oom_policy.never_lossy, self.oom_policy.tell = (
+            turn.settings.never_lossy,
+            _telling(turn),
+        )
+        turn.read(callbacks)
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.noted, *turn.notes]))
         self.noted = () if turn.answers else turn.notes
         self._told.update(turn.notes)
-        if turn.tier is not None or not _set_aside(turn.settings):
-            self.tier = turn.tier
+        if turn.store is not None or not _set_aside(turn.settings):
+            self.store = turn.store
 
     def answer(self, turn: Turn, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
         """Answer a turn that was read. A new turn ends it."""
@@ -185,28 +192,28 @@ class Context:
     def hold(self, settings: Settings) -> Checkpoint:
         """A checkpoint of how things stand, before anything else is read."""
         self._close()
-        return self._held(self._standing(self.tier, settings), settings)
+        return self._held(self._standing(self.store, settings), settings)
 
     def hold_answering(self, settings: Settings) -> Checkpoint:
         """A checkpoint of what was read, before it is answered."""
         return self._held(self._standing(None, settings), settings)
 
-    def _standing(self, tier: Tier | None, settings: Settings) -> Checkpoint:
+    def _standing(self, store: HostKVStore | None, settings: Settings) -> Checkpoint:
         """How things stand; lost from the beginning where there is no memory to keep it, or it
         would be let go of at once."""
         pending, noted = [*self.pending], self.noted
         most = checkpoint_limit(settings.checkpoint_limit)
-        work = partial(checkpoint, self.model, self.cache, tier, most, pending, noted)
+        work = partial(checkpoint, self.model, self.cache, store, most, pending, noted)
         try:
-            return self.ladder.run(work, {})
+            return self.oom_policy.run(work, {})
         except OutOfMemory:
-            return Checkpoint(self.cache.seen, pending, noted, self.cache.rehearsed, lost=True)
+            return Checkpoint(self.cache.seen, pending, noted, self.cache.reconstructed, lost=True)
 
     def _copy_out(self, settings: Settings) -> None:
         """Copy what checkpoints need, as far as there is memory for that, and it may be taken."""
         most = checkpoint_limit(settings.checkpoint_limit)
         try:
-            self.ladder.run(partial(copy_out, self.checkpoints, self.cache, most), {})
+            self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
         except OutOfMemory:
             self._forget(0)
         self._drop_lost()
@@ -219,7 +226,7 @@ class Context:
         ways: Sequence[Checkpoint],
         stops: Sequence[int],
         settings: Settings,
-        audience: Audience,
+        callbacks: Callbacks,
     ) -> None:
         """Let things stand as when just `ids` had been read. What no checkpoint gives back is read
         again.
@@ -229,7 +236,7 @@ class Context:
             ways: checkpoints of the way there, the last first.
             stops: how much of `ids` had been read whenever reading ended: what is read again is
                 read in the same parts.
-            audience: told if something has to be read again.
+            callbacks: told if something has to be read again.
 
         Raises:
             as `Turn`, if something has to be: then things stand as at the last checkpoint that held
@@ -240,49 +247,49 @@ class Context:
         known = next(way for way in (end, *ways, beginning) if self._stand(way, ids))
         if len(ids) == known.seen:
             return
-        if audience.notify is not None:
-            audience.notify(f"{len(ids) - known.seen:,} tokens are read again")
+        if callbacks.notify is not None:
+            callbacks.notify(f"{len(ids) - known.seen:,} tokens are read again")
         try:
-            self._read_again(ids, stops, settings, audience)
+            self._read_again(ids, stops, settings, callbacks)
         except BaseException:
             self._stand(known, ids)
             raise
         self.turn, self._left, self.noted = None, [*end.pending], end.noted
-        end.take_over(self._standing(self.tier, settings))
+        end.take_over(self._standing(self.store, settings))
         self._held(end, settings)
 
     def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
         """Let things stand as at a checkpoint, if anything has what it takes."""
-        before = self._restored(known, self.tier)
+        before = self._restored(known, self.store)
         if before is None:
             return False
         self.cache, self.turn = before, None
-        if known.tier is None:
-            self.tier = None
+        if known.store is None:
+            self.store = None
         self.token_ids = [*ids[: known.seen]]
         self._left, self.noted = [*known.pending], known.noted
         # A copy may be of another way than the cache was on.
         self._forget(0 if known.alone else known.seen)
         return True
 
-    def _restored(self, known: Checkpoint, tier: Tier | None) -> KVCache | None:
-        work = partial(restored, self.model, known, self.cache, tier)
-        return self.ladder.run(work, {})
+    def _restored(self, known: Checkpoint, store: HostKVStore | None) -> KVCache | None:
+        work = partial(restored, self.model, known, self.cache, store)
+        return self.oom_policy.run(work, {})
 
     def _read_again(
-        self, ids: Sequence[int], stops: Sequence[int], settings: Settings, audience: Audience
+        self, ids: Sequence[int], stops: Sequence[int], settings: Settings, callbacks: Callbacks
     ) -> None:
         """Read on to the end of `ids`, in parts."""
         for stop in (*(each for each in stops if len(self.token_ids) < each < len(ids)), len(ids)):
             answer = stop == len(ids) and stop not in stops
-            if answer and self.tier is not None and self.tier.begun:
+            if answer and self.store is not None and self.store.begun:
                 # The next turn reads it from here.
                 empty = empty_cache(self.model).layers
-                self.cache = KVCache(empty, len(ids), self.cache.rehearsed)
+                self.cache = KVCache(empty, len(ids), self.cache.reconstructed)
                 self.token_ids = [*ids]
                 continue
             new = [*ids[len(self.token_ids) : stop]]
-            self.read(self.next_turn(new, settings, answers=False), audience)
+            self.read(self.next_turn(new, settings, answers=False), callbacks)
             self.turn, self._left = None, []
 
     def return_to_answering(self, made: Checkpoint) -> bool:
@@ -294,8 +301,8 @@ class Context:
             before = None
         if before is None:
             return False
-        if self.tier is not None:
-            self.tier.forget_answer()
+        if self.store is not None:
+            self.store.forget_answer()
         self._forget(made.seen)
         self.cache.layers, self.cache.seen = before.layers, before.seen
         self.cache.writing = False
@@ -309,7 +316,7 @@ class Context:
 
     def leave(self, made: Checkpoint) -> None:
         """Let go of a checkpoint."""
-        made.let_go()
+        made.release_memory()
         self._drop_lost()
 
     def _held(self, made: Checkpoint, settings: Settings) -> Checkpoint:
@@ -329,7 +336,7 @@ class Context:
         """Let go of checkpoints of what came later, unless they have it all themselves."""
         for each in self.checkpoints:
             if each.seen > seen and not each.alone:
-                each.let_go()
+                each.release_memory()
         self._drop_lost()
 
     def _drop_lost(self) -> None:
@@ -340,17 +347,17 @@ class Context:
             self._answer.close()  # nobody listened to its end
         self._answer = None
 
-    def _tier_for(self, settings: Settings) -> Tier | None:
+    def _store_for(self, settings: Settings) -> HostKVStore | None:
         """What a turn recalls from, if its settings ask for that."""
-        method, _ = method_and_amount(settings.method, settings.budget)
+        method, _ = method_and_budget(settings.method, settings.budget)
         ram_limit(settings.recall_limit, 0)
         if settings.recall == "off" or _set_aside(settings):
             return None
         require_in_sight(method, settings.recall)
         bits = parse_kv_bits(settings.recall_bits)
-        if self.tier is not None:
-            self.tier.bits = bits
-            return self.tier
+        if self.store is not None:
+            self.store.bits = bits
+            return self.store
         if not can_recall(method):
             return None
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
@@ -358,18 +365,19 @@ class Context:
             layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
         ):
             return None  # some of it is gone
-        return Tier.empty(self.model.shape, self.model.dtype, bits)
+        return HostKVStore.empty(self.model.shape, self.model.dtype, bits)
 
 
 def _set_aside(settings: Settings) -> bool:
-    """Whether a turn does not look at the tier, which later ones may: they read again what they
+    """Whether a turn does not look at the host store, which later ones may: they read again what
+    they
     missed."""
-    method, _ = method_and_amount(settings.method, settings.budget)
+    method, _ = method_and_budget(settings.method, settings.budget)
     return method.mask(1) is not None and settings.recall == "auto"
 
 
 def _telling(turn: Turn) -> Callable[[str], None]:
-    """Tells a turn what is given up, without keeping it: it holds the ladder that does."""
+    """Tells a turn what is given up, without keeping it: it holds the OOM policy that does."""
     held = ref(turn)
 
     def tell(said: str) -> None:

@@ -13,7 +13,7 @@ from kvlite.conversation.exclusive import alone, alone_by_steps
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import Answered, checked
-from kvlite.engine.callbacks import Audience, Notify
+from kvlite.engine.callbacks import Callbacks, Notify
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens
@@ -52,7 +52,7 @@ class Conversation(Exchange):
             want.
         """
         require_text(text)
-        audience = Audience(progress, notify, cancel)
+        callbacks = Callbacks(progress, notify, cancel)
         if self._path.ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.settings)
@@ -61,11 +61,11 @@ class Conversation(Exchange):
         if ahead:
             turn = self.ways.next_turn(ids, self.settings, answers=False)
         if turn is None or (
-            turn.terms.loses and (turn.tier is None or not turn.terms.method.exact)
+            turn.turn_config.loses and (turn.store is None or not turn.turn_config.method.exact)
         ):
             return False
         before = self.ways.standing(self.settings)
-        self.ways.take(turn, audience, before)
+        self.ways.take(turn, callbacks, before)
         self._path.ahead, self._path.before = ahead, before
         return True
 
@@ -83,8 +83,8 @@ class Conversation(Exchange):
 
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
-        audience = Audience(progress, notify, cancel)
-        yield from self._stream(text, audience, self.settings.after_load(settings))
+        callbacks = Callbacks(progress, notify, cancel)
+        yield from self._stream(text, callbacks, self.settings.after_load(settings))
 
     @alone_by_steps
     def regenerate(
@@ -100,7 +100,7 @@ class Conversation(Exchange):
 
         Args and errors are those of `stream`; if it fails, the message is not said on this branch.
         """
-        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
         number = self._path.require(len(self._path.said))
         said = self._path.said[-1]
         text = self.messages[said.messages]["content"]
@@ -108,8 +108,8 @@ class Conversation(Exchange):
         if turn is not None:
             yield from self._answered(said, text, turn, cancel)
             return
-        self.ways.go_back(left, said, chosen, audience)
-        yield from self._stream(text, audience, chosen)
+        self.ways.go_back(left, said, chosen, callbacks)
+        yield from self._stream(text, callbacks, chosen)
 
     @alone_by_steps
     def check(
@@ -126,7 +126,7 @@ class Conversation(Exchange):
         Args and errors are those of `check.checked`.
         """
         told = Answered(self.context, self._path, self.ways.unanswered, self.settings)
-        return checked(told, Audience(progress, notify, cancel), **settings)
+        return checked(told, Callbacks(progress, notify, cancel), **settings)
 
     @alone_by_steps
     def edit(
@@ -145,15 +145,15 @@ class Conversation(Exchange):
         Args and errors are those of `stream`; if it fails, nothing is said from there on on this
         branch.
         """
-        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
         require_text(text)
         number = self._path.require(number)
         said = self._path.said[number - 1]
         ids = self._said(text, after=said, cancel=cancel)
         if said.before is not None and not goes_on(ids, said.ahead):
             said = said.before
-        self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, audience)
-        yield from self._stream(text, audience, chosen)
+        self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, callbacks)
+        yield from self._stream(text, callbacks, chosen)
 
     @alone
     def undo(
@@ -173,9 +173,9 @@ class Conversation(Exchange):
             SettingError: there is none.
             Stopped, OutOfMemory: as `switch`; then nothing is forgotten.
         """
-        path, audience = self._path, Audience(progress, notify, cancel)
+        path, callbacks = self._path, Callbacks(progress, notify, cancel)
         path.require(len(path.said))
-        return path.messages[self.ways.undo(self.settings, audience).messages]["content"]
+        return path.messages[self.ways.undo(self.settings, callbacks).messages]["content"]
 
     @alone
     def branch(
@@ -193,11 +193,11 @@ class Conversation(Exchange):
             SettingError: there is no such message, or nothing was said since.
             Stopped, OutOfMemory: as `switch`.
         """
-        audience, number = Audience(progress, notify, cancel), self._path.require(number)
+        callbacks, number = Callbacks(progress, notify, cancel), self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
         said, left = self._path.said[number], self.ways.leave(number, self.settings)
-        self.ways.go_back(left, said, self.settings, audience)
+        self.ways.go_back(left, said, self.settings, callbacks)
 
     @alone
     def switch(
@@ -216,23 +216,23 @@ class Conversation(Exchange):
             Stopped, OutOfMemory: while that was read; then the conversation stands where the two
                 part, or at a message before, on a branch of its own.
         """
-        self.ways.switch(branch, self.settings, Audience(progress, notify, cancel))
+        self.ways.switch(branch, self.settings, Callbacks(progress, notify, cancel))
 
     @property
     def _path(self) -> Path:
         return self.ways.path
 
-    def _stream(self, text: str, audience: Audience, chosen: Settings) -> Iterator[Piece]:
+    def _stream(self, text: str, callbacks: Callbacks, chosen: Settings) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
         turn = self.ways.next_turn(
-            [*self._unread, *self._after_ahead(text, audience.cancel)], chosen
+            [*self._unread, *self._after_ahead(text, callbacks.cancel)], chosen
         )
         turn.note(self._not_read(text))
         said = self.ways.standing(chosen)
-        self.ways.take(turn, audience, said)
+        self.ways.take(turn, callbacks, said)
         self.ways.unanswered = self.context.hold_answering(chosen)
-        yield from self._answered(said, text, turn, audience.cancel)
+        yield from self._answered(said, text, turn, callbacks.cancel)
 
     def _answered(self, said: Said, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
         """Stream the answer to a message that was read."""

@@ -18,15 +18,15 @@ from kvlite.conversation.session_state import Held
 from kvlite.conversation.tensor_file import Progress as Saving
 from kvlite.conversation.ways import Ways
 from kvlite.documents import Document
-from kvlite.engine.callbacks import Audience, Notify
+from kvlite.engine.callbacks import Callbacks, Notify
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
-from kvlite.memory.oom import Ladder
-from kvlite.methods.budget import method_and_amount
+from kvlite.memory.oom import OOMPolicy
+from kvlite.methods.budget import method_and_budget
 from kvlite.model.chat_template import text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 
 class Exchange:
@@ -48,7 +48,7 @@ class Exchange:
                 or the method needs a calibration of the model.
         """
         require_meanings(settings)
-        method, _ = method_and_amount(settings.method, settings.budget)
+        method, _ = method_and_budget(settings.method, settings.budget)
         method.fitted(model.shape, model.calibration)
         self.busy = Lock()
         self.model = model
@@ -63,14 +63,14 @@ class Exchange:
         return self.context.cache
 
     @property
-    def tier(self) -> Tier | None:
+    def store(self) -> HostKVStore | None:
         """Everything that was read, if turns recall."""
-        return self.context.tier
+        return self.context.store
 
     @property
-    def ladder(self) -> Ladder:
+    def oom_policy(self) -> OOMPolicy:
         """What was given up when memory ran out."""
-        return self.context.ladder
+        return self.context.oom_policy
 
     @property
     def token_ids(self) -> list[int]:
@@ -86,7 +86,7 @@ class Exchange:
     def planned_peak_bytes(self) -> int:
         """What live tensors were expected to come to in the last turn; 0 if that is not known."""
         turn = self.context.turn
-        return 0 if turn is None else turn.account.planned or 0
+        return 0 if turn is None else turn.run_stats.planned or 0
 
     @alone
     def read(
@@ -105,14 +105,14 @@ class Exchange:
                 budget is dropped now, chosen without a question: to ask about a text, say both in
                 one message to `stream`.
             progress, cancel: as in `engine.prefill.prefill`.
-            notify: told what the ledger will note, a sentence each, before anything is read.
+            notify: told what the metrics will note, a sentence each, before anything is read.
 
         Raises:
             ContextError: it does not fit the model's trained context.
             SettingError: a token is not in the model's vocabulary.
             Stopped: `cancel` was set; nothing of it was read.
         """
-        audience = Audience(progress, notify, cancel)
+        callbacks = Callbacks(progress, notify, cancel)
         if isinstance(content, str):
             ids = self._tokenized(
                 partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids),
@@ -125,7 +125,7 @@ class Exchange:
             self.context.end_step(self.settings)
             ids = [*self.context.pending, *ids]
             turn = self.ways.next_turn(ids, self.settings, answers=False)
-            self.ways.take(turn, audience)
+            self.ways.take(turn, callbacks)
 
     def generate(
         self,
@@ -163,7 +163,7 @@ class Exchange:
         return Answer(
             "".join(piece.text for piece in pieces),
             [piece.token_id for piece in pieces if piece.token_id is not None],
-            pieces[-1].ledger,
+            pieces[-1].metrics,
         )
 
     @alone_by_steps
@@ -178,13 +178,13 @@ class Exchange:
         **settings: Any,
     ) -> Iterator[Piece]:
         """`generate`, piece by piece. A new turn ends one that is still being answered."""
-        chosen, audience = self.settings.after_load(settings), Audience(progress, notify, cancel)
+        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
         ids = token_list(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
         turn = self.ways.next_turn([*self.context.pending, *ids], chosen)
-        self.ways.take(turn, audience)
+        self.ways.take(turn, callbacks)
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
 
     @alone
@@ -215,18 +215,18 @@ class Exchange:
         context = self.context
         if not light or self.ways.path.compacted:
             context.end_step(self.settings)
-            if context.tier is None:
+            if context.store is None:
                 context.cache.require_whole()
         return Held(
             cache=context.cache,
-            tier=context.tier,
+            store=context.store,
             token_ids=context.token_ids,
             paths=self.ways.paths,
             at=self.ways.at,
             documents=self.documents,
             pending=context.pending,
             noted=context.noted,
-            given_up=context.ladder.taken,
+            given_up=context.oom_policy.taken,
         )
 
     def _tokenized(

@@ -6,7 +6,7 @@ from kvlite.config.atomic_file import replaced
 from kvlite.conversation import library
 from kvlite.conversation.file_info import SUFFIX, About, about
 from kvlite.conversation.session import Session
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 
@@ -76,7 +76,7 @@ def found(name: str) -> About:
     return about(path)
 
 
-def load(session: Session, path: Path, progress: Progress | None, reading: Audience) -> None:
+def load(session: Session, path: Path, progress: Progress | None, reading: Callbacks) -> None:
     """Go on with a conversation that was saved.
 
     Args:

@@ -15,7 +15,7 @@ from kvlite.config.settings import Settings, flag_of
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import capped_bytes, checkpoint_limit, ram_limit
 from kvlite.methods import parse_method
-from kvlite.methods.budget import method_and_amount, parse_amount
+from kvlite.methods.budget import method_and_budget, parse_budget
 from kvlite.methods.layer_policy import require_growing, require_in_sight
 
 
@@ -30,7 +30,7 @@ def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of)
     """
     for name in _READERS:
         require_meaning(name, getattr(settings, name), called(name))
-    method, _ = method_and_amount(settings.method, settings.budget)
+    method, _ = method_and_budget(settings.method, settings.budget)
     require_growing(parse_kv_bits(settings.kv_bits), method)
     require_in_sight(method, settings.recall)
 
@@ -65,7 +65,7 @@ def _require_device(text: str) -> None:
 
 _READERS: Mapping[str, Callable[[str], object]] = {
     "method": parse_method,
-    "budget": parse_amount,
+    "budget": parse_budget,
     "kv_bits": parse_kv_bits,
     "recall_limit": lambda text: ram_limit(text, 0),
     "checkpoint_limit": checkpoint_limit,

@@ -13,7 +13,7 @@ _PLACES = {"ram": "in RAM", "disk": "on disk"}
 
 
 @dataclass(frozen=True)
-class Ledger:
+class GenerationMetrics:
     """Accounting of one answer, as it stands.
 
     Attributes:
@@ -21,7 +21,7 @@ class Ledger:
             "memory" (it ran out, and nothing was left to give up); None while the answer goes on.
         notes: what the user should know of these settings, a sentence each; that recall cannot
             begin, once a conversation.
-        rungs: what was given up in this turn because memory was short.
+        fallbacks: what was given up in this turn because memory was short.
         model, device, weights, method: what was used.
         dtype: of activations, and of the cache where it is not quantized.
         kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
@@ -34,8 +34,8 @@ class Ledger:
         kept_entries_mean: entries held, mean over layers and KV heads.
         kv_bytes: bytes of the cache's storage.
         index_bytes: beside that, for finding what is to be recalled.
-        tier_bytes: host memory, or disk, in which everything is kept, to be recalled.
-        tier_place: "ram" or "disk"; "" if nothing is.
+        host_kv_bytes: host memory, or disk, in which everything is kept, to be recalled.
+        host_kv_place: "ram" or "disk"; "" if nothing is.
         recalled_bytes: entries that were brought back into the cache while answering, in its bytes.
         recall_hit_rate: the share of those that tokens wanted which were there already; None
             where tokens did not look for any.
@@ -56,7 +56,7 @@ class Ledger:
 
     finish_reason: FinishReason | None
     notes: tuple[str, ...]
-    rungs: tuple[str, ...]
+    fallbacks: tuple[str, ...]
     model: str
     device: str
     weights: str
@@ -71,8 +71,8 @@ class Ledger:
     kept_entries_mean: float
     kv_bytes: int
     index_bytes: int
-    tier_bytes: int
-    tier_place: str
+    host_kv_bytes: int
+    host_kv_place: str
     recalled_bytes: int
     recall_hit_rate: float | None
     full_kv_bytes: int
@@ -137,7 +137,7 @@ class Ledger:
     @property
     def course(self) -> list[str]:
         """How the answer went, for people: whether memory was short, and how fast it came."""
-        short = [f"memory was short: {', '.join(self.rungs)}"] if self.rungs else []
+        short = [f"memory was short: {', '.join(self.fallbacks)}"] if self.fallbacks else []
         first = f"first token {self.time_to_first_token_s:.1f} s"
         further = [f"{self.decode_tokens_per_s:.1f} tokens/s"] if self.generated_tokens > 1 else []
         return [*short, first, *further]
@@ -150,9 +150,9 @@ class Ledger:
 
     @property
     def _recalled(self) -> list[str]:
-        if not self.tier_bytes:
+        if not self.host_kv_bytes:
             return []
-        everything = f"{readable(self.tier_bytes)} {_PLACES[self.tier_place]}"
+        everything = f"{readable(self.host_kv_bytes)} {_PLACES[self.host_kv_place]}"
         if not self.recalled_bytes:
             return [f"all {everything}"]
         return [f"recalled {readable(self.recalled_bytes)} from {everything}"]
@@ -183,7 +183,7 @@ class Piece:
 
     token_id: int | None
     text: str
-    ledger: Ledger
+    metrics: GenerationMetrics
 
 
 @dataclass(frozen=True)
@@ -193,24 +193,24 @@ class Answer:
     Attributes:
         text: without special tokens and stop strings.
         token_ids: every generated token, the ending one included.
-        ledger: what it was made from.
+        metrics: what it was made from.
     """
 
     text: str
     token_ids: list[int]
-    ledger: Ledger
+    metrics: GenerationMetrics
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ended."""
-        return self.ledger.finish_reason
+        return self.metrics.finish_reason
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the cache's storage at the end."""
-        return self.ledger.kv_bytes
+        return self.metrics.kv_bytes
 
     @property
     def full_kv_bytes(self) -> int:
         """Bytes of keys and values if nothing were dropped."""
-        return self.ledger.full_kv_bytes
+        return self.metrics.full_kv_bytes

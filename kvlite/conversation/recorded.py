@@ -1,26 +1,25 @@
 """The ways a conversation went, as plain values for a file and back.
 
-Of a checkpoint a file has what little it takes where the cache or the tier gives it back; what was
-copied is not saved, and is read again if it is gone back to.
-"""
+Of a checkpoint a file has what little it takes where the cache or the host store gives it back;
+what was copied is not saved, and is read again if it is gone back to."""
 
 from typing import Any
 
 from kvlite.cache.layer import Mark
 from kvlite.conversation.branches import Path, Said
 from kvlite.conversation.checkpoint import Checkpoint, LayerState
-from kvlite.offload import Tier
-from kvlite.offload.kv.checkpoint import TierMark
+from kvlite.offload import HostKVStore
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 Plain = dict[str, Any]
 
 
-def recorded(paths: list[Path], at: int, tier: Tier | None) -> Plain:
+def recorded(paths: list[Path], at: int, store: HostKVStore | None) -> Plain:
     """All that there is to say of them.
 
     Args:
         at: the current one's index.
-        tier: of the current one.
+        store: of the current one.
     """
     said: dict[int, Said] = {}
     for path in paths:
@@ -30,23 +29,23 @@ def recorded(paths: list[Path], at: int, tier: Tier | None) -> Plain:
     number = {key: index for index, key in enumerate(said)}
     return {
         "at": at,
-        "said": [_said(each, number, tier) for each in said.values()],
-        "paths": [_path(path, number, tier) for path in paths],
+        "said": [_said(each, number, store) for each in said.values()],
+        "paths": [_path(path, number, store) for path in paths],
         "before": _number(paths[at].before, number),
     }
 
 
-def walked(plain: Plain, tier: Tier | None, layers: int) -> tuple[list[Path], int]:
+def walked(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[list[Path], int]:
     """The ways that were recorded, and the index of the current one.
 
     Args:
-        tier: of the current one.
+        store: of the current one.
         layers: of the model.
 
     Raises:
         ValueError, LookupError, TypeError: these are none.
     """
-    said = [_said_again(each, tier, layers) for each in plain["said"]]
+    said = [_said_again(each, store, layers) for each in plain["said"]]
     for made, each in zip(said, plain["said"], strict=True):
         made.before = _one(said, each["before"])
     paths = [_path_again(each, said) for each in plain["paths"]]
@@ -55,9 +54,9 @@ def walked(plain: Plain, tier: Tier | None, layers: int) -> tuple[list[Path], in
     return paths, at
 
 
-def _said(said: Said, number: dict[int, int], tier: Tier | None) -> Plain:
+def _said(said: Said, number: dict[int, int], store: HostKVStore | None) -> Plain:
     return {
-        "checkpoint": _checkpoint(said.checkpoint, tier),
+        "checkpoint": _checkpoint(said.checkpoint, store),
         "messages": said.messages,
         "ahead": said.ahead,
         "before": _number(said.before, number),
@@ -68,31 +67,31 @@ def _number(said: Said | None, number: dict[int, int]) -> int | None:
     return None if said is None else number[id(said)]
 
 
-def _checkpoint(made: Checkpoint, tier: Tier | None) -> Plain:
-    states, mark = made.layers, made.tier
+def _checkpoint(made: Checkpoint, store: HostKVStore | None) -> Plain:
+    states, mark = made.layers, made.store
     whole = bool(states) and all(
         each.copy is None and each.mark is not None and each.mark.rows is None for each in states
     )
-    read = mark is not None and mark.plain and mark.fits(tier)
+    read = mark is not None and mark.plain and mark.fits(store)
     kind = "cache" if whole else "tier" if read else ""
     return {
         "seen": made.seen,
         "pending": made.pending,
         "noted": list(made.noted),
-        "rehearsed": made.rehearsed,
+        "rehearsed": made.reconstructed,
         "kind": kind,
         "read": 0 if mark is None else mark.seen,
     }
 
 
-def _path(path: Path, number: dict[int, int], tier: Tier | None) -> Plain:
+def _path(path: Path, number: dict[int, int], store: HostKVStore | None) -> Plain:
     return {
         "messages": path.messages,
         "said": [number[id(each)] for each in path.said],
         "read": path.read,
         "sealed": path.sealed,
         "token_ids": path.token_ids,
-        "end": None if path.end is None else _checkpoint(path.end, tier) | {"kind": ""},
+        "end": None if path.end is None else _checkpoint(path.end, store) | {"kind": ""},
         "ahead": path.ahead,
         "before": _number(path.before, number),
         "parts": path.parts,
@@ -100,19 +99,19 @@ def _path(path: Path, number: dict[int, int], tier: Tier | None) -> Plain:
     }
 
 
-def _said_again(plain: Plain, tier: Tier | None, layers: int) -> Said:
-    made = _checkpoint_again(plain["checkpoint"], tier, layers)
+def _said_again(plain: Plain, store: HostKVStore | None, layers: int) -> Said:
+    made = _checkpoint_again(plain["checkpoint"], store, layers)
     return Said(made, _whole(plain["messages"]), _ids(plain["ahead"]))
 
 
-def _checkpoint_again(plain: Plain, tier: Tier | None, layers: int) -> Checkpoint:
+def _checkpoint_again(plain: Plain, store: HostKVStore | None, layers: int) -> Checkpoint:
     seen, kind, read = _whole(plain["seen"]), plain["kind"], _whole(plain["read"])
     noted = tuple(map(str, plain["noted"]))
     made = Checkpoint(seen, _ids(plain["pending"]), noted, _whole(plain["rehearsed"]))
     if kind == "cache":
         made.layers = [LayerState(Mark(seen, None, -1)) for _ in range(layers)]
-    elif kind == "tier" and tier is not None and read <= tier.seen:
-        made.tier = TierMark.at(tier, read)
+    elif kind == "tier" and store is not None and read <= store.seen:
+        made.store = HostKVCheckpoint.at(store, read)
     else:
         made.lost = True
     return made

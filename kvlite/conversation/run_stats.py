@@ -7,10 +7,10 @@ from typing import Any
 
 from kvlite.memory.meter import PeakMeter
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Recall, Tier
+from kvlite.offload import HostKVStore, Recall
 
 
-class Account:
+class RunStats:
     """What one turn takes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Account:
         """Around all work of a model, which may begin to stream meanwhile: what it takes is this
         turn's."""
         before = model.layers.brought
-        with self.meter.watch():
+        with self.meter.probe():
             yield
         self.streamed += model.layers.brought - before
 
@@ -69,7 +69,7 @@ class Account:
         self.started = perf_counter() - self.read_s
 
     def figures(self, read: int, *, ended: bool) -> dict[str, Any]:
-        """The ledger's, by name.
+        """The metrics's, by name.
 
         Args:
             read: tokens that were, those of an earlier answer included.
@@ -92,25 +92,25 @@ class Account:
         }
 
 
-def recalled(tier: Tier | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:
-    """The ledger's figures of recall, by name.
+def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:
+    """The metrics's figures of recall, by name.
 
     Args:
-        tier, recall: of the turn, if it recalls.
+        store, recall: of the turn, if it recalls.
         entry_bytes: of an entry of one KV head.
     """
-    if tier is None or recall is None:
+    if store is None or recall is None:
         return {
             "index_bytes": 0,
-            "tier_bytes": 0,
-            "tier_place": "",
+            "host_kv_bytes": 0,
+            "host_kv_place": "",
             "recalled_bytes": 0,
             "recall_hit_rate": None,
         }
     return {
-        "index_bytes": tier.index_bytes,
-        "tier_bytes": tier.nbytes,
-        "tier_place": tier.place,
+        "index_bytes": store.index_bytes,
+        "host_kv_bytes": store.nbytes,
+        "host_kv_place": store.place,
         "recalled_bytes": recall.brought * entry_bytes,
         "recall_hit_rate": 1 - recall.brought / recall.wanted if recall.wanted else None,
     }

@@ -15,12 +15,12 @@ from kvlite.conversation.metrics import Answer
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.conversation.tensor_file import Progress
 from kvlite.conversation.token_snapshot import read_again
-from kvlite.engine.callbacks import NOBODY, Audience
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.memory.device_budget import hold
-from kvlite.methods.budget import method_and_amount
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.budget import method_and_budget
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
@@ -74,7 +74,7 @@ class Runner:
         path: str | Path,
         *,
         progress: Progress | None = None,
-        reading: Audience = NOBODY,
+        reading: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Conversation:
         """A conversation that was saved, to go on with.
@@ -92,9 +92,9 @@ class Runner:
             Stopped: `reading.cancel` was set; the file is as it was.
         """
         require_callable(progress, "progress")
-        if not isinstance(reading, Audience):
+        if not isinstance(reading, Callbacks):
             raise SettingError(
-                f"reading {reading!r} is not a kvlite.engine.callbacks.Audience: give one"
+                f"reading {reading!r} is not a kvlite.engine.callbacks.Callbacks: give one"
             )
         with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
@@ -105,7 +105,7 @@ class Runner:
         saved: Snapshot,
         settings: Settings,
         progress: Progress | None = None,
-        reading: Audience = NOBODY,
+        reading: Callbacks = NO_CALLBACKS,
     ) -> Conversation:
         """As `open`, of an open file and with whole settings."""
         Conversation(self.model, settings)  # which are checked before all is read
@@ -210,14 +210,14 @@ def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> No
     Args:
         tokens: that will be read; None if nobody knows, and answers may be shorter then, too.
     """
-    method, amount = method_and_amount(settings.method, settings.budget)
+    method, budget_spec = method_and_budget(settings.method, settings.budget)
     method = method.fitted(planner.shape, planner.forecaster.calibration)
     bits, shape = parse_kv_bits(settings.kv_bits), planner.shape
     seen = min(max(1, tokens or 1), shape.max_context)
 
     def budget(longest: int) -> int:
-        itemsize = planner.offers[0][1].dtype.itemsize
-        return amount.resolve(shape, method, seen, longest, itemsize, bits)
+        itemsize = planner.oom_actions[0][1].dtype.itemsize
+        return budget_spec.resolve(shape, method, seen, longest, itemsize, bits)
 
     try:
         average = budget(1 if tokens is None else settings.max_new_tokens)
@@ -226,7 +226,7 @@ def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> No
         raise
     if average < seen:
         method.check(average)
-    layer_rules(method, shape, average, seen, bits=bits)
+    layer_policies(method, shape, average, seen, bits=bits)
 
 
 def _planned(planner: Planner, tokens: int) -> Plan | None:

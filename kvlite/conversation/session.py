@@ -10,7 +10,7 @@ from typing import Any
 from kvlite.config.settings import Settings
 from kvlite.conversation.branches import Path as Way
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import Ledger, Piece
+from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Notify
@@ -84,7 +84,7 @@ class Session:
         """Go on with another conversation, which may have been saved: what was typed, and what
         waits, is told from its documents."""
         self.talk = talk
-        self.last: Ledger | None = None
+        self.last: GenerationMetrics | None = None
         self.places: set[Path] = set()
         told = {
             each["content"]
@@ -249,7 +249,7 @@ class Session:
             if begun is not None:
                 begun()
                 begun = None
-            self.last = piece.ledger
+            self.last = piece.metrics
             yield piece
 
     def undo(self, progress: Progress, notify: Notify, cancel: Event) -> None:

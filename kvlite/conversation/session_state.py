@@ -6,7 +6,7 @@ from typing import Any
 from kvlite.cache import KVCache
 from kvlite.conversation.branches import Path
 from kvlite.documents import Document
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Unread:
 
     Attributes:
         token_ids: what had been read, to be read again.
-        ways: as `recorded.walked` takes them, which wants the tier that reading makes.
+        ways: as `recorded.walked` takes them, which wants the host store that reading makes.
         documents, pending, ahead, noted, given_up: as of `Held`.
     """
 
@@ -33,17 +33,17 @@ class Held:
     """A conversation between two turns: what is not here is not saved.
 
     Attributes:
-        cache, tier, token_ids, documents: as of `Conversation`.
+        cache, store, token_ids, documents: as of `Conversation`.
         paths: the ways it went; what was read ahead on the current one is the end of all that was
             read.
         at: the current one's index.
         pending: what was answered last and has not been read.
         noted: what the next answer is to note.
-        given_up: the ladder's rungs that were taken.
+        given_up: the OOM policy's steps that were taken.
     """
 
     cache: KVCache
-    tier: Tier | None
+    store: HostKVStore | None
     token_ids: list[int]
     paths: list[Path]
     at: int

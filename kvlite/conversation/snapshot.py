@@ -27,14 +27,14 @@ from kvlite.conversation.session_state import Held, Unread
 from kvlite.conversation.tensor_file import LIGHT, WHOLE, Progress, TensorFile, write_tensors
 from kvlite.documents import Document
 from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
-from kvlite.memory.free import free_bytes, ran_out
-from kvlite.memory.oom import RUNGS
+from kvlite.memory.free import free_bytes, is_oom
+from kvlite.memory.oom import OOM_STEPS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.placement import place
-from kvlite.offload.kv.serialize import PREFIX, tier_of, tier_parts
+from kvlite.offload.kv.serialize import PREFIX, store_of, store_parts
 
 # What is up to whoever opens a file: which machine it is, and how much of it may be taken.
 _OPENERS = (
@@ -65,7 +65,7 @@ def save(
     Args:
         progress: told (bytes done, of how many).
         most: bytes it may have.
-        light: leave out the cache and the tier, which are read again when it is opened. Of a
+        light: leave out the cache and the host store, which are read again when it is opened. Of a
             conversation that was compacted they are written: reading would not give them back.
 
     Raises:
@@ -93,7 +93,7 @@ def save(
         tensors |= _cache_parts(held, plain)
     tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
     tensors["ahead"] = torch.tensor(held.path.ahead, dtype=torch.int32)
-    tensors["ways"] = _text(recorded(held.paths, held.at, held.tier))
+    tensors["ways"] = _text(recorded(held.paths, held.at, held.store))
     tensors["documents"] = _text([asdict(each) for each in held.documents])
     return write_tensors(path, plain, tensors, progress, most, LIGHT if light else WHOLE)
 
@@ -111,19 +111,20 @@ def _identity_of(model: LoadedModel, path: Path) -> Identity:
 
 
 def _cache_parts(held: Held, plain: Plain) -> dict[str, Tensor]:
-    """The tensors of the cache and the tier, which are described in what is said of the file."""
+    """The tensors of the cache and the host store, which are described in what is said of the
+    file."""
     parts = Parts("cache")
     layers = [described(parts, f"{index}", layer) for index, layer in enumerate(held.cache.layers)]
     plain["cache"] = {
         "seen": held.cache.seen,
-        "rehearsed": held.cache.rehearsed,
+        "rehearsed": held.cache.reconstructed,
         "writing": held.cache.writing,
         "objects": parts.objects,
         "layers": layers,
     }
-    if held.tier is None:
+    if held.store is None:
         return parts.tensors
-    own, plain["tier"] = tier_parts(held.tier)
+    own, plain["tier"] = store_parts(held.store)
     return {**parts.tensors, **own.tensors}
 
 
@@ -221,7 +222,7 @@ class Snapshot:
             with self._told():
                 return self._held(model, settings)
         except Exception as error:
-            if not ran_out(error):
+            if not is_oom(error):
                 raise
             failed = True
         finally:
@@ -235,14 +236,14 @@ class Snapshot:
 
     def _held(self, model: LoadedModel, settings: Settings) -> Held:
         found, noted = self._unread(model), list[str]()
-        cache, tier = self._cache(model, len(found.token_ids)), None
+        cache, store = self._cache(model, len(found.token_ids)), None
         if "tier" in self.file.about and (settings.recall != "off" or not cache.entries_mean):
-            tier, noted = self._tier(model, settings, len(found.token_ids))
-        paths, at = walked(found.ways, tier, model.shape.layers)
+            store, noted = self._store(model, settings, len(found.token_ids))
+        paths, at = walked(found.ways, store, model.shape.layers)
         paths[at].ahead = found.ahead
         return Held(
             cache=cache,
-            tier=tier,
+            store=store,
             token_ids=found.token_ids,
             paths=paths,
             at=at,
@@ -257,7 +258,7 @@ class Snapshot:
         token_ids, ahead = self._ids("token_ids", model), self._ids("ahead", model)
         pending, given_up = plain["pending"], plain["given_up"]
         require(all(type(token) is int for token in pending))
-        require({*given_up} <= {rung.name for rung in RUNGS})
+        require({*given_up} <= {oom_step.name for oom_step in OOM_STEPS})
         require(token_ids[len(token_ids) - len(ahead) :] == ahead)
         return Unread(
             token_ids=token_ids,
@@ -278,15 +279,18 @@ class Snapshot:
         layers = [layer_of(whole, each, form) for each in plain["layers"]]
         return KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"])
 
-    def _tier(self, model: LoadedModel, settings: Settings, tokens: int) -> tuple[Tier, list[str]]:
-        """The tier, where the settings and the machine allow it to be; what the user is told."""
+    def _store(
+        self, model: LoadedModel, settings: Settings, tokens: int
+    ) -> tuple[HostKVStore, list[str]]:
+        """The host store, where the settings and the machine allow it to be; what the user is
+        told."""
         plain = self.file.about["tier"]
         require(0 < plain["seen"] <= tokens)
         names = [name for name in self.file.names() if name.startswith(f"{PREFIX}.")]
         needed = sum(map(self.file.size, names))
         try:
             disk, spare, said = self._place(model, settings, needed)
-            tier = tier_of(
+            store = store_of(
                 self.file, plain, model.shape, model.dtype, model.device, disk=disk, spare=spare
             )
         except RecallError as error:
@@ -295,12 +299,12 @@ class Snapshot:
                 "room in memory or on disk (--recall, --recall-limit, KVLITE_CACHE): --recall off "
                 "opens it without"
             ) from error
-        return tier, said
+        return store, said
 
     def _place(
         self, model: LoadedModel, settings: Settings, needed: int
     ) -> tuple[Disk | None, bool, list[str]]:
-        return place(settings, Tier.empty(model.shape, model.dtype, None), needed)
+        return place(settings, HostKVStore.empty(model.shape, model.dtype, None), needed)
 
     def _ids(self, name: str, model: LoadedModel) -> list[int]:
         held = self.file.new(name, torch.device("cpu"))
@@ -323,7 +327,7 @@ class Snapshot:
                 raise
             raise self.file.damaged(str(error)) from error
         except (RuntimeError, *WRONG) as error:
-            if ran_out(error):
+            if is_oom(error):
                 raise
             raise self.file.damaged() from error
 

@@ -7,65 +7,66 @@ from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.recorded import walked
 from kvlite.conversation.session_state import Held, Unread
-from kvlite.engine.callbacks import NOBODY, Audience
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
-from kvlite.offload.kv.checkpoint import TierMark
+from kvlite.offload import HostKVStore
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 
 def read_again(
-    model: LoadedModel, settings: Settings, saved: Unread, audience: Audience = NOBODY
+    model: LoadedModel, settings: Settings, saved: Unread, callbacks: Callbacks = NO_CALLBACKS
 ) -> Held:
     """What a conversation goes on from, once its tokens are read again, in the parts in which they
     were read before.
 
     Args:
         settings: of the conversation: all of it is read by them, also what was once read by others.
-        audience: follows the reading; its progress is told (tokens, of how many), of all parts
+        callbacks: follows the reading; its progress is told (tokens, of how many), of all parts
             together.
 
     Raises:
-        Stopped: `audience.cancel` was set.
+        Stopped: `callbacks.cancel` was set.
         OutOfMemory, ContextError, SettingError: as of a turn.
     """
     ids, layers = saved.token_ids, model.shape.layers
     (paths, at), context = walked(saved.ways, None, layers), Context(model)
     stops = [stop for stop in paths[at].stops if stop <= len(ids)]
-    context.ladder.taken = saved.given_up
+    context.oom_policy.taken = saved.given_up
     end = Checkpoint(len(ids), saved.pending, saved.noted, 0, lost=True)
-    context.go_to(ids, end, (), stops, settings, _over_all(audience, context, stops, len(ids)))
+    context.go_to(ids, end, (), stops, settings, _over_all(callbacks, context, stops, len(ids)))
     context.leave(end)
-    if audience.progress is not None and ids:
-        audience.progress(len(ids), len(ids))  # the next turn may be what reads the last answer
-    paths, at = walked(saved.ways, _returns(context.tier), layers)
+    if callbacks.progress is not None and ids:
+        callbacks.progress(len(ids), len(ids))  # the next turn may be what reads the last answer
+    paths, at = walked(saved.ways, _returns(context.store), layers)
     paths[at].ahead = saved.ahead
     return Held(
         cache=context.cache,
-        tier=context.tier,
+        store=context.store,
         token_ids=context.token_ids,
         paths=paths,
         at=at,
         documents=saved.documents,
         pending=saved.pending,
         noted=saved.noted,
-        given_up=context.ladder.taken,
+        given_up=context.oom_policy.taken,
     )
 
 
-def _returns(tier: Tier | None) -> Tier | None:
-    """A tier that can return to any moment of which no more is known than how much was read."""
-    return tier if tier is not None and tier.begun and TierMark(tier).plain else None
+def _returns(store: HostKVStore | None) -> HostKVStore | None:
+    """A host store that can return to any moment of which no more is known than how much was
+    read."""
+    return store if store is not None and store.begun and HostKVCheckpoint(store).plain else None
 
 
-def _over_all(audience: Audience, context: Context, stops: list[int], total: int) -> Audience:
+def _over_all(callbacks: Callbacks, context: Context, stops: list[int], total: int) -> Callbacks:
     """The same listeners, told of the whole way in tokens."""
-    told = audience.progress
+    told = callbacks.progress
     if told is None:
-        return audience
+        return callbacks
 
     def progress(done: int, of: int) -> None:
         start = len(context.token_ids)
         end = next((stop for stop in stops if stop > start), total)
         told(start + (end - start) * done // of, total)
 
-    return replace(audience, progress=progress)
+    return replace(callbacks, progress=progress)

@@ -1,4 +1,4 @@
-"""One turn: tokens read, an answer drawn, and its ledger."""
+"""One turn: tokens read, an answer drawn, and its metrics."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
@@ -9,16 +9,16 @@ import torch
 
 from kvlite.cache import KVCache
 from kvlite.cache.bits import written
-from kvlite.cache.front import bytes_held
+from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
-from kvlite.conversation.metrics import FinishReason, Ledger, Piece
-from kvlite.conversation.run_stats import Account, recalled
-from kvlite.conversation.turn_config import Terms, tier_in_effect
+from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
+from kvlite.conversation.run_stats import RunStats, recalled
+from kvlite.conversation.turn_config import TurnConfig, store_in_effect
 from kvlite.conversation.warnings import notes
-from kvlite.engine.callbacks import Audience, Notify
+from kvlite.engine.callbacks import Callbacks, Notify
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
-from kvlite.engine.oom_actions import cache_offers
+from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
 from kvlite.engine.reading import CHUNK as USUAL
@@ -27,14 +27,14 @@ from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
-from kvlite.memory.oom import CHUNK, Ladder, T
-from kvlite.methods.layer_policy import Rule, layer_rules
+from kvlite.memory.oom import CHUNK, OOMPolicy, T
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Recall, Tier, host_desk
+from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.planner.forecast import Task, forecast
-from kvlite.planner.meta import hollow
+from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
 
 # How tokens are drawn from logits, and when that ends.
@@ -58,14 +58,14 @@ class AsRead:
 
     Attributes:
         logits: in host memory.
-        rules, notes: as of `Turn`.
-        rungs: of the ladder that were taken.
+        policies, notes: as of `Turn`.
+        fallbacks: of the OOM policy that were taken.
     """
 
     logits: torch.Tensor
-    rules: list[Rule]
+    policies: list[LayerPolicy]
     notes: tuple[str, ...]
-    rungs: int
+    fallbacks: int
 
 
 class Turn:
@@ -74,8 +74,8 @@ class Turn:
     Attributes:
         context: the conversation's tokens in the cache; what enters it is appended.
         pending: a token that was drawn and has not entered the cache.
-        terms: what its settings come to.
-        account: of what the turn takes.
+        turn_config: what its settings come to.
+        run_stats: of what the turn takes.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Turn:
         ids: list[int],
         settings: Settings,
         *,
-        ladder: Ladder,
-        tier: Tier | None = None,
+        oom_policy: OOMPolicy,
+        store: HostKVStore | None = None,
         answers: bool = True,
         told: Collection[str] = (),
     ) -> None:
@@ -95,8 +95,8 @@ class Turn:
 
         Args:
             ids: what to read, at least one token.
-            ladder: what the conversation has given up so far; takes what this turn gives up.
-            tier: everything read so far; takes what is read and answered now.
+            oom_policy: what the conversation has given up so far; takes what this turn gives up.
+            store: everything read so far; takes what is read and answered now.
             answers: whether an answer will follow.
             told: sentences that need not be said again.
 
@@ -114,37 +114,39 @@ class Turn:
         self.pending: list[int] = []
         self.as_read: AsRead | None = None
         self.step: Step | None = None
-        self.ladder = ladder
+        self.oom_policy = oom_policy
         self.say: Notify = _nothing
         self._beside: tuple[str, ...] = ()
-        self.given_up = len(ladder.taken)
-        self.terms = Terms.of(model, cache.seen, ids, settings, ladder, answers=answers)
-        self._decide(*tier_in_effect(tier, model, settings, self.terms, told))
-        self.desk = host_desk(settings.scores, model.device)
-        beside = [] if tier is None else tier.tensors
+        self.given_up = len(oom_policy.taken)
+        self.turn_config = TurnConfig.of(
+            model, cache.seen, ids, settings, oom_policy, answers=answers
+        )
+        self._decide(*store_in_effect(store, model, settings, self.turn_config, told))
+        self.backend = host_scoring_backend(settings.scores, model.device)
+        beside = [] if store is None else store.tensors
         meter = PeakMeter(
             settings.measure,
             model.device,
-            [*model.tensors(), *cache.tensors, *(() if tier is None else tier.index_tensors)],
+            [*model.tensors(), *cache.tensors, *(() if store is None else store.index_tensors)],
             beside,
             capped_bytes(settings.vram),
         )
         if meter.capped is not None:
-            ladder.free = meter.capped.free
-        self.account = Account(started, meter)
+            oom_policy.free = meter.capped.free
+        self.run_stats = RunStats(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
         if meter.of_tensors or work >= PLANNED_FROM:
-            self.account.planned_phases = self._planned()
+            self.run_stats.planned_phases = self._planned()
 
     @property
     def forgets(self) -> bool:
         """Whether something of it will be out of reach of any later turn."""
-        return self.terms.loses and (self.tier is None or not self.terms.method.exact)
+        return self.turn_config.loses and (self.store is None or not self.turn_config.method.exact)
 
     @property
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
-        return halved(self.settings.chunk or USUAL, self.ladder.times(CHUNK))
+        return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
 
     def _planned(self) -> dict[str, int]:
         """The peak that each phase is expected to have, in bytes of live tensors; none where that
@@ -152,100 +154,106 @@ class Turn:
         model = self.model
         task = Task(
             new=len(self.again) + len(self.ids),
-            longest=self.terms.longest,
+            longest=self.turn_config.longest,
             known=len(self.context) - len(self.again),
             chunk=self.chunk,
             recalled=self.settings.recall_entries,
         )
-        tier = None if self.tier is None else hollow(replace(self.tier, ferry=None, disk=None))
+        store = None if self.store is None else meta(replace(self.store, transfer=None, disk=None))
         try:
-            made = forecast(meta_model_of(model), hollow(self.cache), self.rules, task, tier)
+            made = forecast(meta_model_of(model), meta(self.cache), self.policies, task, store)
         except ForecastError:
             return {}
         weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
         return {"read": weights + reading, "answer": weights + made.answering.total}
 
-    def _decide(self, tier: Tier | None, said: list[str]) -> None:
+    def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
         """Decide what is read, and by which rules.
 
         Args:
             said: what the user is told of recall.
         """
-        model, cache, terms = self.model, self.cache, self.terms
-        self.tier = tier
-        self.recall = None if tier is None else Recall(tier, self.settings.recall_entries)
+        model, cache, turn_config = self.model, self.cache, self.turn_config
+        self.store = store
+        self.recall = None if store is None else Recall(store, self.settings.recall_entries)
         # An answer was drawn from what the cache held; read with all there is, it is exact.
-        self.again = self.context[tier.seen :] if tier and tier.begun else []
-        # With a tier a layer has all it ever read to choose from, whatever it dropped.
-        held, new = (None if tier else cache.layers), len(self.again) + len(self.ids)
-        self.rules = layer_rules(
-            terms.method, model.shape, terms.budget, terms.seen, held, new, terms.bits
+        self.again = self.context[store.seen :] if store and store.begun else []
+        # With a host store a layer has all it ever read to choose from, whatever it dropped.
+        held, new = (None if store else cache.layers), len(self.again) + len(self.ids)
+        self.policies = layer_policies(
+            turn_config.method,
+            model.shape,
+            turn_config.budget,
+            turn_config.seen,
+            held,
+            new,
+            turn_config.bits,
         )
-        self.notes = (*notes(model, self.rules, terms.seen), *said, *self._beside)
+        self.notes = (*notes(model, self.policies, turn_config.seen), *said, *self._beside)
 
     def note(self, said: tuple[str, ...]) -> None:
         """Note what is known of what it reads, before it is read."""
         self._beside = said
         self.notes = (*self.notes, *said)
 
-    def read(self, audience: Audience) -> None:
+    def read(self, callbacks: Callbacks) -> None:
         """Read all tokens, or none.
 
         Args:
-            audience: told the notes, before anything is read.
+            callbacks: told the notes, before anything is read.
 
         Raises:
             Stopped: it was cancelled.
             OutOfMemory: nothing is left to give up.
         """
-        self.say = say = audience.notify or _nothing
+        self.say = say = callbacks.notify or _nothing
         for note in self.notes:
             say(note)
-        if self.tier is not None and self.settings.recall_entries:
+        if self.store is not None and self.settings.recall_entries:
             begin_compiling(self.model.device)
-        with self.account.work(self.model):
+        with self.run_stats.work(self.model):
             failed = ""
             try:
-                self.logits = self._safely(lambda: self._prefilled(audience))
+                self.logits = self._safely(lambda: self._prefilled(callbacks))
             except RecallError as error:  # the disk filled up in the meantime
                 failed = str(error)
             if failed and self.cache.seen and not self.cache.entries_mean:
-                raise RecallError(failed)  # nothing but the tier has what was read
+                raise RecallError(failed)  # nothing but the host store has what was read
             if failed:
                 self._decide(None, [failed])
                 say(failed)
-                self.logits = self._safely(lambda: self._prefilled(audience))
+                self.logits = self._safely(lambda: self._prefilled(callbacks))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
-        self.account.was_read()
+        self.run_stats.was_read()
         if spills() and (said := spill_note(card_use(self.model.device))):
             self.gave_up(said)
         self.context += self.ids
 
-    def _prefilled(self, audience: Audience) -> torch.Tensor:
+    def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
         device, known = self.model.device, len(self.context) - len(self.again)
         return prefill(
             self.model,
             self.cache,
             torch.tensor([self.again + self.ids], device=device),
-            self.rules,
+            self.policies,
             context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
-            tier=self.tier,
-            desk=self.desk or ON_DEVICE,
-            ladder=self.ladder,
-            reserve=self.terms.longest,
+            store=self.store,
+            backend=self.backend or ON_DEVICE,
+            oom_policy=self.oom_policy,
+            reserve=self.turn_config.longest,
             chunk=self.chunk,
-            progress=audience.progress,
-            cancel=audience.cancel,
+            progress=callbacks.progress,
+            cancel=callbacks.cancel,
         )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
         """Draw tokens until the model ends, a stop string, the length limit, or `cancel`; or memory
         runs out, and nothing is left to give up: then the last piece has no token."""
-        rungs = len(self.ladder.taken)
+        fallbacks = len(self.oom_policy.taken)
         with aside():
             logits = self.logits.to("cpu", copy=True)
-        self.as_read = AsRead(logits, [*self.rules], self.notes, rungs)
+        self.as_read = AsRead(logits, [*self.policies], self.notes, fallbacks)
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
@@ -256,13 +264,13 @@ class Turn:
                 yield self._broken_off(text, error)
                 return
             self.pending = [token]
-            self.account.was_drawn()
+            self.run_stats.was_drawn()
             shown = "" if token in ends else text.push(token)
             reason = self._reason(token in ends or text.stopped, cancel)
             if reason is not None:
-                yield Piece(token, shown + text.flush(), self.ledger(reason))
+                yield Piece(token, shown + text.flush(), self.metrics(reason))
                 return
-            yield Piece(token, shown, self.ledger(None))
+            yield Piece(token, shown, self.metrics(None))
             try:
                 self._enter(token)
             except OutOfMemory as error:
@@ -273,29 +281,29 @@ class Turn:
         """Whether another answer can be drawn from what was read: nothing was given up since, and
         settings differ from this turn's in how tokens are drawn at most."""
         drawn = {name: getattr(settings, name) for name in DRAWING}
-        whole = self.as_read is not None and len(self.ladder.taken) == self.as_read.rungs
+        whole = self.as_read is not None and len(self.oom_policy.taken) == self.as_read.fallbacks
         return whole and self.settings.replace(drawn) == settings
 
     def begin_again(self, settings: Settings) -> None:
         """Forget an answer, once cache and context stand as before it."""
         assert self.as_read is not None
         self.logits = self.as_read.logits.to(self.model.device, copy=True)
-        self.rules = [*self.as_read.rules]
+        self.policies = [*self.as_read.policies]
         self.notes, self.settings = self.as_read.notes, settings
-        if self.tier is not None:
-            self.recall = Recall(self.tier, settings.recall_entries)
+        if self.store is not None:
+            self.recall = Recall(self.store, settings.recall_entries)
         self.pending, self.step = [], None
-        self.account.begin_again()
+        self.run_stats.begin_again()
 
     def _enter(self, token: int) -> None:
         """Put a token that was drawn into the cache."""
-        with self.account.work(self.model):
+        with self.run_stats.work(self.model):
             self.step = self._safely(lambda: self._step(token))
         self.finish_step()
 
     def _step(self, token: int) -> Step:
         step = torch.tensor([token], device=self.model.device)
-        return Step(self.model, self.cache, step, self.rules, self.recall, self.ladder)
+        return Step(self.model, self.cache, step, self.policies, self.recall, self.oom_policy)
 
     def finish_step(self) -> None:
         """Go on with a token on its way into the cache, if there is one, which may have been broken
@@ -307,7 +315,7 @@ class Turn:
         if self.step is None:
             return
         try:
-            with self.account.work(self.model):
+            with self.run_stats.work(self.model):
                 self.logits = self.step.run()
         except OutOfMemory:
             raise
@@ -321,11 +329,11 @@ class Turn:
         """The end of an answer for which there is no memory."""
         self.notes = (*self.notes, str(error))
         self.say(str(error))
-        return Piece(None, text.flush(), self.ledger("memory"))
+        return Piece(None, text.flush(), self.metrics("memory"))
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the turn that can be done again."""
-        return self.ladder.run(work, cache_offers(self.model, self.cache, self.rules))
+        return self.oom_policy.run(work, cache_oom_actions(self.model, self.cache, self.policies))
 
     def gave_up(self, said: str) -> None:
         """Note what happened to memory, when it does."""
@@ -337,34 +345,34 @@ class Turn:
             return "stop"
         if cancel is not None and cancel.is_set():
             return "interrupted"
-        return "length" if self.account.generated >= self.terms.longest else None
+        return "length" if self.run_stats.generated >= self.turn_config.longest else None
 
-    def ledger(self, reason: FinishReason | None) -> Ledger:
+    def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
         """The account as it stands."""
-        model, cache, desk = self.model, self.cache, self.desk
+        model, cache, backend = self.model, self.cache, self.backend
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
-        return Ledger(
+        return GenerationMetrics(
             finish_reason=reason,
             notes=self.notes,
-            rungs=tuple(dict.fromkeys(self.ladder.taken[self.given_up :])),
+            fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self.given_up :])),
             model=self.settings.model,
             device=str(model.device),
             weights=model.weights.name,
             dtype=str(model.dtype).removeprefix("torch."),
-            method=self.terms.method.spec,
-            kv_bits=written(self.rules[0].bits),
-            budget=self.terms.budget,
+            method=self.turn_config.method.spec,
+            kv_bits=written(self.policies[0].bits),
+            budget=self.turn_config.budget,
             prompt_tokens=len(self.ids),
             again_tokens=len(self.again),
             seen_tokens=cache.seen,
             kept_entries_mean=cache.entries_mean,
             kv_bytes=cache.nbytes,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
-            score_bytes_to_host=None if desk is None else desk.wire.to_host,
-            score_bytes_back=None if desk is None else desk.wire.back,
-            score_s=None if desk is None else desk.seconds,
-            **recalled(self.tier, self.recall, model.shape.entry_bytes(itemsize)),
-            **self.account.figures(read, ended=reason is not None),
+            score_bytes_to_host=None if backend is None else backend.host_transfer.to_host,
+            score_bytes_back=None if backend is None else backend.host_transfer.back,
+            score_s=None if backend is None else backend.seconds,
+            **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
+            **self.run_stats.figures(read, ended=reason is not None),
         )
 
 

@@ -7,17 +7,17 @@ from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.engine.oom_actions import LEAST
 from kvlite.errors import ContextError, RecallError, SettingError
-from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, Ladder
+from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
-from kvlite.methods.budget import method_and_amount
+from kvlite.methods.budget import method_and_budget
 from kvlite.methods.layer_policy import can_recall, loses
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
-from kvlite.offload.kv.placement import place, tier_bytes
+from kvlite.offload import HostKVStore
+from kvlite.offload.kv.placement import host_kv_bytes, place
 
 
 @dataclass(frozen=True)
-class Terms:
+class TurnConfig:
     """What a turn's settings come to.
 
     Attributes:
@@ -43,15 +43,15 @@ class Terms:
         before: int,
         ids: list[int],
         settings: Settings,
-        ladder: Ladder,
+        oom_policy: OOMPolicy,
         *,
         answers: bool,
-    ) -> "Terms":
+    ) -> "TurnConfig":
         """What they come to for `ids`, at least one token.
 
         Args:
             before: tokens that were seen before.
-            ladder: what was given up so far.
+            oom_policy: what was given up so far.
             answers: whether an answer will follow.
 
         Raises:
@@ -64,11 +64,11 @@ class Terms:
         if seen >= most + (wanted == 0):
             raise _too_long(before, len(ids), wanted, most, settings)
         longest = min(wanted, most - seen)
-        method, amount = method_and_amount(settings.method, settings.budget)
+        method, budget_spec = method_and_budget(settings.method, settings.budget)
         method = method.fitted(model.shape, model.calibration)
-        bits = _fewer(parse_kv_bits(settings.kv_bits), ladder)
-        budget = amount.resolve(model.shape, method, seen, longest, model.dtype.itemsize, bits)
-        if times := ladder.times(BUDGET):
+        bits = _fewer(parse_kv_bits(settings.kv_bits), oom_policy)
+        budget = budget_spec.resolve(model.shape, method, seen, longest, model.dtype.itemsize, bits)
+        if times := oom_policy.times(BUDGET):
             least = max(method.least_budget, LEAST)
             budget = max(min(budget, seen) >> times, min(budget, least))
         if budget < seen:
@@ -76,22 +76,22 @@ class Terms:
         return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
 
 
-def tier_in_effect(
-    tier: Tier | None,
+def store_in_effect(
+    store: HostKVStore | None,
     model: LoadedModel,
     settings: Settings,
-    terms: Terms,
+    turn_config: TurnConfig,
     told: Collection[str],
-) -> tuple[Tier | None, list[str]]:
-    """The tier, unless a turn loses nothing, or it cannot be; then what the user is told.
+) -> tuple[HostKVStore | None, list[str]]:
+    """The host store, unless a turn loses nothing, or it cannot be; then what the user is told.
 
     Args:
         told: sentences that need not be said again.
     """
-    if not terms.loses and not (tier and tier.begun):
+    if not turn_config.loses and not (store and store.begun):
         return None, []
-    if tier is None:
-        if settings.recall == "off" or not can_recall(terms.method):
+    if store is None:
+        if settings.recall == "off" or not can_recall(turn_config.method):
             return None, []
         gone = (
             f"--recall {settings.recall} cannot begin now, since some of what was read before "
@@ -99,12 +99,12 @@ def tier_in_effect(
         )
         return None, [] if gone in told else [gone]
     itemsize = model.dtype.itemsize
-    needed = tier_bytes(model.shape, terms.seen, terms.longest, itemsize, tier.bits)
+    needed = host_kv_bytes(model.shape, turn_config.seen, turn_config.longest, itemsize, store.bits)
     try:
-        tier.disk, tier.spare, said = place(settings, tier, needed)
+        store.disk, store.spare, said = place(settings, store, needed)
     except RecallError as error:
         return None, [str(error)]
-    return tier, said
+    return store, said
 
 
 def _require_known(ids: list[int], vocab: int) -> None:
@@ -142,8 +142,8 @@ def _too_long(
     )
 
 
-def _fewer(bits: KVBits | None, ladder: Ladder) -> KVBits | None:
+def _fewer(bits: KVBits | None, oom_policy: OOMPolicy) -> KVBits | None:
     """What the user asked for, or what the conversation had to be content with."""
-    width = 4 if ladder.times(FOUR_BITS) else 8 if ladder.times(EIGHT_BITS) else 16
+    width = 4 if oom_policy.times(FOUR_BITS) else 8 if oom_policy.times(EIGHT_BITS) else 16
     held = 16 if bits is None else min(bits.keys, bits.values)
     return KVBits(width, width) if width < held else bits

@@ -20,11 +20,11 @@ from kvlite.conversation.branches import Path
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
-from kvlite.memory.oom import CHUNK, HIDDEN, Ladder, Offers, T
-from kvlite.methods.budget import method_and_amount
-from kvlite.offload import Tier
+from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
+from kvlite.methods.budget import method_and_budget
+from kvlite.offload import HostKVStore
 
 _WHOLE = {
     "method": "full",
@@ -60,11 +60,11 @@ class Answered:
         return self.settings if turn is None or self.unanswered is None else turn.settings
 
 
-def checked(told: Answered, audience: Audience, **settings: object) -> Iterator[Piece]:
+def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
     """Answer the last message again from all that was read before it, drawn as the former answer.
 
-    What the recall tier or the cache has of that is copied, and just one token is computed; where
-    they lack any of it, all is read again, and the audience is told so first.
+    What the recall host store or the cache has of that is copied, and just one token is computed;
+    where they lack any of it, all is read again, and the callbacks is told so first.
 
     Args:
         settings: override those of the drawing.
@@ -77,10 +77,10 @@ def checked(told: Answered, audience: Audience, **settings: object) -> Iterator[
     told.path.require(len(told.path.said))
     chosen = told.drawn.after_load(settings).replace(_WHOLE)
     own = Context(told.context.model)
-    own.ladder = _Careful(own.model.device)
+    own.oom_policy = _Careful(own.model.device)
     ids = told.context.token_ids[: told.path.read[-1]]
-    say = audience.notify or _nothing
-    found = own.ladder.run(partial(_held, told, len(ids) - 1), {})
+    say = callbacks.notify or _nothing
+    found = own.oom_policy.run(partial(_held, told, len(ids) - 1), {})
     if found is not None:
         own.cache, own.token_ids = found, ids[:-1]
     else:
@@ -89,22 +89,24 @@ def checked(told: Answered, audience: Audience, **settings: object) -> Iterator[
     turn = own.next_turn(ids[len(own.token_ids) :], chosen)
     for note in own.noted:
         say(note)
-    own.read(turn, audience)
-    yield from own.answer(turn, ignore_eos=False, cancel=audience.cancel)
+    own.read(turn, callbacks)
+    yield from own.answer(turn, ignore_eos=False, cancel=callbacks.cancel)
 
 
-class _Careful(Ladder):
+class _Careful(OOMPolicy):
     """Gives up only what costs no quality, and leaves no trace in the model."""
 
-    def run(self, work: Callable[[], T], offers: Offers) -> T:
-        return super().run(work, _traceless(offers))
+    def run(self, work: Callable[[], T], oom_actions: OOMActions) -> T:
+        return super().run(work, _traceless(oom_actions))
 
-    def foresee(self, storage: int, workspace: Callable[[], int], offers: Offers) -> None:
-        super().foresee(storage, workspace, _traceless(offers))
+    def reserve_for(
+        self, storage: int, workspace: Callable[[], int], oom_actions: OOMActions
+    ) -> None:
+        super().reserve_for(storage, workspace, _traceless(oom_actions))
 
 
-def _traceless(offers: Offers) -> Offers:
-    return {name: offers[name] for name in (CHUNK, HIDDEN) if name in offers}
+def _traceless(oom_actions: OOMActions) -> OOMActions:
+    return {name: oom_actions[name] for name in (CHUNK, HIDDEN) if name in oom_actions}
 
 
 def _notes(told: Answered, *, copied: bool) -> Iterator[str]:
@@ -114,23 +116,23 @@ def _notes(told: Answered, *, copied: bool) -> Iterator[str]:
             "what was forgotten when the conversation outgrew the model's context is not in this "
             "answer either"
         )
-    tier = told.context.tier
-    if copied and tier is not None and _rounded(tier):
+    store = told.context.store
+    if copied and store is not None and _rounded(store):
         yield (
-            f"what was read is kept in {tier.bits} bits to be recalled, and this answer is made "
+            f"what was read is kept in {store.bits} bits to be recalled, and this answer is made "
             "from that: --recall-bits 16 keeps it as it was"
         )
 
 
-def _rounded(tier: Tier) -> bool:
-    return any(layer.bank.front is not None for layer in tier.layers)
+def _rounded(store: HostKVStore) -> bool:
+    return any(layer.head_group.segment is not None for layer in store.layers)
 
 
 @torch.inference_mode()
 def _held(told: Answered, seen: int) -> KVCache | None:
     """A cache of its own with all of the first `seen` tokens; None if nothing has them, exact."""
     context, settings = told.context, told.settings
-    method, _ = method_and_amount(settings.method, settings.budget)
+    method, _ = method_and_budget(settings.method, settings.budget)
     if not method.exact or not seen:
         return None
     windows = context.model.shape.windows
@@ -142,42 +144,42 @@ def _held(told: Answered, seen: int) -> KVCache | None:
         if made is None:
             return None
         layers[index] = made
-    return KVCache(layers, seen, context.cache.rehearsed)
+    return KVCache(layers, seen, context.cache.reconstructed)
 
 
 def _givers(told: Answered, index: int) -> Iterator[LayerCache]:
     """Copies on the device of what may have all that a layer read: the cache, what it was before
-    the answer, and the tier."""
-    device, tier = told.context.model.device, told.context.tier
+    the answer, and the host store."""
+    device, store = told.context.model.device, told.context.store
     live = told.context.cache.layers[index]
     if _plain(live):
-        yield live.resized([live.banks[0].used])
+        yield live.resized([live.head_groups[0].used])
     kept = (
         told.unanswered.layers[index].copy if told.unanswered and told.unanswered.layers else None
     )
     if kept is not None and _plain(kept):
         (on_device,) = copied([kept], device)
-        yield on_device.resized([on_device.banks[0].used])
-    if tier is not None and tier.begun:
-        yield tier.restored(index, 0, device)
+        yield on_device.resized([on_device.head_groups[0].used])
+    if store is not None and store.begun:
+        yield store.restored(index, 0, device)
 
 
 def _plain(layer: LayerCache) -> bool:
     """Whether all heads hold equally many entries, as they were computed."""
-    return len(layer.banks) == 1 and not layer.like and layer.banks[0].front is None
+    return len(layer.head_groups) == 1 and not layer.like and layer.head_groups[0].segment is None
 
 
 def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
     """A layer in order without what came later, if it has every position from `first` on."""
-    (bank,) = layer.banks
-    positions = bank.own_positions[:, :, : bank.used]
+    (head_group,) = layer.head_groups
+    positions = head_group.residual_positions[:, :, : head_group.used]
     used = int((positions[0, 0] < end).sum())
     if used < end - first:
         return None
     wanted = torch.arange(first, end, dtype=torch.int32, device=positions.device)
     if not bool((positions[:, :, used - len(wanted) : used] == wanted).all()):
         return None
-    bank.used = used
+    head_group.used = used
     return layer
 
 

@@ -5,25 +5,25 @@ from importlib.util import find_spec
 from kvlite.cache import KVBits
 from kvlite.cache.quantized import has_compiled
 from kvlite.config.units import readable
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.layers import Passing
 from kvlite.model.load import LoadedModel
 
 SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
 
-def notes(model: LoadedModel, rules: list[Rule], seen: int) -> tuple[str, ...]:
+def notes(model: LoadedModel, policies: list[LayerPolicy], seen: int) -> tuple[str, ...]:
     """What speaks against a turn's settings, and what makes it slow or large; mostly nothing.
 
     Args:
-        rules: one a layer.
+        policies: one a layer.
         seen: tokens read by the end of this turn.
     """
-    bits = rules[0].bits
+    bits = policies[0].bits
     passing = model.layers.passing
     return (
         *([] if passing is None else [_streamed(passing)]),
-        *([] if bits is None else [*_lossy(bits, model, seen), *_slow(bits, model, rules)]),
+        *([] if bits is None else [*_lossy(bits, model, seen), *_slow(bits, model, policies)]),
     )
 
 
@@ -56,10 +56,10 @@ def _lossy(bits: KVBits, model: LoadedModel, seen: int) -> list[str]:
     return said
 
 
-def _slow(bits: KVBits, model: LoadedModel, rules: list[Rule]) -> list[str]:
+def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> list[str]:
     said = []
-    masked = next((rule.method.name for rule in rules if rule.mask is not None), None)
-    merged = next((rule.method.name for rule in rules if rule.partner is not None), None)
+    masked = next((policy.method.name for policy in policies if policy.mask is not None), None)
+    merged = next((policy.method.name for policy in policies if policy.partner is not None), None)
     if masked:
         said.append(f"{masked} restores a quantized layer for every token, which is slow")
     if merged:

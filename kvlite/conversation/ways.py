@@ -8,7 +8,7 @@ from kvlite.conversation.branches import Branch, Path, Said
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.turn import Turn
-from kvlite.engine.callbacks import Audience
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError
 
 
@@ -61,7 +61,7 @@ class Ways:
         made = self.context.hold(settings)
         return Said(made, len(self.path.messages), [*self.path.ahead], self.path.before)
 
-    def take(self, turn: Turn, audience: Audience, said: Said | None = None) -> None:
+    def take(self, turn: Turn, callbacks: Callbacks, said: Said | None = None) -> None:
         """Read a turn: from then on nothing else can be answered before it.
 
         Args:
@@ -69,7 +69,7 @@ class Ways:
         """
         start = len(self.context.token_ids)
         try:
-            self.context.read(turn, audience)
+            self.context.read(turn, callbacks)
         except BaseException:
             if said is not None and said is not self.here:
                 self.context.leave(said.checkpoint)
@@ -115,28 +115,28 @@ class Ways:
         self.context.leave(read)
         return left, None
 
-    def go_back(self, left: Path, said: Said, settings: Settings, audience: Audience) -> None:
+    def go_back(self, left: Path, said: Said, settings: Settings, callbacks: Callbacks) -> None:
         """Let things stand as where something was said on a way that is left."""
         assert left.end is not None
         heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
         ways = [each.checkpoint for each in left.open if each.messages < said.messages]
         if said.before is not None:
             ways.append(said.before.checkpoint)
-        self._go(left, heard[: point.seen], point, ways[::-1], settings, audience)
+        self._go(left, heard[: point.seen], point, ways[::-1], settings, callbacks)
         self.path.ahead, self.path.before, self.here = [*said.ahead], said.before, said
 
-    def undo(self, settings: Settings, audience: Audience) -> Said:
+    def undo(self, settings: Settings, callbacks: Callbacks) -> Said:
         """Forget the last message and its answer; where it began."""
         said = self.path.said[-1]
         left = self.leave(len(self.path.said) - 1, settings)
-        self.go_back(left, said, settings, audience)
+        self.go_back(left, said, settings, callbacks)
         self.at = self.former
         self.paths[self.at] = self.paths.pop()
         if left.end is not None:
             self.context.leave(left.end)
         return said
 
-    def switch(self, branch: int, settings: Settings, audience: Audience) -> None:
+    def switch(self, branch: int, settings: Settings, callbacks: Callbacks) -> None:
         """Go on with another way.
 
         Raises:
@@ -155,7 +155,7 @@ class Ways:
         self._begin(target.cut(target.sealed + len(common)))
         ways = [said.checkpoint for said in reversed(common)]
         assert end is not None
-        self._go(target, target.token_ids, end, ways, settings, audience)
+        self._go(target, target.token_ids, end, ways, settings, callbacks)
         self.paths.pop()
         self.at = branch
         self.context.leave(end)
@@ -186,13 +186,13 @@ class Ways:
         end: Checkpoint,
         ways: Sequence[Checkpoint],
         settings: Settings,
-        audience: Audience,
+        callbacks: Callbacks,
     ) -> None:
         """Let things stand as when `ids` had been read, the beginning of a way; if that fails, as
         at a message before, or as they do."""
         before = self.context.cache
         try:
-            self.context.go_to(ids, end, ways, way.stops, settings, audience)
+            self.context.go_to(ids, end, ways, way.stops, settings, callbacks)
         except BaseException:
             if self.context.cache is before:
                 self.paths.pop()

@@ -3,37 +3,37 @@
 from kvlite.cache import LayerCache, Selection
 from kvlite.cache.layer import Mark
 from kvlite.cache.packed import Packed
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 
 
-def grows(rule: Rule, layer: LayerCache, new: int) -> bool:
+def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:
     """Whether a layer will keep all that it holds and `new` tokens, as they are, and remember as
     many rows as it does: then it can grow. Any other is read into a copy, so that stopping loses
     nothing."""
-    rows = rule.method.decode_rows
+    rows = policy.method.decode_rows
     same = layer.rows == rows or not layer.entries_mean
-    same &= not (layer.computed and rule.method.bounded)
-    same &= rule.packs is None and not layer.packed
-    counted = [(heads, used + new) for heads, used in rule.counted(layer)]
-    return same and rule.keeps_all(counted) and rule.method.settles != "read"
+    same &= not (layer.computed and policy.method.bounded)
+    same &= policy.packs is None and not layer.packed
+    counted = [(heads, used + new) for heads, used in policy.counted(layer)]
+    return same and policy.keeps_all(counted) and policy.method.settles != "read"
 
 
-def roomy_copy(rule: Rule, layer: LayerCache, new: int, chunk: int) -> LayerCache:
+def roomy_copy(policy: LayerPolicy, layer: LayerCache, new: int, chunk: int) -> LayerCache:
     """A copy with room for `new` tokens, or under a lambda mask for a chunk of them, with what is
     quantized written out."""
     sizes = [used + new for _, used in layer.lines]
-    if rule.mask is not None:
+    if policy.mask is not None:
         sizes = [
-            min(size, max(used, rule.budget) + chunk)
+            min(size, max(used, policy.budget) + chunk)
             for (_, used), size in zip(layer.lines, sizes, strict=True)
         ]
-        # What slides must be written out, not lie behind a front.
-        everything = [Selection.everything(bank) for bank in layer.banks]
+        # What slides must be written out, not lie behind a segment.
+        everything = [Selection.everything(head_group) for head_group in layer.head_groups]
         return LayerCache.gathered(
-            everything, sizes, like=layer.like, origins=rule.bits is not None
+            everything, sizes, like=layer.like, origins=policy.bits is not None
         )
-    origins = rule.bits is not None and rule.partner is None
-    held = rule.method.decode_rows if rule.method.judges_once else 0
+    origins = policy.bits is not None and policy.partner is None
+    held = policy.method.decode_rows if policy.method.judges_once else 0
     return layer.resized(sizes, held, origins=origins)
 
 
@@ -44,14 +44,18 @@ def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:
         layer.rewind(marks)
         return layer
     kept = [
-        Selection(bank, Selection.everything(bank).slots[:, :, : mark.used])
-        for bank, mark in zip(layer.banks, marks, strict=True)
+        Selection(head_group, Selection.everything(head_group).slots[:, :, : mark.used])
+        for head_group, mark in zip(layer.head_groups, marks, strict=True)
     ]
-    front = next(bank.front for bank in layer.banks if isinstance(bank.front, Packed))
+    segment = next(
+        head_group.segment
+        for head_group in layer.head_groups
+        if isinstance(head_group.segment, Packed)
+    )
     sizes = [mark.used for mark in marks]
-    before = LayerCache.gathered(kept, sizes, layer.rows, like=layer.like, bits=front.bits)
-    for bank, mark in zip(before.banks, marks, strict=True):
-        if bank.rows is not None and mark.rows is not None:
-            bank.rows.copy_(mark.rows[..., : bank.used])
-            bank.newest_row = mark.newest_row
+    before = LayerCache.gathered(kept, sizes, layer.rows, like=layer.like, bits=segment.bits)
+    for head_group, mark in zip(before.head_groups, marks, strict=True):
+        if head_group.rows is not None and mark.rows is not None:
+            head_group.rows.copy_(mark.rows[..., : head_group.used])
+            head_group.history_index = mark.history_index
     return before

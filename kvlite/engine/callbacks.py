@@ -15,7 +15,7 @@ Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Audience:
+class Callbacks:
     """Who follows a reading.
 
     Attributes:
@@ -37,4 +37,4 @@ class Audience:
             )
 
 
-NOBODY = Audience()
+NO_CALLBACKS = Callbacks()

@@ -7,14 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, KVCache, LayerCache, Selection
-from kvlite.engine.heads import over_banks
-from kvlite.engine.oom_actions import cache_offers
-from kvlite.engine.quantized_attention import attend_front
-from kvlite.engine.sparse_attention import Sight, sights
-from kvlite.memory.oom import Ladder, T
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
+from kvlite.engine.heads import over_head_groups
+from kvlite.engine.oom_actions import cache_oom_actions
+from kvlite.engine.quantized_attention import attend_segment
+from kvlite.engine.sparse_attention import SparseAttentionMask, sparse_masks
+from kvlite.memory.oom import OOMPolicy, T
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import ROOM, Rule
+from kvlite.methods.layer_policy import ROOM, LayerPolicy
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
@@ -29,8 +29,8 @@ class LayerStep:
     not done twice.
 
     Attributes:
-        layer, rule: as they stand.
-        done: what was, by KV heads of a bank.
+        layer, policy: as they stand.
+        done: what was, by KV heads of a head group.
         asked: what the method is to settle by, once all of the layer went through.
     """
 
@@ -38,18 +38,18 @@ class LayerStep:
         self,
         index: int,
         layer: LayerCache,
-        rule: Rule,
+        policy: LayerPolicy,
         position: int,
         rotation: Rotation,
-        sight: Sight | None = None,
+        sparse_mask: SparseAttentionMask | None = None,
         recall: Recall | None = None,
     ) -> None:
         self.index = index
         self.layer = layer
-        self.rule = rule
+        self.policy = policy
         self.position = position
         self.rotation = rotation
-        self.sight = sight
+        self.sparse_mask = sparse_mask
         self.recall = recall
         self.positions = torch.full((1,), position, dtype=torch.int32, device=layer.keys.device)
         self.done: set[tuple[str, tuple[int, ...]]] = set()
@@ -58,12 +58,12 @@ class LayerStep:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """Write the token into every bank, then attend over all of it."""
-        if not self.done and not all(bank.room for bank in self.layer.banks):
+        """Write the token into every head group, then attend over all of it."""
+        if not self.done and not all(head_group.room for head_group in self.layer.head_groups):
             self._grow()
         recall = self.recall
         if recall is not None:
-            add = partial(recall.tier.answer, self.index, k, v, self.position)
+            add = partial(recall.store.answer, self.index, k, v, self.position)
             self._once("told", tuple(range(k.shape[1])), add)
 
         @functools.cache
@@ -71,26 +71,29 @@ class LayerStep:
             assert recall is not None
             return recall.scores(self.index, _queries(q, k.shape[1], scale))
 
-        def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._once("written", bank.heads, partial(self._write, bank, k, v))
-            if recall is not None and recall.reaches(self.index, bank):
-                queries = _queries(q, len(bank.heads), scale)
-                come = partial(recall.bring_back, self.index, bank, queries)
-                self._once("recalled", bank.heads, lambda: come(scores()))
-            if bank.front is not None and self.sight is None:
-                return self._over_front(bank, q, scale, softcap)
-            keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-            if self.sight is not None:
+        def over(head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._once("written", head_group.heads, partial(self._write, head_group, k, v))
+            if recall is not None and recall.reaches(self.index, head_group):
+                queries = _queries(q, len(head_group.heads), scale)
+                come = partial(recall.bring_back, self.index, head_group, queries)
+                self._once("recalled", head_group.heads, lambda: come(scores()))
+            if head_group.segment is not None and self.sparse_mask is None:
+                return self._over_segment(head_group, q, scale, softcap)
+            keys, values = (
+                head_group.keys[:, :, : head_group.used],
+                head_group.values[:, :, : head_group.used],
+            )
+            if self.sparse_mask is not None:
                 own = self.rotation
-                return self.sight.attend(q, keys, values, self.position, own, scale, softcap)
-            if not self._remembers(bank):
+                return self.sparse_mask.attend(q, keys, values, self.position, own, scale, softcap)
+            if not self._remembers(head_group):
                 return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
             out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
-            self._remember(bank, rows[:, :, 0])
+            self._remember(head_group, rows[:, :, 0])
             return out
 
-        out = over_banks(self.layer, q, k, v, over)
-        if self.rule.method.settles == "step":
+        out = over_head_groups(self.layer, q, k, v, over)
+        if self.policy.method.settles == "step":
             self.asked = Window(q, self.position, k.shape[1], scale, softcap)
         return out
 
@@ -100,61 +103,66 @@ class LayerStep:
             act()
             self.done.add((what, heads))
 
-    def _over_front(self, bank: Bank, q: Tensor, scale: float, softcap: float | None) -> Tensor:
-        remembers = self._remembers(bank)
-        out, row = attend_front(q, bank, scale=scale, softcap=softcap, remembers=remembers)
+    def _over_segment(
+        self, head_group: KVHeadGroup, q: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        remembers = self._remembers(head_group)
+        out, row = attend_segment(q, head_group, scale=scale, softcap=softcap, remembers=remembers)
         if remembers and row is not None:
-            self._remember(bank, row)
+            self._remember(head_group, row)
         return out
 
-    def _remembers(self, bank: Bank) -> bool:
+    def _remembers(self, head_group: KVHeadGroup) -> bool:
         """Whether the method judges entries by the attention they get while answering."""
-        return bank.rows is not None and self.rule.method.rehearsal is None
+        return head_group.rows is not None and self.policy.method.reconstruction is None
 
-    def _remember(self, bank: Bank, row: Tensor) -> None:
-        add = bank.add if self.rule.method.cumulative else bank.record
-        self._once("judged", bank.heads, partial(add, row))
+    def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
+        add = head_group.add if self.policy.method.cumulative else head_group.record
+        self._once("judged", head_group.heads, partial(add, row))
 
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
         layer = self.layer
-        view = LayerView(self.index, layer.banks, window, self.rule.budget, like=layer.like)
-        rule = self.rule.settled(view)
-        if rule.packs is not None or not rule.keeps_all(view.lines):
-            layer = rule.cut(view, ROOM)
-        self.rule, self.layer, self.asked = rule, layer, None
+        view = LayerView(self.index, layer.head_groups, window, self.policy.budget, like=layer.like)
+        policy = self.policy.settled(view)
+        if policy.packs is not None or not policy.keeps_all(view.lines):
+            layer = policy.cut(view, ROOM)
+        self.policy, self.layer, self.asked = policy, layer, None
 
     def _grow(self) -> None:
         """Take more storage, where the rule lets a full line grow."""
-        sizes = self.rule.capacities(self.layer.lines)
-        if any(size > bank.capacity for size, bank in zip(sizes, self.layer.banks, strict=True)):
-            rows, bits = self.rule.method.decode_rows, self.rule.packs
+        sizes = self.policy.capacities(self.layer.lines)
+        if any(
+            size > head_group.capacity
+            for size, head_group in zip(sizes, self.layer.head_groups, strict=True)
+        ):
+            rows, bits = self.policy.method.decode_rows, self.policy.packs
             self.layer = self.layer.resized(sizes, rows, bits)
 
-    def _write(self, bank: Bank, k: Tensor, v: Tensor) -> None:
-        if bank.room:
-            bank.append(k, v, self.positions)
+    def _write(self, head_group: KVHeadGroup, k: Tensor, v: Tensor) -> None:
+        if head_group.room:
+            head_group.append(k, v, self.positions)
         else:
-            slots = self.rule.method.evict(bank, self.rule.budget, self.position)
-            bank.overwrite(slots, k, v, self.position)
+            slots = self.policy.method.evict(head_group, self.policy.budget, self.position)
+            head_group.overwrite(slots, k, v, self.position)
 
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""
         if self.asked is not None:
             self._settle(self.asked)
-        method, banks = self.rule.method, self.layer.banks
+        method, head_groups = self.policy.method, self.layer.head_groups
         if not method.trims:
             return self.layer
-        kept = [method.trim(bank, self.rule.budget) for bank in banks]
+        kept = [method.trim(head_group, self.policy.budget) for head_group in head_groups]
         if all(slots is None for slots in kept):
             return self.layer
         selections = [
-            Selection.everything(bank) if slots is None else Selection(bank, slots)
-            for bank, slots in zip(banks, kept, strict=True)
+            Selection.everything(head_group) if slots is None else Selection(head_group, slots)
+            for head_group, slots in zip(head_groups, kept, strict=True)
         ]
-        sizes = self.rule.capacities([each.line for each in selections])
+        sizes = self.policy.capacities([each.line for each in selections])
         like = self.layer.like
-        rows, bits = method.decode_rows, self.rule.packs
+        rows, bits = method.decode_rows, self.policy.packs
         return LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
 
 
@@ -178,22 +186,22 @@ class Step:
         model: LoadedModel,
         cache: KVCache,
         token_ids: Tensor,
-        rules: list[Rule],
+        policies: list[LayerPolicy],
         recall: Recall | None = None,
-        ladder: Ladder | None = None,
+        oom_policy: OOMPolicy | None = None,
     ) -> None:
         """As in `decode_step`."""
         cache.require_whole()
         self.model = model
         self.cache = cache
-        self.rules = rules
+        self.policies = policies
         self.recall = recall
-        self.ladder = ladder
-        self.offers = cache_offers(model, cache, rules)
+        self.oom_policy = oom_policy
+        self.oom_actions = cache_oom_actions(model, cache, policies)
         self.index = 0
         self.hidden = model.embed(token_ids[:, None])
         self.rotations = model.rotations(cache.seen, 1)
-        self.sights = sights(model, rules)
+        self.sparse_masks = sparse_masks(model, policies)
         self.step: LayerStep | None = None
         self.through: Tensor | None = None
 
@@ -202,10 +210,11 @@ class Step:
         """Go through the layers that are left; logits of the next token.
 
         Raises:
-            OutOfMemory: with a ladder, if nothing is left to give up; the step can be run again.
+            OutOfMemory: with a OOM policy, if nothing is left to give up; the step can be run
+                again.
         """
         self.cache.writing = True
-        while self.index < len(self.rules):
+        while self.index < len(self.policies):
             self._safely(self._layer)
         logits = self._safely(lambda: self.model.logits(self.hidden[:, -1]))
         self.cache.seen += 1
@@ -214,7 +223,7 @@ class Step:
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the step that can be done again."""
-        return work() if self.ladder is None else self.ladder.run(work, self.offers)
+        return work() if self.oom_policy is None else self.oom_policy.run(work, self.oom_actions)
 
     def _layer(self) -> None:
         """Go through the next layer, or on with it."""
@@ -227,18 +236,18 @@ class Step:
             trimmed = step.trimmed()
         finally:
             # What is given up next is looked for there.
-            layers[index], self.rules[index] = step.layer, step.rule
+            layers[index], self.policies[index] = step.layer, step.policy
         layers[index] = trimmed
         self.hidden, self.index, self.step, self.through = self.through, index + 1, None, None
 
     def _begun(self) -> LayerStep:
         """The step through the next layer, which may have become smaller since it began."""
         index, position = self.index, self.cache.seen
-        layer, rule, step = self.cache.layers[index], self.rules[index], self.step
+        layer, policy, step = self.cache.layers[index], self.policies[index], self.step
         if step is None:
-            rotation, sight = self.rotations[index], self.sights[index]
-            return LayerStep(index, layer, rule, position, rotation, sight, self.recall)
-        step.layer, step.rule = layer, rule
+            rotation, sparse_mask = self.rotations[index], self.sparse_masks[index]
+            return LayerStep(index, layer, policy, position, rotation, sparse_mask, self.recall)
+        step.layer, step.policy = layer, policy
         return step
 
 
@@ -247,17 +256,17 @@ def decode_step(
     model: LoadedModel,
     cache: KVCache,
     token_ids: Tensor,
-    rules: list[Rule],
+    policies: list[LayerPolicy],
     recall: Recall | None = None,
 ) -> Tensor:
     """Put one token a sequence through the model.
 
     Args:
         token_ids: `(batch,)` int64.
-        rules: one a layer; where a method settles at the first step, that is put here.
+        policies: one a layer; where a method settles at the first step, that is put here.
         recall: takes the token too, and brings back what it wants.
 
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
     """
-    return Step(model, cache, token_ids, rules, recall).run()
+    return Step(model, cache, token_ids, policies, recall).run()

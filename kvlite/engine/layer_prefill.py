@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, LayerCache
-from kvlite.engine.heads import over_banks
+from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.engine.heads import over_head_groups
 from kvlite.engine.query_stats import QueryStatistics
-from kvlite.engine.sparse_attention import Sight, make_room
-from kvlite.engine.vertical_slash import attend_columns
+from kvlite.engine.sparse_attention import SparseAttentionMask, make_room
+from kvlite.engine.vertical_slash import attend_vertical_slash
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import Rule
-from kvlite.methods.placement import ON_DEVICE, Desk
+from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Attender
 from kvlite.model.rotary import Rotation, unrotated
@@ -47,36 +47,36 @@ class Found:
     Attributes:
         length: of the chunk.
         queries: its last, where they are among the last that are observed.
-        energy, statistics: as the reader's, this chunk's queries counted too.
-        sums: attention that entries of a bank got, where it is added up.
+        query_sq_sum, statistics: as the reader's, this chunk's queries counted too.
+        sums: attention that entries of a head group got, where it is added up.
     """
 
     length: int
     queries: Tensor | None
-    energy: Tensor | None
+    query_sq_sum: Tensor | None
     statistics: QueryStatistics
-    sums: list[tuple[Bank, Tensor]] = field(default_factory=list)
+    sums: list[tuple[KVHeadGroup, Tensor]] = field(default_factory=list)
 
 
-class LayerReader:
+class LayerPrefill:
     """Runs one layer over the new tokens chunk by chunk, keeping its keys, values and the last
     queries. A chunk that was not got through, because memory ran out, may be taken once more.
 
     Attributes:
         layer: everything read so far; written in place.
         found: of the chunk that goes through now.
-        energy: squares of all queries, summed, `(batch, KV heads, dim)` float32; None if nobody
-            asked.
+        query_sq_sum: squares of all queries, summed, `(batch, KV heads, dim)` float32; None if
+            nobody asked.
     """
 
     def __init__(
         self,
         layer: LayerCache,
-        rule: Rule,
+        policy: LayerPolicy,
         positions: Tensor,
         end: int,
         rotation: Rotation,
-        sight: Sight | None = None,
+        sparse_mask: SparseAttentionMask | None = None,
         coming: Rotation | None = None,
         measures: bool = False,
     ) -> None:
@@ -86,23 +86,23 @@ class LayerReader:
             positions: theirs, `(n,)` int32, ascending.
             end: the position after the last.
             rotation: of these positions.
-            sight: how the layer sees, if not everything that it holds.
+            sparse_mask: how the layer sees, if not everything that it holds.
             coming: mean rotation of the positions to come, if queries there are to be expected.
-            measures: whether `energy` is asked for.
+            measures: whether `query_sq_sum` is asked for.
         """
-        method = rule.method
+        method = policy.method
         self.layer = layer
-        self.rule = rule
+        self.policy = policy
         self.positions = positions
         self.end = end
         self.rotation = rotation
-        self.sight = sight
+        self.sparse_mask = sparse_mask
         self.coming = coming
         self.statistics = QueryStatistics()
         self.done = 0
-        self.observed = max(method.observation(rule.budget), method.decode_rows)
+        self.observed = max(method.observation(policy.budget), method.decode_rows)
         self.queries: list[Tensor] = []
-        self.energy = torch.zeros((), device=positions.device) if measures else None
+        self.query_sq_sum = torch.zeros((), device=positions.device) if measures else None
         self.answers = True  # else keys, values and queries are wanted alone
         self.found: Found | None = None
         self.kv_heads = 0
@@ -115,14 +115,14 @@ class LayerReader:
         self.answers = answers
         length = hidden.shape[1]
         rotation = self._rotation(length)
-        if self.sight is not None:
-            make_room(self.layer, self.sight.mask, length)
-        before = [bank.used for bank in self.layer.banks]
+        if self.sparse_mask is not None:
+            make_room(self.layer, self.sparse_mask.mask, length)
+        before = [head_group.used for head_group in self.layer.head_groups]
         try:
             out = through(module, hidden, rotation, self, answers=answers)
         except BaseException:
-            for bank, used in zip(self.layer.banks, before, strict=True):
-                bank.used = used
+            for head_group, used in zip(self.layer.head_groups, before, strict=True):
+                head_group.used = used
             self.found = None
             raise
         self.count()
@@ -134,9 +134,9 @@ class LayerReader:
         assert found is not None
         if found.queries is not None:
             self.queries.append(found.queries)
-        for bank, sums in found.sums:
-            bank.add(sums)
-        self.energy, self.statistics = found.energy, found.statistics
+        for head_group, sums in found.sums:
+            head_group.add(sums)
+        self.query_sq_sum, self.statistics = found.query_sq_sum, found.statistics
         self.done += found.length
 
     def attend(
@@ -146,45 +146,56 @@ class LayerReader:
         causally; without `answers` the result means nothing."""
         self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
         self.found = self._found(q)
-        return over_banks(self.layer, q, k, v, self._over_bank)
+        return over_head_groups(self.layer, q, k, v, self._over_head_group)
 
     def _found(self, q: Tensor) -> Found:
         """What a chunk's queries tell."""
-        length, queries, energy, statistics = q.shape[2], None, self.energy, self.statistics
-        if energy is not None:
-            energy = energy + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
+        length, queries, query_sq_sum, statistics = (
+            q.shape[2],
+            None,
+            self.query_sq_sum,
+            self.statistics,
+        )
+        if query_sq_sum is not None:
+            query_sq_sum = query_sq_sum + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
         after = self.positions.shape[0] - self.done - length
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             queries = q[:, :, length - wanted :].clone()
-        outlook = self.rule.method.outlook
+        outlook = self.policy.method.outlook
         if outlook is not None:
             late = self.positions[self.done : self.done + length] >= outlook.skipped
             statistics = statistics.joined(unrotated(q, self._rotation(length))[:, :, late])
-        return Found(length, queries, energy, statistics)
+        return Found(length, queries, query_sq_sum, statistics)
 
-    def _over_bank(self, bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        before, window = bank.used, self.rule.window
-        bank.append(k, v, self.positions[self.done : self.done + q.shape[2]])
+    def _over_head_group(self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before, window = head_group.used, self.policy.window
+        head_group.append(k, v, self.positions[self.done : self.done + q.shape[2]])
         if not self.answers:
             return q
-        keys, values = bank.keys[:, :, : bank.used], bank.values[:, :, : bank.used]
-        if window is not None and bank.used > window:
-            return self._over_window(bank, q, before, window)
-        first, looks_at = self.end - self.positions.shape[0] + self.done, self.rule.method.looks_at
-        if self.sight is not None:
+        keys, values = (
+            head_group.keys[:, :, : head_group.used],
+            head_group.values[:, :, : head_group.used],
+        )
+        if window is not None and head_group.used > window:
+            return self._over_window(head_group, q, before, window)
+        first, vertical_slash = (
+            self.end - self.positions.shape[0] + self.done,
+            self.policy.method.vertical_slash,
+        )
+        if self.sparse_mask is not None:
             own = self._rotation(q.shape[2])
-            return self.sight.attend(q, keys, values, first, own, self.scale, self.softcap)
-        if looks_at is not None:
-            at, given = bank.positions[..., : bank.used], (self.scale, self.softcap)
-            seen = attend_columns(q, keys, values, at, first, looks_at, *given)
+            return self.sparse_mask.attend(q, keys, values, first, own, self.scale, self.softcap)
+        if vertical_slash is not None:
+            at, given = head_group.positions[..., : head_group.used], (self.scale, self.softcap)
+            seen = attend_vertical_slash(q, keys, values, at, first, vertical_slash, *given)
             if seen is not None:
                 return seen
         out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
-        if self.rule.method.cumulative:
+        if self.policy.method.cumulative:
             assert self.found is not None
             sums = attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap)
-            self.found.sums.append((bank, sums))
+            self.found.sums.append((head_group, sums))
         return out
 
     def _rotation(self, length: int) -> Rotation:
@@ -193,11 +204,13 @@ class LayerReader:
         chunk = slice(self.done, self.done + length)
         return cos[:, chunk], sin[:, chunk]
 
-    def _over_window(self, bank: Bank, q: Tensor, before: int, window: int) -> Tensor:
+    def _over_window(self, head_group: KVHeadGroup, q: Tensor, before: int, window: int) -> Tensor:
         """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
         cut into blocks of rows so that each mask is about window x window."""
         outs = []
-        positions = bank.positions[0, 0]  # a window holds the same for every head and sequence
+        positions = head_group.positions[
+            0, 0
+        ]  # a window holds the same for every head and sequence
         block = max(window, 256)
         for first in range(0, q.shape[2], block):
             rows = q[:, :, first : first + block]
@@ -207,8 +220,8 @@ class LayerReader:
             outs.append(
                 attend_masked(
                     rows,
-                    bank.keys[:, :, low:high],
-                    bank.values[:, :, low:high],
+                    head_group.keys[:, :, low:high],
+                    head_group.values[:, :, low:high],
                     (j <= i) & (j > i - window),
                     scale=self.scale,
                     softcap=self.softcap,
@@ -216,14 +229,16 @@ class LayerReader:
             )
         return torch.cat(outs, 2)
 
-    def view(self, index: int, desk: Desk = ON_DEVICE) -> LayerView:
+    def view(self, index: int, backend: ScoringBackend = ON_DEVICE) -> LayerView:
         """What a method is shown of the layer, the `index`-th, once all chunks went through.
 
         Args:
-            desk: where attention becomes a choice.
+            backend: where attention becomes a choice.
         """
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
         expected = None if self.coming is None else self.statistics.expected(self.coming)
-        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected, desk)
-        return LayerView(index, self.layer.banks, window, self.rule.budget, like=self.layer.like)
+        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected, backend)
+        return LayerView(
+            index, self.layer.head_groups, window, self.policy.budget, like=self.layer.like
+        )

@@ -11,10 +11,10 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, KVBits, KVCache, LayerCache, Selection
-from kvlite.memory.free import ran_out
-from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, STREAM, Offers
-from kvlite.methods.layer_policy import PROVISION, ROOM, Rule
+from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, Selection
+from kvlite.memory.free import is_oom
+from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, STREAM, OOMActions
+from kvlite.methods.layer_policy import PROVISION, ROOM, LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 from kvlite.offload.weights.leaving import stream_from_memory
@@ -24,7 +24,7 @@ SINKS, LEAST = 4, 16
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ReducibleLayers:
     """Layers that can be replaced by smaller ones.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class OOMState:
     """All that a cache holds, and the rules that say what it will.
 
     Attributes:
@@ -47,8 +47,8 @@ class Holdings:
     """
 
     shape: ModelShape
-    shelves: Sequence[Shelf]
-    rules: MutableSequence[Rule]
+    shelves: Sequence[ReducibleLayers]
+    policies: MutableSequence[LayerPolicy]
     seen: int
 
     def round_to(self, width: int) -> bool:
@@ -62,37 +62,37 @@ class Holdings:
         """
         bits = KVBits(width, width)
         lines = [n for shelf in self.shelves for layer in shelf.layers for _, n in layer.lines]
-        lines += [min(rule.budget, self.seen) for rule in self.rules]
-        able = all(_may_be_rounded(rule, bits) for rule in self.rules)
+        lines += [min(policy.budget, self.seen) for policy in self.policies]
+        able = all(_may_be_rounded(policy, bits) for policy in self.policies)
         if not able or self.shape.head_dim * width % 8 or not any(map(bits.packed, lines)):
             return False
-        for index, rule in enumerate(self.rules):
-            self.rules[index] = replace(rule, bits=bits)
+        for index, policy in enumerate(self.policies):
+            self.policies[index] = replace(policy, bits=bits)
         self._each_smaller(
-            lambda index, layer: _rounded(layer, self.rules[index], bits), cuts=False
+            lambda index, layer: _rounded(layer, self.policies[index], bits), cuts=False
         )
         return True
 
     def halve(self) -> bool:
         """Give every layer that drops entries half of its budget, and cut what is held to that.
 
-        What is cut already is cut by what banks remember of attention, or to its first few entries
-        and the most recent ones.
+        What is cut already is cut by what head groups remember of attention, or to its first few
+        entries and the most recent ones.
 
         Returns:
             Whether any budget was still large enough.
         """
         shares: dict[int, float] = {}
-        for index, rule in enumerate(self.rules):
-            budget = min(rule.budget, self.seen)
-            less = max(budget // 2, rule.method.least_budget, LEAST)
-            if less < budget and _may_be_cut(rule):
-                provision = None if rule.provision is None else PROVISION * less
-                self.rules[index] = replace(rule, budget=less, provision=provision)
+        for index, policy in enumerate(self.policies):
+            budget = min(policy.budget, self.seen)
+            less = max(budget // 2, policy.method.least_budget, LEAST)
+            if less < budget and _may_be_cut(policy):
+                provision = None if policy.provision is None else PROVISION * less
+                self.policies[index] = replace(policy, budget=less, provision=provision)
                 shares[index] = less / budget
         self._each_smaller(
             lambda index, layer: (
-                _shortened(layer, self.rules[index], shares[index]) if index in shares else None
+                _shortened(layer, self.policies[index], shares[index]) if index in shares else None
             ),
             cuts=True,
         )
@@ -124,7 +124,7 @@ class Holdings:
                 try:
                     made = smaller(index, layer)
                 except Exception as error:
-                    if not ran_out(error):
+                    if not is_oom(error):
                         raise
                     again.append((layers, index))
                     continue
@@ -141,75 +141,80 @@ class Holdings:
                 shelf.layers[index] = made
 
 
-def offers(model: LoadedModel, holdings: Callable[[], Holdings]) -> Offers:
+def oom_actions(model: LoadedModel, oom_state: Callable[[], OOMState]) -> OOMActions:
     """What can be given up of what is held, whatever is done with it.
 
     Args:
-        holdings: as they are when they are asked for.
+        oom_state: as they are when they are asked for.
     """
     return {
-        EIGHT_BITS: lambda: holdings().round_to(8),
-        FOUR_BITS: lambda: holdings().round_to(4),
-        BUDGET: lambda: holdings().halve(),
+        EIGHT_BITS: lambda: oom_state().round_to(8),
+        FOUR_BITS: lambda: oom_state().round_to(4),
+        BUDGET: lambda: oom_state().halve(),
         STREAM: lambda: stream_from_memory(model),
     }
 
 
-def cache_offers(
-    model: LoadedModel, cache: KVCache, rules: MutableSequence[Rule], new: int = 0
-) -> Offers:
+def cache_oom_actions(
+    model: LoadedModel, cache: KVCache, policies: MutableSequence[LayerPolicy], new: int = 0
+) -> OOMActions:
     """What can be given up while answering, or before `new` tokens are read."""
-    shelves = [Shelf(cache.layers)]
-    return offers(model, lambda: Holdings(model.shape, shelves, rules, cache.seen + new))
+    shelves = [ReducibleLayers(cache.layers)]
+    return oom_actions(model, lambda: OOMState(model.shape, shelves, policies, cache.seen + new))
 
 
-def _may_be_rounded(rule: Rule, bits: KVBits) -> bool:
-    held = rule.bits
+def _may_be_rounded(policy: LayerPolicy, bits: KVBits) -> bool:
+    held = policy.bits
     return held is None or (not held.by_channel and min(held.keys, held.values) > bits.keys)
 
 
-def _rounded(layer: LayerCache, rule: Rule, bits: KVBits) -> LayerCache | None:
+def _rounded(layer: LayerCache, policy: LayerPolicy, bits: KVBits) -> LayerCache | None:
     """A layer in fewer bits; None where it waits for others or is merged with one, or there is
     too little of it."""
-    if rule.packs is None or layer.computed or not any(bits.packed(n) for _, n in layer.lines):
+    if policy.packs is None or layer.computed or not any(bits.packed(n) for _, n in layer.lines):
         return None
-    return layer.resized([bank.capacity for bank in layer.banks], layer.rows, bits)
+    return layer.resized(
+        [head_group.capacity for head_group in layer.head_groups], layer.rows, bits
+    )
 
 
-def _may_be_cut(rule: Rule) -> bool:
+def _may_be_cut(policy: LayerPolicy) -> bool:
     """Whether a layer's entries are dropped one by one, and no token's sight depends on it."""
-    method = rule.method
-    sees_all = rule.window is None and rule.mask is None
+    method = policy.method
+    sees_all = policy.window is None and policy.mask is None
     return sees_all and method.frees_memory and not method.merges_layers
 
 
-def _shortened(layer: LayerCache, rule: Rule, share: float) -> LayerCache | None:
+def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCache | None:
     """A layer that keeps a share of each line; None where it will be cut later."""
-    if rule.provision is not None or layer.computed:
+    if policy.provision is not None or layer.computed:
         return None
-    selections = [kept(bank, max(LEAST, ceil(share * bank.used))) for bank in layer.banks]
-    sizes = rule.capacities([each.line for each in selections], ROOM)
-    rows, bits = layer.rows, rule.packs
+    selections = [
+        kept(head_group, max(LEAST, ceil(share * head_group.used)))
+        for head_group in layer.head_groups
+    ]
+    sizes = policy.capacities([each.line for each in selections], ROOM)
+    rows, bits = layer.rows, policy.packs
     return LayerCache.gathered(selections, sizes, rows, like=layer.like, bits=bits)
 
 
-def kept(bank: Bank, count: int) -> Selection:
-    """The `count` entries of a bank that stay, ascending in position."""
-    if bank.used <= count:
-        return Selection.everything(bank)
-    positions = bank.positions[:, :, : bank.used]
+def kept(head_group: KVHeadGroup, count: int) -> Selection:
+    """The `count` entries of a head group that stay, ascending in position."""
+    if head_group.used <= count:
+        return Selection.everything(head_group)
+    positions = head_group.positions[:, :, : head_group.used]
     order = positions.argsort(dim=-1)
-    best = _worth(bank, order).topk(count, dim=-1).indices
-    return Selection(bank, order.gather(2, best.sort(dim=-1).values))
+    best = _worth(head_group, order).topk(count, dim=-1).indices
+    return Selection(head_group, order.gather(2, best.sort(dim=-1).values))
 
 
-def _worth(bank: Bank, order: Tensor) -> Tensor:
+def _worth(head_group: KVHeadGroup, order: Tensor) -> Tensor:
     """What entries are worth, in an order: remembered attention, or else how late they come; the
     first few, and the half of the line that comes last where attention counts, are worth most."""
-    late = torch.arange(bank.used, device=order.device).expand(order.shape)
-    if bank.rows is None:
+    late = torch.arange(head_group.used, device=order.device).expand(order.shape)
+    if head_group.rows is None:
         worth = late.float()
     else:
-        worth = bank.scores().gather(2, order)
-        worth = worth.masked_fill(late >= bank.used - LEAST // 2, torch.inf)
+        worth = head_group.scores().gather(2, order)
+        worth = worth.masked_fill(late >= head_group.used - LEAST // 2, torch.inf)
     return worth.masked_fill(late < SINKS, torch.inf)

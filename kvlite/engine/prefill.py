@@ -1,4 +1,5 @@
-"""A whole reading, or none of it: the cache, and the tier, are those after it, or as they were."""
+"""A whole reading, or none of it: the cache, and the host store, are those after it, or as they
+were."""
 
 from functools import partial
 from threading import Event
@@ -7,14 +8,14 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache
-from kvlite.engine.oom_actions import cache_offers
+from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import may_wait
-from kvlite.engine.reading import CHUNK, Progress, Reading
-from kvlite.memory.oom import HIDDEN, Ladder
-from kvlite.methods.layer_policy import Rule
-from kvlite.methods.placement import ON_DEVICE, Desk
+from kvlite.engine.reading import CHUNK, Prefill, Progress
+from kvlite.memory.oom import HIDDEN, OOMPolicy
+from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 
 def empty_cache(model: LoadedModel) -> KVCache:
@@ -30,12 +31,12 @@ def prefill(
     model: LoadedModel,
     cache: KVCache,
     token_ids: Tensor,
-    rules: list[Rule],
+    policies: list[LayerPolicy],
     *,
     context: Tensor | None = None,
-    tier: Tier | None = None,
-    desk: Desk = ON_DEVICE,
-    ladder: Ladder | None = None,
+    store: HostKVStore | None = None,
+    backend: ScoringBackend = ON_DEVICE,
+    oom_policy: OOMPolicy | None = None,
     reserve: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
@@ -45,14 +46,14 @@ def prefill(
 
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen; or,
-            with a tier that has begun, what that has seen.
-        rules: one a layer; where a method settles once it has read, that is put here.
+            with a host store that has begun, what that has seen.
+        policies: one a layer; where a method settles once it has read, that is put here.
         context: `(batch, seen)` int64, the tokens before them; only methods that have the model
             repeat what it read need it.
-        tier: takes everything that is read. Once it has, layers read on from there, not from the
+        store: takes everything that is read. Once it has, layers read on from there, not from the
             cache: reading is exact, and what is kept is chosen anew from all.
-        desk: where attention becomes a choice of what is kept.
-        ladder: what is given up where memory runs out; without it, that is an error.
+        backend: where attention becomes a choice of what is kept.
+        oom_policy: what is given up where memory runs out; without it, that is an error.
         reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
             once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
@@ -65,36 +66,36 @@ def prefill(
 
     Raises:
         Stopped: `cancel` was set; the cache is as it was, as after any other exception.
-        OutOfMemory: with a ladder, if nothing is left to give up.
+        OutOfMemory: with a OOM policy, if nothing is left to give up.
     """
-    beginning = cache_offers(model, cache, rules, token_ids.shape[1]) | {
-        HIDDEN: lambda: may_wait(model, ladder)
+    beginning = cache_oom_actions(model, cache, policies, token_ids.shape[1]) | {
+        HIDDEN: lambda: may_wait(model, oom_policy)
     }
     begin = partial(
-        Reading,
+        Prefill,
         model,
         cache,
         token_ids,
-        rules,
+        policies,
         context=context,
-        tier=tier,
-        desk=desk,
-        ladder=ladder,
+        store=store,
+        backend=backend,
+        oom_policy=oom_policy,
         reserve=reserve,
         chunk=chunk,
         progress=progress,
         cancel=cancel,
     )
-    reading = begin() if ladder is None else ladder.run(begin, beginning)
+    run = begin() if oom_policy is None else oom_policy.run(begin, beginning)
     try:
-        logits = reading.read()
+        logits = run.read()
     except BaseException:
-        reading.rewind()
+        run.rewind()
         raise
-    cache.layers = reading.layers
-    cache.seen = reading.end
+    cache.layers = run.layers
+    cache.seen = run.end
     cache.writing = False
-    if tier is not None:
-        tier.read(reading.end)
-    cache.rehearsed = reading.rehearsed
+    if store is not None:
+        store.read(run.end)
+    cache.reconstructed = run.reconstructed
     return logits

@@ -7,64 +7,66 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.layer import Mark
-from kvlite.engine.oom_actions import Holdings, Shelf, offers
-from kvlite.engine.reconstruct import Repetition
-from kvlite.memory.oom import CHUNK, HIDDEN, Ladder, Offers
-from kvlite.methods.layer_policy import Rule
+from kvlite.engine.oom_actions import OOMState, ReducibleLayers, oom_actions
+from kvlite.engine.reconstruct import ReconstructionPass
+from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 SHORTEST_CHUNK = 16
 
 
-class Reads(Protocol):
+class PrefillState(Protocol):
     """A reading, as far as it is looked at here."""
 
     model: LoadedModel
     cache: KVCache
-    tier: Tier | None
+    store: HostKVStore | None
     layers: list[LayerCache]
-    rules: list[Rule]
+    policies: list[LayerPolicy]
     marks: dict[int, list[Mark]]
     hidden: Tensor
     chunk: int
     end: int
-    repetition: Repetition | None
+    reconstruction_pass: ReconstructionPass | None
 
 
-def reading_offers(reading: Reads) -> Offers:
+def prefill_oom_actions(run: PrefillState) -> OOMActions:
     """What can be given up while reading. It refers to the reading, which must not hold it."""
     return {
-        CHUNK: lambda: _halve_chunk(reading),
-        HIDDEN: lambda: _hidden_to_host(reading),
-        **offers(reading.model, lambda: _holdings(reading)),
+        CHUNK: lambda: _halve_chunk(run),
+        HIDDEN: lambda: _hidden_to_host(run),
+        **oom_actions(run.model, lambda: _oom_state(run)),
     }
 
 
-def foresee(reading: Reads, index: int, ladder: Ladder) -> None:
+def reserve_for(run: PrefillState, index: int, oom_policy: OOMPolicy) -> None:
     """Before a layer: is there memory for all that it will hold, and for a chunk?"""
-    shape, itemsize = reading.model.shape, reading.model.dtype.itemsize
-    length = reading.hidden.shape[1]
-    if reading.tier is not None and reading.tier.begun:
-        held = length + reading.tier.layers[index].read
+    shape, itemsize = run.model.shape, run.model.dtype.itemsize
+    length = run.hidden.shape[1]
+    if run.store is not None and run.store.begun:
+        held = length + run.store.layers[index].read
     else:
-        held = length + max(used for _, used in reading.cache.layers[index].lines)
+        held = length + max(used for _, used in run.cache.layers[index].lines)
     storage = shape.kv_heads * held * shape.entry_bytes(itemsize)
     # A chunk's widest activations: queries to outputs, and the MLP's three.
     row = (3 * shape.intermediate + 4 * shape.hidden) * itemsize
-    every = reading_offers(reading)
+    every = prefill_oom_actions(run)
     given = {name: every[name] for name in (CHUNK, HIDDEN)}
-    ladder.foresee(storage, lambda: row * min(reading.chunk, length), given)
+    oom_policy.reserve_for(storage, lambda: row * min(run.chunk, length), given)
 
 
-def may_wait(model: LoadedModel, ladder: Ladder | None) -> bool:
+def may_wait(model: LoadedModel, oom_policy: OOMPolicy | None) -> bool:
     """Whether hidden states can wait in host memory, and do not yet."""
-    return model.device.type != "cpu" and ladder is not None and not ladder.times(HIDDEN)
+    return model.device.type != "cpu" and oom_policy is not None and not oom_policy.times(HIDDEN)
 
 
-def embedded(model: LoadedModel, token_ids: Tensor, chunk: int, ladder: Ladder | None) -> Tensor:
+def embedded(
+    model: LoadedModel, token_ids: Tensor, chunk: int, oom_policy: OOMPolicy | None
+) -> Tensor:
     """Hidden states `(batch, n, hidden size)` of token ids `(batch, n)`, where they are to wait."""
-    if ladder is None or not ladder.times(HIDDEN):
+    if oom_policy is None or not oom_policy.times(HIDDEN):
         return model.embed(token_ids)
     return torch.cat([model.embed(part).cpu() for part in token_ids.split(chunk, 1)], 1)
 
@@ -74,34 +76,34 @@ def halved(chunk: int, times: int = 1) -> int:
     return max(min(chunk, SHORTEST_CHUNK), chunk >> times)
 
 
-def _halve_chunk(reading: Reads) -> bool:
+def _halve_chunk(run: PrefillState) -> bool:
     """Read in chunks half as long; False if they are short already."""
-    chunk = min(reading.chunk, reading.hidden.shape[1])
+    chunk = min(run.chunk, run.hidden.shape[1])
     if chunk <= SHORTEST_CHUNK:
         return False
-    reading.chunk = halved(chunk)
-    if reading.repetition is not None:
-        reading.repetition.chunk = min(reading.repetition.chunk, reading.chunk)
+    run.chunk = halved(chunk)
+    if run.reconstruction_pass is not None:
+        run.reconstruction_pass.chunk = min(run.reconstruction_pass.chunk, run.chunk)
     return True
 
 
-def _hidden_to_host(reading: Reads) -> bool:
+def _hidden_to_host(run: PrefillState) -> bool:
     """Let hidden states wait in host memory; False if they do, or it is the device."""
-    if reading.hidden.device.type == "cpu":
+    if run.hidden.device.type == "cpu":
         return False
-    reading.hidden = reading.hidden.cpu()
-    if reading.repetition is not None:
-        reading.repetition.to_host()
+    run.hidden = run.hidden.cpu()
+    if run.reconstruction_pass is not None:
+        run.reconstruction_pass.to_host()
     return True
 
 
-def _holdings(reading: Reads) -> Holdings:
+def _oom_state(run: PrefillState) -> OOMState:
     """What is held: layers that were read, and, of before, those that will be read on from or gone
     back to. A layer that is read in place stays as it is."""
-    grown, every = frozenset(reading.marks), frozenset(range(len(reading.rules)))
-    now = grown & {len(reading.layers)}
+    grown, every = frozenset(run.marks), frozenset(range(len(run.policies)))
+    now = grown & {len(run.layers)}
     shelves = [
-        Shelf(reading.layers, uncut=grown),
-        Shelf(reading.cache.layers, fixed=now, uncut=every),
+        ReducibleLayers(run.layers, uncut=grown),
+        ReducibleLayers(run.cache.layers, fixed=now, uncut=every),
     ]
-    return Holdings(reading.model.shape, shelves, reading.rules, reading.end)
+    return OOMState(run.model.shape, shelves, run.policies, run.end)

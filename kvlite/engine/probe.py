@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from kvlite.cache import Selection
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Outlook, Rehearsal
+from kvlite.methods.base import LayerView, Outlook, Reconstruction
 
 
 @dataclass(frozen=True)
-class Watch(Method):
+class Probe(Method):
     """Looks on with as many queries as the hungriest of the methods wants."""
 
     name: ClassVar[str] = "watch"
@@ -19,12 +19,12 @@ class Watch(Method):
     queries: int
     sums: bool = False
     outlook: Outlook | None = None
-    rehearsal: Rehearsal | None = None
+    reconstruction: Reconstruction | None = None
 
     @property
     def spec(self) -> str:
         """What it judges by: one that judges alike goes on from what it found."""
-        return f"{self.name}:sums={self.sums},rehearsal={self.rehearsal}"
+        return f"{self.name}:sums={self.sums},rehearsal={self.reconstruction}"
 
     @property
     def cumulative(self) -> bool:
@@ -33,8 +33,8 @@ class Watch(Method):
 
     @property
     def decode_rows(self) -> int:
-        """The sum's, or the rehearsal's."""
-        return int(self.sums or self.rehearsal is not None)
+        """The sum's, or the reconstruction's."""
+        return int(self.sums or self.reconstruction is not None)
 
     def observation(self, budget: int) -> int:
         """What was asked for."""

@@ -1,20 +1,21 @@
-"""One token looks at a bank whose older entries are computed: they never exist all at once."""
+"""One token looks at a head group whose older entries are computed: they never exist all at
+once."""
 
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank
+from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.ops.attention import capped, grouped
 
 
-def attend_front(
-    q: Tensor, bank: Bank, *, scale: float, softcap: float | None, remembers: bool
+def attend_segment(
+    q: Tensor, head_group: KVHeadGroup, *, scale: float, softcap: float | None, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Decode attention over what a bank holds, its front a part at a time.
+    """Decode attention over what a head group holds, its segment a part at a time.
 
     Args:
         q: `(batch, heads, 1, dim)`.
@@ -25,59 +26,59 @@ def attend_front(
         output in the shape of q, and the probabilities averaged over a KV head's queries,
         `(batch, kv heads, used)` float32.
     """
-    queries = grouped(q, len(bank.heads))[:, :, :, 0].float() * scale
-    attend = fused if q.is_cuda and has_kernel(bank) else in_parts
-    out, weights = attend(queries, bank, softcap, remembers)
+    queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * scale
+    attend = fused if q.is_cuda and has_kernel(head_group) else in_parts
+    out, weights = attend(queries, head_group, softcap, remembers)
     row = None if weights is None else weights.mean(2)
     return out.flatten(1, 2)[:, :, None].to(q.dtype), row
 
 
-def has_kernel(bank: Bank) -> bool:
-    """Whether a bank's front can be attended to by one kernel, on CUDA."""
-    front = bank.front
-    each_by_itself = isinstance(front, Packed) and isinstance(front.keys, Quantized)
+def has_kernel(head_group: KVHeadGroup) -> bool:
+    """Whether a head group's front can be attended to by one kernel, on CUDA."""
+    segment = head_group.segment
+    each_by_itself = isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
     return each_by_itself and find_spec("triton") is not None
 
 
 def in_parts(
-    queries: Tensor, bank: Bank, softcap: float | None, remembers: bool
+    queries: Tensor, head_group: KVHeadGroup, softcap: float | None, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
     """On any device: `queries` are `(batch, kv heads, heads per KV head, dim)` float32, scaled; the
     output has their shape, and the probabilities are `(batch, kv heads, heads per KV head,
     used)`."""
-    front, held = bank.front, slice(0, bank.own_used)
-    assert front is not None
-    near = queries @ bank.own_keys[:, :, held].float().mT
-    before, after = near.tensor_split([front.start], -1)
-    logits = capped(torch.cat([before, front.dot(queries), after], -1), softcap)
+    segment, held = head_group.segment, slice(0, head_group.residual_len)
+    assert segment is not None
+    near = queries @ head_group.residual_keys[:, :, held].float().mT
+    before, after = near.tensor_split([segment.start], -1)
+    logits = capped(torch.cat([before, segment.dot(queries), after], -1), softcap)
     weights = logits.softmax(-1)
-    sizes = [before.shape[-1], bank.in_front, after.shape[-1]]
+    sizes = [before.shape[-1], head_group.segment_len, after.shape[-1]]
     first, older, recent = weights.split(sizes, -1)
-    out = torch.cat([first, recent], -1) @ bank.own_values[:, :, held].float()
-    return out + front.weigh(older), weights if remembers else None
+    out = torch.cat([first, recent], -1) @ head_group.residual_values[:, :, held].float()
+    return out + segment.weigh(older), weights if remembers else None
 
 
 def fused(
-    queries: Tensor, bank: Bank, softcap: float | None, remembers: bool
+    queries: Tensor, head_group: KVHeadGroup, softcap: float | None, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """As `in_parts`, the front by one kernel on CUDA, merged with the exact entries."""
+    """As `in_parts`, the segment by one kernel on CUDA, merged with the exact entries."""
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_decode import attend_quantized
 
-    front, held = bank.front, slice(0, bank.own_used)
-    assert isinstance(front, Packed) and isinstance(front.keys, Quantized)
-    near = capped(queries @ bank.own_keys[:, :, held].float().mT, softcap)
+    segment, held = head_group.segment, slice(0, head_group.residual_len)
+    assert isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
+    near = capped(queries @ head_group.residual_keys[:, :, held].float().mT, softcap)
     hadamard = rotation(queries.shape[-1], queries.device)
-    shift = (queries @ front.mean[..., None]).squeeze(-1)
-    far = queries.new_empty(*queries.shape[:3], front.count) if remembers else None
+    shift = (queries @ segment.mean[..., None]).squeeze(-1)
+    far = queries.new_empty(*queries.shape[:3], segment.count) if remembers else None
     older, lse = attend_quantized(
-        queries, front.keys, front.values, hadamard, shift, softcap, logits=far
+        queries, segment.keys, segment.values, hadamard, shift, softcap, logits=far
     )
-    exact = near.softmax(-1) @ bank.own_values[:, :, held].float()
+    exact = near.softmax(-1) @ head_group.residual_values[:, :, held].float()
     own = near.logsumexp(-1)
     out = torch.lerp(exact, older, torch.sigmoid(lse - own)[..., None])
     if far is None:
         return out, None
-    before, after = near.tensor_split([front.start], -1)
+    before, after = near.tensor_split([segment.start], -1)
     logits = torch.cat([before, far, after], -1)
     return out, (logits - torch.logaddexp(lse, own)[..., None]).exp_()

@@ -16,26 +16,26 @@ from torch import Tensor
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.layer import Mark
 from kvlite.engine.cache_growth import grows, rewound, roomy_copy
-from kvlite.engine.layer_prefill import LayerReader
-from kvlite.engine.prefill_oom import embedded, foresee, reading_offers
-from kvlite.engine.reconstruct import Repetition, asked_for
-from kvlite.engine.sparse_attention import require_served, sights
+from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.engine.prefill_oom import embedded, prefill_oom_actions, reserve_for
+from kvlite.engine.reconstruct import ReconstructionPass, asked_for
+from kvlite.engine.sparse_attention import require_served, sparse_masks
 from kvlite.errors import require_uncancelled
-from kvlite.memory.free import ran_out
-from kvlite.memory.oom import Ladder, T
+from kvlite.memory.free import is_oom
+from kvlite.memory.oom import OOMPolicy, T
 from kvlite.methods.base import LayerView, Outlook
-from kvlite.methods.layer_policy import ROOM, Rule, merge_below, shares, take_share
-from kvlite.methods.placement import ON_DEVICE, Desk
+from kvlite.methods.layer_policy import ROOM, LayerPolicy, merge_below, shares, take_share
+from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 CHUNK = 1024
 
 Progress = Callable[[int, int], None]
 
 
-class Reading:
+class Prefill:
     """New tokens on their way through the layers, one layer at a time.
 
     Attributes:
@@ -43,8 +43,8 @@ class Reading:
         hidden: `(batch, n, hidden size)` of the tokens still on their way, on the device, or in
             host memory where it was short on the device.
         rows: `(n,)` int64, which of the new tokens these are; None while it is all of them.
-        repetition: of what was read, if a method judges by that.
-        rehearsed: tokens that the cache will hold judgements of.
+        reconstruction_pass: of what was read, if a method judges by that.
+        reconstructed: tokens that the cache will hold judgements of.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Reading:
         model: LoadedModel,
         cache: KVCache,
         token_ids: Tensor,
-        rules: list[Rule],
+        policies: list[LayerPolicy],
         *,
         reserve: int = 0,
         chunk: int = CHUNK,
         progress: Progress | None = None,
         cancel: Event | None = None,
         context: Tensor | None = None,
-        tier: Tier | None = None,
-        desk: Desk = ON_DEVICE,
-        ladder: Ladder | None = None,
+        store: HostKVStore | None = None,
+        backend: ScoringBackend = ON_DEVICE,
+        oom_policy: OOMPolicy | None = None,
         whole: bool = False,
     ) -> None:
         """As in `prefill.prefill`.
@@ -70,93 +70,99 @@ class Reading:
             whole: take every token, not the last alone, through the rest of the final layer, so
                 that `hidden` has what follows each of them.
         """
-        if tier is None or not tier.begun:
+        if store is None or not store.begun:
             cache.require_whole()
-        require_served(model, rules, cache.layers, cache.seen)
+        require_served(model, policies, cache.layers, cache.seen)
         self.model = model
         self.cache = cache
-        self.tier = tier
-        self.desk = desk
-        if tier is not None:
-            tier.mark()
-        self.ladder = ladder
+        self.store = store
+        self.backend = backend
+        if store is not None:
+            store.mark()
+        self.oom_policy = oom_policy
         self.layers: list[LayerCache] = []
-        self.rules = rules
+        self.policies = policies
         self.reserve = reserve
         self.room = min(reserve, ROOM)
         self.chunk = chunk
         self.progress = progress
         self.cancel = cancel
         self.whole = whole
-        self.start = tier.seen if tier is not None and tier.begun else cache.seen
+        self.start = store.seen if store is not None and store.begun else cache.seen
         self.new = token_ids.shape[1]
         self.end = self.start + self.new
-        self.hidden = embedded(model, token_ids, chunk, ladder)
+        self.hidden = embedded(model, token_ids, chunk, oom_policy)
         self.rows: Tensor | None = None
         self.rotations = model.rotations(self.start, self.new)
-        self.sights = sights(model, rules)
-        outlooks = [rule.method.outlook for rule in rules]
+        self.sparse_masks = sparse_masks(model, policies)
+        outlooks = [policy.method.outlook for policy in policies]
         coming = {each: self._coming(each) for each in {*outlooks} if each is not None}
         self.coming = [
             None if each is None else coming[each][layer] for layer, each in enumerate(outlooks)
         ]
         self.positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
-        self.repetition = self._repetition(
+        self.reconstruction_pass = self._reconstruction_pass(
             token_ids if context is None else torch.cat([context, token_ids], 1)
         )
-        rehearses = any(rule.method.rehearsal for rule in rules)
-        self.rehearsed = self.end if self.repetition else cache.rehearsed if rehearses else 0
-        self.capacities = [[bank.capacity for bank in layer.banks] for layer in cache.layers]
+        reconstructs = any(policy.method.reconstruction for policy in policies)
+        self.reconstructed = (
+            self.end if self.reconstruction_pass else cache.reconstructed if reconstructs else 0
+        )
+        self.capacities = [
+            [head_group.capacity for head_group in layer.head_groups] for layer in cache.layers
+        ]
 
-    def read_layer(self, index: int) -> LayerReader:
+    def read_layer(self, index: int) -> LayerPrefill:
         """Take all tokens through one layer. Let go of the reader before the next: it holds the
         layer's whole keys and values.
 
         Raises:
             Stopped: `cancel` was set.
         """
-        if self.ladder is not None:
-            foresee(self, index, self.ladder)
-        reader = self._safely(partial(self._reader, index))
+        if self.oom_policy is not None:
+            reserve_for(self, index, self.oom_policy)
+        layer_prefill = self._safely(partial(self._layer_prefill, index))
         at, length = self._begin(index), self.hidden.shape[1]
-        reader.done = at
+        layer_prefill.done = at
         while at < length:
             self._require_wanted()
-            at = self._safely(partial(self._read_chunk, index, reader, at))
+            at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
             self._passed(index, at * self.new // length)
-        if self.repetition is not None:
-            answers = index < len(self.rules) - 1
+        if self.reconstruction_pass is not None:
+            answers = index < len(self.policies) - 1
             passed, safely = partial(self._repeated, index), self._safely
-            layer, rule = reader.layer, reader.rule
-            self.repetition.rate(index, layer, rule, answers=answers, passed=passed, safely=safely)
-        return reader
+            layer, policy = layer_prefill.layer, layer_prefill.policy
+            self.reconstruction_pass.rate(
+                index, layer, policy, answers=answers, passed=passed, safely=safely
+            )
+        return layer_prefill
 
-    def _reader(self, index: int) -> LayerReader:
+    def _layer_prefill(self, index: int) -> LayerPrefill:
         """What reads a layer, with room for all that it will."""
         cos, sin, positions = *self.rotations[index], self.positions
         if self.rows is not None:
             cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
-        rule, layer = self.rules[index], self._roomy(index)
-        reader = LayerReader(
+        policy, layer = self.policies[index], self._roomy(index)
+        layer_prefill = LayerPrefill(
             layer,
-            rule,
+            policy,
             positions,
             self.end,
             (cos, sin),
-            self.sights[index],
+            self.sparse_masks[index],
             self.coming[index],
-            measures=self.tier is not None,
+            measures=self.store is not None,
         )
-        if rule.method.cumulative and self.cache.rehearsed:
-            layer.clear_rows()  # they hold what a rehearsal found, not sums
-        return reader
+        if policy.method.cumulative and self.cache.reconstructed:
+            layer.clear_rows()  # they hold what a reconstruction found, not sums
+        return layer_prefill
 
     def _begin(self, index: int) -> int:
         """The row of the hidden states to begin with."""
         return 0
 
-    def _read_chunk(self, index: int, reader: LayerReader, at: int) -> int:
+    def _read_chunk(self, index: int, layer_prefill: LayerPrefill, at: int) -> int:
         """Take a chunk through a layer, from row `at` of the hidden states on; the row after it."""
         length = self.hidden.shape[1]
         # In the final layer the last token is a chunk by itself.
@@ -164,17 +170,21 @@ class Reading:
         span = slice(at, min(at + self.chunk, end))
         # Nothing reads the final layer's output but the last token: of the others it needs
         # keys, values and queries alone.
-        answers = not self._final(index) or span.stop == length or reader.rule.method.cumulative
+        answers = (
+            not self._final(index) or span.stop == length or layer_prefill.policy.method.cumulative
+        )
         hidden = self.hidden[:, span].to(self.model.device)
-        out = reader.take(self.model.layers[index], hidden, answers=answers)
+        out = layer_prefill.take(self.model.layers[index], hidden, answers=answers)
         self.hidden[:, span] = out
         return span.stop
 
     def _passed(self, index: int, rows: int) -> None:
         """Say how far reading is: rows of layer `index`, those of a repetition after the tokens."""
         if self.progress is not None:
-            each = self.new + (0 if self.repetition is None else self.repetition.rows)
-            self.progress(index * each + rows, len(self.rules) * each)
+            each = self.new + (
+                0 if self.reconstruction_pass is None else self.reconstruction_pass.rows
+            )
+            self.progress(index * each + rows, len(self.policies) * each)
 
     def _repeated(self, index: int, rows: int) -> None:
         self._passed(index, self.new + rows)
@@ -191,64 +201,65 @@ class Reading:
             Stopped: `cancel` was set.
             OutOfMemory: nothing is left to give up that may be.
         """
-        for index in range(len(self.rules)):
+        for index in range(len(self.policies)):
             layer = self.compressed(index)
             self.layers.append(layer)
             del layer
-            self._safely(partial(merge_below, self.layers, self.rules, index, self.room))
-        shared = self._safely(lambda: shares(self.layers, self.rules, self.desk))
+            self._safely(partial(merge_below, self.layers, self.policies, index, self.room))
+        shared = self._safely(lambda: shares(self.layers, self.policies, self.backend))
         for index, kept in shared:
-            cut = partial(take_share, self.layers, self.rules, index, kept, self.room)
+            cut = partial(take_share, self.layers, self.policies, index, kept, self.room)
             self._safely(cut)
         return self._safely(self.logits)
 
     def compressed(self, index: int) -> LayerCache:
         """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
-        reader = self.read_layer(index)
-        view = self._safely(lambda: reader.view(index, self.desk))
-        self.remember(index, reader)
+        layer_prefill = self.read_layer(index)
+        view = self._safely(lambda: layer_prefill.view(index, self.backend))
+        self.remember(index, layer_prefill)
         self._safely(lambda: self._narrow(view))
-        return self._safely(lambda: self._cut(index, reader.layer, view))
+        return self._safely(lambda: self._cut(index, layer_prefill.layer, view))
 
     def _cut(self, index: int, layer: LayerCache, view: LayerView) -> LayerCache:
         """What the rule of a layer keeps of it."""
         # It may have been given less since the layer began.
-        rule = self.rules[index]
-        view = replace(view, budget=rule.budget)
-        if rule.method.settles == "read":
-            rule = rule.settled(view)
-        if index not in self.marks and rule.partner is None:
-            layer = rule.cut(view, self.room)
+        policy = self.policies[index]
+        view = replace(view, budget=policy.budget)
+        if policy.method.settles == "read":
+            policy = policy.settled(view)
+        if index not in self.marks and policy.partner is None:
+            layer = policy.cut(view, self.room)
         else:
-            if rule.packs is not None:  # since it began
-                sizes = [bank.capacity for bank in layer.banks]
-                layer = layer.resized(sizes, layer.rows, rule.packs)
-            rule.cast_first_votes(layer, view.window)
+            if policy.packs is not None:  # since it began
+                sizes = [head_group.capacity for head_group in layer.head_groups]
+                layer = layer.resized(sizes, layer.rows, policy.packs)
+            policy.cast_first_votes(layer, view.window)
         if index in self.marks:
             self.cache.layers[index] = layer
-        self.rules[index] = rule
+        self.policies[index] = policy
         return layer
 
-    def remember(self, index: int, reader: LayerReader) -> None:
-        """Hand over to the tier, if there is one, what was read and what a method found of it:
+    def remember(self, index: int, layer_prefill: LayerPrefill) -> None:
+        """Hand over to the host store, if there is one, what was read and what a method found of
+        it:
         before anything is dropped."""
-        tier, energy = self.tier, reader.energy
-        if tier is None or energy is None:
+        store, query_sq_sum = self.store, layer_prefill.query_sq_sum
+        if store is None or query_sq_sum is None:
             return
-        layer, method, new = reader.layer, self.rules[index].method, self.hidden.shape[1]
-        self._safely(lambda: tier.add(index, layer, energy, new, self.reserve))
+        layer, method, new = layer_prefill.layer, self.policies[index].method, self.hidden.shape[1]
+        self._safely(lambda: store.add(index, layer, query_sq_sum, new, self.reserve))
         if method.judges_once and layer.rows:
-            self._safely(lambda: tier.judge(index, _scores(layer), method.spec))
+            self._safely(lambda: store.scored_by(index, _scores(layer), method.spec))
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
-        after, through = self.rules[view.layer + 1 :], self.hidden.shape[1]
+        after, through = self.policies[view.layer + 1 :], self.hidden.shape[1]
         narrowing = after[0].narrowing if after else None
         if narrowing is None or narrowing.width >= through:
             return
-        with self.desk.timed():
+        with self.backend.timed():
             going = narrowing.method.narrow(view, through, narrowing.width)
-            going = self.desk.slots(going).long()
+            going = self.backend.slots(going).long()
         rows = going if self.rows is None else self.rows[going]
         self.hidden = self.hidden[:, going.to(self.hidden.device)]
         self.rows = rows
@@ -258,54 +269,59 @@ class Reading:
         return self.model.logits(self.hidden[:, -1].to(self.model.device))
 
     def rewind(self) -> None:
-        """Make the cache, and the tier, what they were before; but for what was given up and, where
+        """Make the cache, and the host store, what they were before; but for what was given up and,
+        where
         there is no memory for that, room that was made."""
-        if self.tier is not None:
-            self.tier.rewind()
+        if self.store is not None:
+            self.store.rewind()
         for index, marks in self.marks.items():
-            rule = self.rules[index]
+            policy = self.policies[index]
             layer = self.cache.layers[index] = rewound(self.cache.layers[index], marks)
             try:
-                sizes, rows = self.capacities[index], rule.method.decode_rows
-                self.cache.layers[index] = layer.resized(sizes, rows, rule.packs)
+                sizes, rows = self.capacities[index], policy.method.decode_rows
+                self.cache.layers[index] = layer.resized(sizes, rows, policy.packs)
             except Exception as error:
-                if not ran_out(error):
+                if not is_oom(error):
                     raise
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the reading that can be done again."""
-        return work() if self.ladder is None else self.ladder.run(work, reading_offers(self))
+        return (
+            work()
+            if self.oom_policy is None
+            else self.oom_policy.run(work, prefill_oom_actions(self))
+        )
 
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, where all of it will stay
         as it is and as many rows be remembered; else a copy, so that stopping loses nothing, with
         what is quantized written out; or all that it ever read, where the cache has lost some and
-        a tier has it."""
-        rule, layer = self.rules[index], self.cache.layers[index]
+        a host store has it."""
+        policy, layer = self.policies[index], self.cache.layers[index]
         self.marks.pop(index, None)
-        if self.tier is not None and self.tier.begun:
-            judge = rule.method.spec if rule.method.judges_once else ""
-            return self.tier.restored(index, self.hidden.shape[1], layer.keys.device, judge)
+        if self.store is not None and self.store.begun:
+            scored_by = policy.method.spec if policy.method.judges_once else ""
+            return self.store.restored(index, self.hidden.shape[1], layer.keys.device, scored_by)
         new = self.hidden.shape[1]
-        if not grows(rule, layer, new):
-            return roomy_copy(rule, layer, new, self.chunk)
+        if not grows(policy, layer, new):
+            return roomy_copy(policy, layer, new, self.chunk)
         lines = [(heads, used + new) for heads, used in layer.lines]
-        layer = layer.resized(rule.capacities(lines, self.room), rule.method.decode_rows)
+        layer = layer.resized(policy.capacities(lines, self.room), policy.method.decode_rows)
         self.marks[index], self.cache.layers[index] = layer.mark(), layer
         return layer
 
-    def _repetition(self, context: Tensor) -> Repetition | None:
+    def _reconstruction_pass(self, context: Tensor) -> ReconstructionPass | None:
         """What has to be repeated before layers are cut, if any method wants that.
 
         Args:
             context: `(batch, n)` int64, all that was read, these tokens included.
         """
-        asked, begin = asked_for(self.rules, self.cache, self.tier, self.new)
+        asked, begin = asked_for(self.policies, self.cache, self.store, self.new)
         if asked is None:
             return None
         if context.shape[1] != self.end:
             raise ValueError("a method that has the model repeat what it read needs all of it")
-        return Repetition(self.model, context, begin, asked, chunk=self.chunk)
+        return ReconstructionPass(self.model, context, begin, asked, chunk=self.chunk)
 
     def _coming(self, outlook: Outlook) -> list[Rotation]:
         """Mean rotations of the positions after the last, as far as the model's context goes."""
@@ -316,9 +332,9 @@ class Reading:
         ]
 
     def _final(self, index: int) -> bool:
-        return index == len(self.rules) - 1 and not self.whole
+        return index == len(self.policies) - 1 and not self.whole
 
 
 def _scores(layer: LayerCache) -> Tensor:
-    """What a layer's banks remember of attention, `(batch, KV heads, entries)`."""
-    return layer.in_order([bank.scores() for bank in layer.banks])
+    """What a layer's head groups remember of attention, `(batch, KV heads, entries)`."""
+    return layer.in_order([head_group.scores() for head_group in layer.head_groups])

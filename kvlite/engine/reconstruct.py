@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, KVCache, LayerCache
-from kvlite.engine.heads import over_banks
-from kvlite.engine.layer_prefill import LayerReader, through
-from kvlite.engine.probe import Watch
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.engine.heads import over_head_groups
+from kvlite.engine.layer_prefill import LayerPrefill, through
+from kvlite.engine.probe import Probe
 from kvlite.memory.oom import Safely, at_once
-from kvlite.methods.base import Rehearsal
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.base import Reconstruction
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, rotations_after
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 from kvlite.ops.attention import attend, attend_causal, attention_peaks, merged
 
 BEGIN = "\n\nRepeat the previous context exactly.\n\n"
@@ -45,31 +45,31 @@ class Passage:
 
 
 def asked_for(
-    rules: Sequence[Rule], cache: KVCache, tier: Tier | None, new: int
-) -> tuple[Rehearsal | None, int]:
+    policies: Sequence[LayerPolicy], cache: KVCache, store: HostKVStore | None, new: int
+) -> tuple[Reconstruction | None, int]:
     """How what was read has to be repeated before layers are cut, if any method wants that; and the
     position from which on it was not yet.
 
     Args:
         new: tokens that are read now.
     """
-    asked, begin = None, cache.rehearsed
-    for index, (rule, layer) in enumerate(zip(rules, cache.layers, strict=True)):
-        if rule.method.rehearsal is None:
+    asked, begin = None, cache.reconstructed
+    for index, (policy, layer) in enumerate(zip(policies, cache.layers, strict=True)):
+        if policy.method.reconstruction is None:
             continue
         lines = [(heads, used + new) for heads, used in layer.lines]
-        if tier is not None and tier.begun:
-            source = tier.layers[index]
-            lines = [(len(source.bank.heads), source.read + new)]
-            begin = begin if tier.judged_by(rule.method.spec) else 0
-        if not rule.keeps_all(lines):
-            asked = rule.method.rehearsal
-        if layer.entries_mean and not layer.rows and rule.method.settles is None:
+        if store is not None and store.begun:
+            source = store.layers[index]
+            lines = [(len(source.head_group.heads), source.read + new)]
+            begin = begin if store.is_scored_by(policy.method.spec) else 0
+        if not policy.keeps_all(lines):
+            asked = policy.method.reconstruction
+        if layer.entries_mean and not layer.rows and policy.method.settles is None:
             begin = 0  # another method held this layer
     return asked, begin
 
 
-class Repetition:
+class ReconstructionPass:
     """All passages, one layer at a time. Each follows what was read and none of the others, and
     nothing of them stays.
 
@@ -78,7 +78,13 @@ class Repetition:
     """
 
     def __init__(
-        self, model: LoadedModel, context: Tensor, begin: int, rehearsal: Rehearsal, *, chunk: int
+        self,
+        model: LoadedModel,
+        context: Tensor,
+        begin: int,
+        reconstruction: Reconstruction,
+        *,
+        chunk: int,
     ) -> None:
         """Prepare to repeat what was not repeated yet.
 
@@ -88,12 +94,12 @@ class Repetition:
             chunk: rows that go through a layer together.
         """
         self.model = model
-        self.sinks = rehearsal.sinks
+        self.sinks = reconstruction.sinks
         self.fresh = begin == 0
         self.chunk = chunk
         self.end = context.shape[1]
         self.passages: list[Passage] = []
-        size = self._size(rehearsal.passage)
+        size = self._size(reconstruction.passage)
         for first in range(begin, self.end, size):
             end = min(first + size, self.end)
             said = torch.cat([*self._asked(context, first), context[:, first:end]], 1)
@@ -135,7 +141,7 @@ class Repetition:
         self,
         index: int,
         layer: LayerCache,
-        rule: Rule,
+        policy: LayerPolicy,
         *,
         answers: bool,
         passed: Callable[[int], None],
@@ -145,19 +151,19 @@ class Repetition:
 
         Args:
             layer: gets, where the rule's method rehearses, the most attention that any query paid
-                to an entry of its own passage, in the row of its banks.
+                to an entry of its own passage, in the row of its head groups.
             answers: whether a layer follows.
             passed: told how many rows went through, chunk by chunk.
             safely: does each chunk.
         """
-        rates, rows = rule.method.rehearsal is not None, 0
+        rates, rows = policy.method.reconstruction is not None, 0
         if rates and self.fresh:
             layer.clear_rows()
         for passage in self.passages:
             count, at = passage.hidden.shape[1], 0
             cos, sin = (each[:, :count] for each in self.rotations[index])
             rotation, part = (cos, sin), (passage.first, passage.end)
-            looking_on = partial(self._looking_on, layer, rule.window, count, rotation)
+            looking_on = partial(self._looking_on, layer, policy.window, count, rotation)
             rating = partial(Telling, layer, part, self.sinks, rotation)
             telling = safely(rating) if rates else safely(looking_on)
             while at < count:
@@ -166,7 +172,12 @@ class Repetition:
                 passed(rows)
 
     def _take(
-        self, index: int, passage: Passage, telling: "Telling | LayerReader", at: int, answers: bool
+        self,
+        index: int,
+        passage: Passage,
+        telling: "Telling | LayerPrefill",
+        at: int,
+        answers: bool,
     ) -> int:
         """Take a chunk of a passage, from row `at` on, through a layer; the row after it."""
         span = slice(at, min(at + self.chunk, passage.hidden.shape[1]))
@@ -177,16 +188,16 @@ class Repetition:
 
     def _looking_on(
         self, layer: LayerCache, window: int | None, rows: int, rotation: Rotation
-    ) -> LayerReader:
+    ) -> LayerPrefill:
         """Reads a passage into a copy of a layer that no method rates."""
         roomy = layer.resized([used + rows for _, used in layer.lines])
-        rule = Rule(Watch(1), 0, window)
-        return LayerReader(roomy, rule, self.positions[:rows], self.end + rows, rotation)
+        policy = LayerPolicy(Probe(1), 0, window)
+        return LayerPrefill(roomy, policy, self.positions[:rows], self.end + rows, rotation)
 
 
 @dataclass
 class _Part:
-    """What the rows of a passage look at in one bank, beside the rest of it.
+    """What the rows of a passage look at in one head group, beside the rest of it.
 
     Attributes:
         low, high: slots of the passage.
@@ -213,7 +224,7 @@ class Telling:
         """Set aside what the rows are judged by.
 
         Args:
-            layer: entries ascending in position; the rows of its banks are raised.
+            layer: entries ascending in position; the rows of its head groups are raised.
             span: positions of the passage, first and end.
             sinks: first entries that are looked at beside it.
             rotation: of the tokens to come.
@@ -223,10 +234,14 @@ class Telling:
         self.done = 0
         self.answers = True  # else the ratings are wanted alone
         rows = rotation[0].shape[1]
-        self.parts = {bank.heads: _part(bank, span, sinks, rows) for bank in layer.banks}
+        self.parts = {
+            head_group.heads: _part(head_group, span, sinks, rows)
+            for head_group in layer.head_groups
+        }
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
-        """Put the next chunk through a decoder layer, as `reader.through` does, or leave everything
+        """Put the next chunk through a decoder layer, as `layer_prefill.through` does, or leave
+        everything
         as it was; ratings that are raised twice are the same."""
         self.answers = answers
         span = slice(self.done, self.done + hidden.shape[1])
@@ -246,36 +261,36 @@ class Telling:
     ) -> Tensor:
         """One chunk: over all that was read freely, over the passage's rows causally."""
 
-        def over(bank: Bank, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            part = self.parts[bank.heads]
+        def over(head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            part = self.parts[head_group.heads]
             own = slice(part.used, part.used + k.shape[2])
             part.keys[:, :, own], part.values[:, :, own], part.used = k, v, own.stop
             keys, values = part.keys[:, :, : own.stop], part.values[:, :, : own.stop]
             seen = attend_causal(q, keys, values, scale=scale, softcap=softcap)
             passage = keys[:, :, part.first : part.first + part.high - part.low]
             peaks = attention_peaks(q, passage, seen[1], scale=scale, softcap=softcap)
-            bank.raise_to(part.low, peaks)
+            head_group.raise_to(part.low, peaks)
             if not self.answers:
                 return q
-            keys, values = bank.keys, bank.values
-            for rest in (slice(part.first, part.low), slice(part.high, bank.used)):
+            keys, values = head_group.keys, head_group.values
+            for rest in (slice(part.first, part.low), slice(part.high, head_group.used)):
                 if rest.start < rest.stop:
                     others = keys[:, :, rest], values[:, :, rest]
                     given = attend(q, *others, scale=scale, softcap=softcap, causal=False)
                     seen = merged(seen, given)
             return seen[0]
 
-        return over_banks(self.layer, q, k, v, over)
+        return over_head_groups(self.layer, q, k, v, over)
 
 
-def _part(bank: Bank, span: tuple[int, int], sinks: int, rows: int) -> _Part:
+def _part(head_group: KVHeadGroup, span: tuple[int, int], sinks: int, rows: int) -> _Part:
     """The first few entries and a passage, which may lie in other slots in other heads: from the
     first slot that any head has of it to the last."""
-    count = min(span[1] - span[0], bank.used)
-    low = min(span[0], bank.used - count)
+    count = min(span[1] - span[0], head_group.used)
+    low = min(span[0], head_group.used - count)
     high = low + count
-    if not bank.own_positions.is_meta:
-        positions = bank.positions[:, :, : bank.used]
+    if not head_group.residual_positions.is_meta:
+        positions = head_group.positions[:, :, : head_group.used]
         low = int((positions < span[0]).sum(-1).min())
         high = int((positions < span[1]).sum(-1).max())
     first = min(sinks, low)
@@ -288,6 +303,6 @@ def _part(bank: Bank, span: tuple[int, int], sinks: int, rows: int) -> _Part:
             ],
             2,
         )
-        for each in (bank.keys, bank.values)
+        for each in (head_group.keys, head_group.values)
     )
     return _Part(low, high, first, keys, values, first + high - low)

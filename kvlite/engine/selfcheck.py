@@ -5,7 +5,7 @@ import torch
 from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.errors import ModelError
 from kvlite.methods.full import Full
-from kvlite.methods.layer_policy import layer_rules
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.load import LoadedModel
 
@@ -27,8 +27,8 @@ def require_own_answers(model: LoadedModel) -> None:
     vocab = model.shape.vocab
     ids = torch.linspace(0, vocab - 1, TOKENS, device=model.device).long()[None]
     theirs = _own_logits(model, ids)
-    rules = layer_rules(Full(), model.shape, TOKENS, TOKENS)
-    ours = prefill(model, empty_cache(model), ids, rules)
+    policies = layer_policies(Full(), model.shape, TOKENS, TOKENS)
+    ours = prefill(model, empty_cache(model), ids, policies)
     error = ((ours - theirs).square().mean().sqrt() / theirs.std()).item()
     if not error <= TOLERANCE:
         raise ModelError(

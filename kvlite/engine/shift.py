@@ -8,7 +8,7 @@ Attention Sinks", section 3.2 (positions within the cache, not of the text).
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, KVCache, LayerCache
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.engine.oom_actions import SINKS, kept
 from kvlite.errors import SettingError
 from kvlite.model.load import LoadedModel
@@ -34,31 +34,33 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
             "--beyond-context compact turns keys to other positions, but this model's rotations "
             "(longrope) change with the length of the context: use refuse"
         )
-    chosen = [[kept(bank, most) for bank in layer.banks] for layer in cache.layers]
+    chosen = [
+        [kept(head_group, most) for head_group in layer.head_groups] for layer in cache.layers
+    ]
     seen = max(each.line[1] for selections in chosen for each in selections)
     tables = model.rotations_at(torch.arange(cache.seen, device=model.device), torch.float32)
     layers = []
     for layer, selections, table in zip(cache.layers, chosen, tables, strict=True):
         sizes = [each.line[1] for each in selections]
         made = LayerCache.gathered(selections, sizes, layer.rows, like=layer.like)
-        for bank in made.banks:
-            _move(bank, table, seen)
+        for head_group in made.head_groups:
+            _move(head_group, table, seen)
         layers.append(made)
     return KVCache(layers, seen)
 
 
-def _move(bank: Bank, table: Rotation, seen: int) -> None:
-    """Give a bank's entries, ascending in position, their new ones."""
-    count, before = bank.used, bank.own_positions[:, :, : bank.used].long()
+def _move(head_group: KVHeadGroup, table: Rotation, seen: int) -> None:
+    """Give a head group's entries, ascending in position, their new ones."""
+    count, before = head_group.used, head_group.residual_positions[:, :, : head_group.used].long()
     first = before < SINKS
     late = torch.arange(seen - count, seen, device=before.device).expand_as(before)
     after = torch.where(first, before, late)
     for sequence in range(before.shape[0]):
         for head in range(before.shape[1]):
-            line = bank.own_keys[sequence, head, :count]
+            line = head_group.residual_keys[sequence, head, :count]
             at, to = (_at(table, each[sequence, head]) for each in (before, after))
             line.copy_(turned(line[None, None], at, to)[0, 0])
-    bank.own_positions[:, :, :count] = after.int()
+    head_group.residual_positions[:, :, :count] = after.int()
 
 
 def _at(table: Rotation, positions: Tensor) -> Rotation:

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, LayerCache
+from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.errors import SettingError
 from kvlite.methods.base import LambdaMask
-from kvlite.methods.layer_policy import Rule
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, require_steady, turned
 from kvlite.ops.attention import attend, attend_band, attend_causal, merge
 
 
 @dataclass(frozen=True)
-class Limit:
+class PositionClamp:
     """Holds queries and sinks at the same distance, wherever they are.
 
     Attributes:
@@ -41,11 +41,11 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Sight:
+class SparseAttentionMask:
     """How one layer's tokens see what it holds; its first slots hold the first tokens."""
 
     mask: LambdaMask
-    limit: Limit | None
+    limit: PositionClamp | None
 
     def attend(
         self,
@@ -100,51 +100,57 @@ class Sight:
         return merge(far, recent)
 
 
-def sights(model: LoadedModel, rules: Sequence[Rule]) -> list[Sight | None]:
+def sparse_masks(
+    model: LoadedModel, policies: Sequence[LayerPolicy]
+) -> list[SparseAttentionMask | None]:
     """How each layer sees, None where it sees all that it holds."""
-    masks = [rule.mask for rule in rules]
+    masks = [policy.mask for policy in policies]
     limits = {mask: _limits(model, mask) for mask in {*masks} if mask is not None and mask.limit}
     return [
-        None if mask is None else Sight(mask, limits[mask][layer] if mask.limit else None)
+        None
+        if mask is None
+        else SparseAttentionMask(mask, limits[mask][layer] if mask.limit else None)
         for layer, mask in enumerate(masks)
     ]
 
 
-def _limits(model: LoadedModel, mask: LambdaMask) -> list[Limit]:
+def _limits(model: LoadedModel, mask: LambdaMask) -> list[PositionClamp]:
     sinks, far = model.rotations(0, mask.sinks), model.rotations(mask.window, 1)
     return [
-        Limit(near, (near[0][:, :1], near[1][:, :1]), there)
+        PositionClamp(near, (near[0][:, :1], near[1][:, :1]), there)
         for near, there in zip(sinks, far, strict=True)
     ]
 
 
 def require_served(
-    model: LoadedModel, rules: Sequence[Rule], layers: Sequence[LayerCache], seen: int
+    model: LoadedModel, policies: Sequence[LayerPolicy], layers: Sequence[LayerCache], seen: int
 ) -> None:
     """Raises SettingError if a mask's sinks cannot be held at their distance in this model, or
     were dropped by an earlier turn."""
-    for rule, layer in zip(rules, layers, strict=True):
-        if rule.mask is None:
+    for policy, layer in zip(policies, layers, strict=True):
+        if policy.mask is None:
             continue
-        if rule.mask.limit:
-            require_steady(model, f"{rule.method.name}:limit=true")
-        if not all(_holds_first(bank, rule.mask.sinks, seen) for bank in layer.banks):
+        if policy.mask.limit:
+            require_steady(model, f"{policy.method.name}:limit=true")
+        if not all(
+            _holds_first(head_group, policy.mask.sinks, seen) for head_group in layer.head_groups
+        ):
             raise SettingError(
-                f"method {rule.method.name} needs the first {rule.mask.sinks} tokens in sight, "
+                f"method {policy.method.name} needs the first {policy.mask.sinks} tokens in sight, "
                 "which an earlier turn has dropped: start a new conversation, or use streaming"
             )
 
 
-def _holds_first(bank: Bank, sinks: int, seen: int) -> bool:
-    if bank.used == seen or bank.own_positions.is_meta:
+def _holds_first(head_group: KVHeadGroup, sinks: int, seen: int) -> bool:
+    if head_group.used == seen or head_group.residual_positions.is_meta:
         return True
-    first = torch.arange(sinks, device=bank.positions.device)
-    line = bank.positions[:, :, : bank.used].sort(-1).values[..., :sinks]
-    return bank.used > sinks and bool((line == first).all())
+    first = torch.arange(sinks, device=head_group.positions.device)
+    line = head_group.positions[:, :, : head_group.used].sort(-1).values[..., :sinks]
+    return head_group.used > sinks and bool((line == first).all())
 
 
 def make_room(layer: LayerCache, mask: LambdaMask, count: int) -> None:
     """Let go, in place, of what no token to come will see, if less than `count` slots are left."""
-    for bank in layer.banks:
-        if bank.room < count:
-            bank.keep_ends(mask.sinks, mask.window)
+    for head_group in layer.head_groups:
+        if head_group.room < count:
+            head_group.keep_ends(mask.sinks, mask.window)

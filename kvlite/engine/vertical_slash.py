@@ -3,20 +3,20 @@
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank
+from kvlite.cache import KVHeadGroup
 from kvlite.cache.selection import wide
-from kvlite.methods.base import Columns
+from kvlite.methods.base import VerticalSlash
 from kvlite.methods.scores import Window, top, window_scores
 from kvlite.ops.attention import attend, attend_causal, merge
 
 
-def attend_columns(
+def attend_vertical_slash(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     positions: Tensor,
     first: int,
-    columns: Columns,
+    columns: VerticalSlash,
     scale: float,
     softcap: float | None,
 ) -> Tensor | None:
@@ -37,9 +37,9 @@ def attend_columns(
     far = used - length - columns.near
     if far <= columns.count or length <= columns.observed:
         return None
-    bank = Bank(tuple(range(keys.shape[1])), keys, values, positions, used=used)
-    window = Window(q, first, len(bank.heads), scale, softcap).last(columns.observed)
-    voted = window_scores(bank, window, "sum", "sum")[..., :far]
+    head_group = KVHeadGroup(tuple(range(keys.shape[1])), keys, values, positions, used=used)
+    window = Window(q, first, len(head_group.heads), scale, softcap).last(columns.observed)
+    voted = window_scores(head_group, window, "sum", "sum")[..., :far]
     voted[..., : columns.sinks] = torch.inf
     slots = top(voted, columns.count)
     index = wide(slots, keys)

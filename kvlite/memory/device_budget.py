@@ -54,7 +54,7 @@ _BANDWIDTHS = {
 
 
 @dataclass(frozen=True)
-class Room:
+class DeviceBudget:
     """Memory of a device that a plan may count on.
 
     Attributes:
@@ -91,7 +91,7 @@ def capped_bytes(vram: str) -> int | None:
 
 
 def ram_limit(text: str, held: int) -> int:
-    """Bytes that a tier may take: as written, or with `auto` half of what is free without it.
+    """Bytes that a host store may take: as written, or with `auto` half of what is free without it.
 
     Args:
         held: bytes it takes now.
@@ -114,7 +114,7 @@ def checkpoint_limit(text: str) -> int:
     return int(CHECKPOINT_SHARE * psutil.virtual_memory().available) if limit is None else limit
 
 
-def room_of(device: "torch.device", vram: str) -> Room:
+def device_budget(device: "torch.device", vram: str) -> DeviceBudget:
     """What a device of this machine offers now.
 
     Raises:
@@ -126,16 +126,16 @@ def room_of(device: "torch.device", vram: str) -> Room:
     if device.type == "cpu":
         total = free if cap is None else min(cap, free)
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
-        return Room(name, "cpu", total, 0, int(ERROR * total), free)
+        return DeviceBudget(name, "cpu", total, 0, int(ERROR * total), free)
     # Where a driver spills, torch may hold more than there is.
     _, all_there = torch.cuda.mem_get_info(device)
     total, host = min(all_there if cap is None else cap, free), psutil.virtual_memory().available
     name = torch.cuda.get_device_properties(device).name
     # The context is there already: it is not in what is free.
-    return Room(name, "cuda", total, 0, margin(), host, bandwidth(name))
+    return DeviceBudget(name, "cuda", total, 0, margin(), host, bandwidth(name))
 
 
-def card(vram: str, name: str = "") -> Room:
+def card(vram: str, name: str = "") -> DeviceBudget:
     """What a card offers that is not here.
 
     Args:
@@ -144,7 +144,7 @@ def card(vram: str, name: str = "") -> Room:
     """
     total, shown = capped_bytes(vram) or 0, name or f"a card of {vram}"
     host = psutil.virtual_memory().available
-    return Room(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
+    return DeviceBudget(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
 
 
 def hold(device: "torch.device", vram: str) -> None:

@@ -13,7 +13,7 @@ _HOST = "can't allocate memory"
 _CUBLAS = "CUBLAS_STATUS_ALLOC_FAILED"
 
 
-def ran_out(error: BaseException) -> bool:
+def is_oom(error: BaseException) -> bool:
     """Whether an error says that memory ran out: of a device, of a library on it, or of the
     host."""
     import torch
@@ -36,7 +36,7 @@ def free_bytes(device: "torch.device") -> int:
     return int(free + held)
 
 
-def let_go(device: "torch.device") -> None:
+def release_memory(device: "torch.device") -> None:
     """Give back what nothing refers to any more. Not to be called where an error is handled: its
     traceback holds all that the failed work had made."""
     import torch

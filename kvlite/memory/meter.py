@@ -164,7 +164,7 @@ class PeakMeter:
         """What keeps a CPU's tensors to a cap, if anything does."""
         return None if self.tensors is None or self.tensors.cap is None else self.tensors
 
-    def watch(self) -> AbstractContextManager[Any]:
+    def probe(self) -> AbstractContextManager[Any]:
         """Enter this around every piece of torch work that is to be measured."""
         return nullcontext() if self.tensors is None else self.tensors
 

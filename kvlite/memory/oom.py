@@ -13,12 +13,12 @@ import torch
 
 from kvlite.config.units import readable
 from kvlite.errors import OutOfMemory
-from kvlite.memory.free import free_bytes, let_go, ran_out
+from kvlite.memory.free import free_bytes, is_oom, release_memory
 
 T = TypeVar("T")
 
-Offers = dict[str, Callable[[], bool]]
-"""What a part of the work can do without, by the rung's name: gives it up, and says whether it
+OOMActions = dict[str, Callable[[], bool]]
+"""What a part of the work can do without, by the step's name: gives it up, and says whether it
 could. Each may be asked more than once."""
 
 Tell = Callable[[str], None]
@@ -38,11 +38,11 @@ def at_once(work: Callable[[], T]) -> T:
 
 
 @dataclass(frozen=True)
-class Rung:
+class OOMStep:
     """Something that can be given up.
 
     Attributes:
-        name: as ledgers have it.
+        name: as metrics have it.
         said: what people are told when it happens.
         lossy: whether answers may be worse for it.
     """
@@ -52,29 +52,31 @@ class Rung:
     lossy: bool = False
 
 
-RUNGS = (
-    Rung("smaller chunk", "it goes on in chunks half as long, which takes a little longer"),
-    Rung("hidden states in RAM", "what goes from layer to layer waits in host memory"),
-    Rung("8-bit cache", "the cache is rounded to 8 bits, which costs next to nothing", lossy=True),
-    Rung("4-bit cache", "the cache is rounded to 4 bits", lossy=True),
-    Rung(
+OOM_STEPS = (
+    OOMStep("smaller chunk", "it goes on in chunks half as long, which takes a little longer"),
+    OOMStep("hidden states in RAM", "what goes from layer to layer waits in host memory"),
+    OOMStep(
+        "8-bit cache", "the cache is rounded to 8 bits, which costs next to nothing", lossy=True
+    ),
+    OOMStep("4-bit cache", "the cache is rounded to 4 bits", lossy=True),
+    OOMStep(
         "smaller budget",
         "the cache keeps half of its budget; with recall the next turn still reads everything",
         lossy=True,
     ),
-    Rung("streamed weights", "layers' weights wait in host memory, which makes answers slow"),
+    OOMStep("streamed weights", "layers' weights wait in host memory, which makes answers slow"),
 )
-(CHUNK, HIDDEN, EIGHT_BITS, FOUR_BITS, BUDGET, STREAM) = (rung.name for rung in RUNGS)
+(CHUNK, HIDDEN, EIGHT_BITS, FOUR_BITS, BUDGET, STREAM) = (oom_step.name for oom_step in OOM_STEPS)
 
 
-class Ladder:
+class OOMPolicy:
     """What one conversation has given up so far, which stays given up for its later turns.
 
     Attributes:
         device: on which memory runs out.
         never_lossy: stop rather than give up what costs quality.
         tell: told in a sentence what is given up, when it is.
-        taken: names of the rungs, in order; one can come several times.
+        taken: names of the steps, in order; one can come several times.
         free: how many bytes can be taken on a device now.
     """
 
@@ -85,12 +87,12 @@ class Ladder:
         self.taken: list[str] = []
         self.free = free_bytes
 
-    def run(self, work: Callable[[], T], offers: Offers) -> T:
+    def run(self, work: Callable[[], T], oom_actions: OOMActions) -> T:
         """Do a part of the work, again and again while memory runs out.
 
         Args:
             work: changes nothing for good before all that it needs is allocated.
-            offers: what it can do without.
+            oom_actions: what it can do without.
 
         Raises:
             OutOfMemory: there is nothing left to give up that would help here, or that may be.
@@ -100,15 +102,17 @@ class Ladder:
             try:
                 return work()
             except Exception as error:
-                if not ran_out(error):
+                if not is_oom(error):
                     raise
             # The error is gone here, and with its traceback what the work had made.
-            let_go(self.device)
+            release_memory(self.device)
             tries += 1
             if tries > 1:
-                self._step_down(offers)
+                self._step_down(oom_actions)
 
-    def foresee(self, storage: int, workspace: Callable[[], int], offers: Offers) -> None:
+    def reserve_for(
+        self, storage: int, workspace: Callable[[], int], oom_actions: OOMActions
+    ) -> None:
         """Before a large step: give up what costs no quality until there is memory enough for it,
         or nothing more can be. A forecast may be too high, so nothing else is given up for it.
 
@@ -117,24 +121,24 @@ class Ladder:
             workspace: bytes it needs beside them, as things stand.
         """
         while storage <= self.free(self.device) < storage + workspace():
-            if not self._gave_up(offers, lossless=True):
+            if not self._gave_up(oom_actions, lossless=True):
                 return
 
     def times(self, name: str) -> int:
-        """How often a rung was taken."""
+        """How often a step was taken."""
         return self.taken.count(name)
 
-    def _step_down(self, offers: Offers) -> None:
-        if not self._gave_up(offers, lossless=self.never_lossy):
-            raise OutOfMemory(self._exhausted(offers))
+    def _step_down(self, oom_actions: OOMActions) -> None:
+        if not self._gave_up(oom_actions, lossless=self.never_lossy):
+            raise OutOfMemory(self._exhausted(oom_actions))
 
-    def _gave_up(self, offers: Offers, *, lossless: bool) -> bool:
-        for rung in RUNGS:
-            if rung.name not in offers or (lossless and rung.lossy):
+    def _gave_up(self, oom_actions: OOMActions, *, lossless: bool) -> bool:
+        for oom_step in OOM_STEPS:
+            if oom_step.name not in oom_actions or (lossless and oom_step.lossy):
                 continue
-            if self._granted(offers[rung.name]):
-                self.taken.append(rung.name)
-                self.tell(f"memory is short: {rung.said} ({rung.name})")
+            if self._granted(oom_actions[oom_step.name]):
+                self.taken.append(oom_step.name)
+                self.tell(f"memory is short: {oom_step.said} ({oom_step.name})")
                 return True
         return False
 
@@ -144,13 +148,15 @@ class Ladder:
             with torch.inference_mode():
                 return offer()
         except Exception as error:
-            if not ran_out(error):
+            if not is_oom(error):
                 raise
-        let_go(self.device)
+        release_memory(self.device)
         return False
 
-    def _exhausted(self, offers: Offers) -> str:
-        forbidden = self.never_lossy and any(rung.lossy and rung.name in offers for rung in RUNGS)
+    def _exhausted(self, oom_actions: OOMActions) -> str:
+        forbidden = self.never_lossy and any(
+            oom_step.lossy and oom_step.name in oom_actions for oom_step in OOM_STEPS
+        )
         gone = f" after giving up {', '.join(dict.fromkeys(self.taken))}" if self.taken else ""
         remedy = (
             "leave --never-lossy out to let the cache be rounded or cut"

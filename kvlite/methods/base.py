@@ -16,7 +16,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, Front, LayerCache, Line, Selection
+    from kvlite.cache import CompressedSegment, KVHeadGroup, LayerCache, Line, Selection
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Reconstruction:
     """How the model is made to repeat what it read, to see which entries it then looks at.
 
     Attributes:
@@ -63,7 +63,7 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
-class Columns:
+class VerticalSlash:
     """What the tokens of a chunk look at while they are read, if not at all before them.
 
     Attributes:
@@ -84,16 +84,17 @@ class LayerView:
 
     Attributes:
         layer: its index in the model.
-        banks: every candidate, old and new, ascending in position within a head.
+        head_groups: every candidate, old and new, ascending in position within a head.
         window: the last queries read, as many as `Method.observation` asked for.
         budget: entries a KV head may keep.
         provision: entries it may keep until all layers are read, for methods whose layers share
             the budget by their votes; else None.
-        like: KV heads dropped before, which are in no bank, and the head that stands in for each.
+        like: KV heads dropped before, which are in no head group, and the head that stands in for
+            each.
     """
 
     layer: int
-    banks: "list[Bank]"
+    head_groups: "list[KVHeadGroup]"
     window: Window
     budget: int
     provision: int | None = None
@@ -101,8 +102,8 @@ class LayerView:
 
     @property
     def lines(self) -> "list[Line]":
-        """What each bank holds."""
-        return [(len(bank.heads), bank.used) for bank in self.banks]
+        """What each head group holds."""
+        return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
 
 
 NO_OPTION = {"option": False}
@@ -111,7 +112,7 @@ NO_OPTION = {"option": False}
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to keep a cache small. Pure: all state is in the banks it is shown.
+    """A way to keep a cache small. Pure: all state is in the head groups it is shown.
 
     Subclasses are frozen dataclasses; their fields are the options a user can set.
     """
@@ -184,13 +185,17 @@ class Method(ABC):
         return []
 
     def merge(
-        self, lower: "Sequence[Bank]", upper: "Sequence[Bank]", bits: KVBits | None = None
-    ) -> "list[tuple[Front, Front]]":
-        """All entries of two layers in a smaller form: two fronts a bank, the lower layer's first;
+        self,
+        lower: "Sequence[KVHeadGroup]",
+        upper: "Sequence[KVHeadGroup]",
+        bits: KVBits | None = None,
+    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
+        """All entries of two layers in a smaller form: two segments a head group, the lower layer's
+        first;
         none at all if the layers cannot be merged, and stay as they are.
 
         Args:
-            lower, upper: the layers' banks, ascending in position.
+            lower, upper: the layers' head groups, ascending in position.
             bits: how what they share is quantized, if it is.
         """
         raise AssertionError(f"{self.name} does not merge layers")
@@ -236,12 +241,13 @@ class Method(ABC):
 
     @property
     def by_attention(self) -> bool:
-        """Whether it chooses by attention, of queries in `view.window` or remembered by a bank, so
-        that `view.window.desk` may lie elsewhere; else it is given one on the device."""
+        """Whether it chooses by attention, of queries in `view.window` or remembered by a head
+        group, so
+        that `view.window.backend` may lie elsewhere; else it is given one on the device."""
         return False
 
     @property
-    def looks_at(self) -> Columns | None:
+    def vertical_slash(self) -> VerticalSlash | None:
         """What is looked at while reading, if not all that is held; reading is then not `exact`.
         Nothing is dropped for it."""
         return None
@@ -264,9 +270,10 @@ class Method(ABC):
         return None
 
     @property
-    def rehearsal(self) -> Rehearsal | None:
+    def reconstruction(self) -> Reconstruction | None:
         """Whether what was read is repeated before `select` is asked, so that reading takes some
-        three times as long: a bank's one row (`decode_rows` is 1) is then the most attention that
+        three times as long: a head group's one row (`decode_rows` is 1) is then the most attention
+            that
         each entry got."""
         return None
 
@@ -284,7 +291,7 @@ class Method(ABC):
 
         Args:
             view: the layer they came through.
-            through: how many they are; the last entries of its banks are theirs.
+            through: how many they are; the last entries of its head groups are theirs.
             width: how many go on.
 
         Returns:
@@ -295,12 +302,13 @@ class Method(ABC):
 
     @property
     def decode_rows(self) -> int:
-        """How many attention rows a bank must remember for `evict`."""
+        """How many attention rows a head group must remember for `evict`."""
         return 0
 
     @property
     def cumulative(self) -> bool:
-        """Whether a bank's one row is the sum of all attention so far, since the first token read,
+        """Whether a head group's one row is the sum of all attention so far, since the first token
+        read,
         instead of the last rows."""
         return False
 
@@ -308,7 +316,7 @@ class Method(ABC):
     def judges_once(self) -> bool:
         """Whether rows hold what was found while reading, and are kept from turn to turn, instead
         of beginning anew with the last queries."""
-        return self.cumulative or self.rehearsal is not None
+        return self.cumulative or self.reconstruction is not None
 
     @property
     def least_budget(self) -> int:
@@ -335,8 +343,8 @@ class Method(ABC):
         """Whether a cut leaves no more than the budget."""
         return True
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
-        """What the token at `position` overwrites in a full bank, if the method is `bounded`.
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+        """What the token at `position` overwrites in a full head group, if the method is `bounded`.
 
         Returns:
             `(batch, heads)` int64 slots.
@@ -348,8 +356,8 @@ class Method(ABC):
         """Whether lines may be cut after a decode step."""
         return False
 
-    def trim(self, bank: "Bank", budget: int) -> "Tensor | None":
-        """What a bank keeps after a decode step, where more than one entry a step goes.
+    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
+        """What a head group keeps after a decode step, where more than one entry a step goes.
 
         Returns:
             `(batch, heads, kept)` int64 slots ascending in position; None keeps everything.
@@ -365,11 +373,11 @@ class Method(ABC):
                 f"give it at least {self.least_budget} entries (--budget){smaller}"
             )
 
-    def require(self, option: str, holds: bool, rule: str) -> None:
-        """Raises SettingError naming the option if its value breaks `rule`."""
+    def require(self, option: str, holds: bool, policy: str) -> None:
+        """Raises SettingError naming the option if its value breaks `policy`."""
         if not holds:
             value = getattr(self, option)
-            raise SettingError(f"{self.name}:{option}={value} is out of range: it must be {rule}")
+            raise SettingError(f"{self.name}:{option}={value} is out of range: it must be {policy}")
 
     @classmethod
     def defaults(cls) -> dict[str, object]:

@@ -17,7 +17,7 @@ LEAST_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Amount:
+class Budget:
     """A budget as it was asked for; exactly one of the three is set.
 
     Attributes:
@@ -107,7 +107,7 @@ class _LineBytes:
         return self.recent + spare // self.packed if spare >= 0 else nbytes // self.exact
 
 
-def parse_amount(text: str | int) -> Amount:
+def parse_budget(text: str | int) -> Budget:
     """A budget from what a user wrote: `512`, `25%`, `64MiB`, `auto`.
 
     Raises:
@@ -115,7 +115,7 @@ def parse_amount(text: str | int) -> Amount:
     """
     written = str(text).strip()
     if written == "auto":
-        return Amount(share=AUTO_SHARE, least=AUTO_LEAST)
+        return Budget(share=AUTO_SHARE, least=AUTO_LEAST)
     match = re.fullmatch(
         r"([+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written
     )
@@ -130,7 +130,7 @@ def parse_amount(text: str | int) -> Amount:
     if unit == "%":
         if number > 100:
             raise SettingError(f"--budget {written} is more than everything: give up to 100%")
-        return Amount(share=number / 100)
+        return Budget(share=number / 100)
     if unit:
         if unit not in UNITS:
             raise SettingError(f"--budget {written!r} has an unknown unit: use KiB, MiB or GiB")
@@ -139,22 +139,22 @@ def parse_amount(text: str | int) -> Amount:
             raise SettingError(
                 f"--budget {written} is less than any model's cache takes: give more, such as 64MiB"
             )
-        return Amount(nbytes=nbytes)
+        return Budget(nbytes=nbytes)
     if number != int(number):
         raise SettingError(
             f"--budget {written!r} is not a whole number of entries: give {ceil(number)}, or a "
             "share such as 25%"
         )
-    return Amount(entries=int(number))
+    return Budget(entries=int(number))
 
 
-def method_and_amount(method: str, budget: str | int) -> tuple[Method, Amount]:
+def method_and_budget(method: str, budget: str | int) -> tuple[Method, Budget]:
     """The method and the budget a user wrote.
 
     Raises:
         SettingError: one of them is none, or they do not fit each other.
     """
-    chosen, amount = parse_method(method), parse_amount(budget)
-    if amount.entries is not None:
-        chosen.check(amount.entries)
-    return chosen, amount
+    chosen, budget_spec = parse_method(method), parse_budget(budget)
+    if budget_spec.entries is not None:
+        chosen.check(budget_spec.entries)
+    return chosen, budget_spec

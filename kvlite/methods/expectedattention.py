@@ -11,7 +11,7 @@ from kvlite.methods.scores import Expected, Window
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,17 @@ class ExpectedAttention(Scored):
         """The sinks."""
         return self.sinks, 0
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """Expected attention among the entries after the sinks, times the length of the value."""
         assert window.expected is not None
-        return [window.beside(self._bank_votes(bank, window, window.expected)) for bank in banks]
+        return [
+            window.beside(self._group_scores(head_group, window, window.expected))
+            for head_group in head_groups
+        ]
 
-    def _bank_votes(self, bank: "Bank", window: Window, expected: Expected) -> "Tensor":
+    def _group_scores(
+        self, head_group: "KVHeadGroup", window: Window, expected: Expected
+    ) -> "Tensor":
         import torch
         import torch.nn.functional as F
 
@@ -70,8 +75,8 @@ class ExpectedAttention(Scored):
         mean = grouped(expected.mean[:, :, None], window.kv_heads).squeeze(3)
         covariance = grouped(expected.covariance, window.kv_heads)
         votes = []
-        for index, head in enumerate(bank.heads):
-            keys = bank.keys[:, index, self.sinks : bank.used].float() * window.scale
+        for index, head in enumerate(head_group.heads):
+            keys = head_group.keys[:, index, self.sinks : head_group.used].float() * window.scale
             each = [
                 self._logits(keys, mean[:, head, i], covariance[:, head, i]).softmax(-1)
                 for i in range(mean.shape[2])
@@ -79,8 +84,8 @@ class ExpectedAttention(Scored):
             votes.append(torch.stack(each, 1).mean(1))
         attention = torch.stack(votes, 1)
         if self.use_values:
-            attention *= bank.values[:, :, self.sinks : bank.used].float().norm(dim=-1)
-        return F.pad(attention, (bank.used - attention.shape[-1], 0))
+            attention *= head_group.values[:, :, self.sinks : head_group.used].float().norm(dim=-1)
+        return F.pad(attention, (head_group.used - attention.shape[-1], 0))
 
     def _logits(self, keys: "Tensor", mean: "Tensor", covariance: "Tensor") -> "Tensor":
         """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`.

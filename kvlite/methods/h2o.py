@@ -10,7 +10,7 @@ from kvlite.methods.scores import Window
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,19 @@ class H2O(Scored):
         """One token in, one out."""
         return True
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The attention each entry got so far."""
-        return [window.beside(self._weight(bank, window.end)) for bank in banks]
+        return [window.beside(self._weight(head_group, window.end)) for head_group in head_groups]
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""
         import torch
 
         _, last = self.ends(budget)
-        weight = self._weight(bank, position)
-        return weight.masked_fill(bank.positions > position - last, torch.inf).argmin(-1)
+        weight = self._weight(head_group, position)
+        return weight.masked_fill(head_group.positions > position - last, torch.inf).argmin(-1)
 
-    def _weight(self, bank: "Bank", seen: int) -> "Tensor":
+    def _weight(self, head_group: "KVHeadGroup", seen: int) -> "Tensor":
         if self.norm == "sum":
-            return bank.scores()
-        return bank.scores() / (seen - bank.positions[..., : bank.used])
+            return head_group.scores()
+        return head_group.scores() / (seen - head_group.positions[..., : head_group.used])

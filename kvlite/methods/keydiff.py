@@ -10,7 +10,7 @@ from kvlite.methods.scores import Window
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,12 @@ class KeyDiff(Scored):
         """The last token, which the next ones follow."""
         return 0, 1
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """Cosine distance from the mean direction, `(batch, heads, used)`."""
-        return [1 - _to_mean(bank.keys[:, :, : bank.used].float()) for bank in banks]
+        return [
+            1 - _to_mean(head_group.keys[:, :, : head_group.used].float())
+            for head_group in head_groups
+        ]
 
 
 def _to_mean(keys: "Tensor") -> "Tensor":

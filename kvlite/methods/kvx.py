@@ -12,7 +12,7 @@ from kvlite.methods.scores import Window, pool, top
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, Selection
+    from kvlite.cache import KVHeadGroup, Selection
 
 _ALONE = "1 with middle=example and with per_layer"
 
@@ -118,12 +118,15 @@ class KVX(Observed):
         width = self.mask_width(budget)
         return width, width
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """Eq. 3 and 4."""
-        votes = super().votes(banks, window)
+        votes = super().votes(head_groups, window)
         if not self.per_layer:
             return votes
-        positions = [window.beside(bank.positions[:, :, : bank.used]) for bank in banks]
+        positions = [
+            window.beside(head_group.positions[:, :, : head_group.used])
+            for head_group in head_groups
+        ]
         return over_heads(votes, positions, window.end)
 
     def select(self, view: LayerView) -> "list[Selection]":
@@ -133,17 +136,17 @@ class KVX(Observed):
         if self.middle == "budget":
             return super().select(view)
         return [
-            Selection(bank, self._cut(each, view.budget))
-            for bank, each in zip(view.banks, self.heard(view), strict=True)
+            Selection(head_group, self._cut(each, view.budget))
+            for head_group, each in zip(view.head_groups, self.heard(view), strict=True)
         ]
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         import torch
 
         width = self.mask_width(budget)
-        votes = self._recent_votes(bank, position)
-        masked = (bank.positions < width) | (bank.positions > position - width)
+        votes = self._recent_votes(head_group, position)
+        masked = (head_group.positions < width) | (head_group.positions > position - width)
         return votes.masked_fill(masked, torch.inf).argmin(-1)
 
     @property
@@ -151,19 +154,19 @@ class KVX(Observed):
         """Lines of the "example" reading, unless they may grow."""
         return self.middle == "example" and self.decode == "evict"
 
-    def trim(self, bank: "Bank", budget: int) -> "Tensor | None":
+    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
         """The "example" reading's cut of a line that outgrew the limit."""
-        if bank.used <= budget:
+        if head_group.used <= budget:
             return None
-        line = bank.positions[..., : bank.used]
-        order, votes = line.argsort(-1), self._recent_votes(bank, int(line.max()) + 1)
+        line = head_group.positions[..., : head_group.used]
+        order, votes = line.argsort(-1), self._recent_votes(head_group, int(line.max()) + 1)
         return order.gather(-1, self._cut(votes.gather(-1, order), budget))
 
-    def _recent_votes(self, bank: "Bank", end: int) -> "Tensor":
-        votes = bank.scores()
+    def _recent_votes(self, head_group: "KVHeadGroup", end: int) -> "Tensor":
+        votes = head_group.scores()
         if not self.per_layer:
             return votes
-        return over_heads([votes], [bank.positions[:, :, : bank.used]], end)[0]
+        return over_heads([votes], [head_group.positions[:, :, : head_group.used]], end)[0]
 
     def _cut(self, votes: "Tensor", budget: int) -> "Tensor":
         """The "example" reading's slots to keep of a line in order, by votes `(batch, heads,

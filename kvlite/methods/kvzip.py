@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.allocation import LayerLine
-from kvlite.methods.base import Rehearsal
+from kvlite.methods.base import Reconstruction
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class KVzip(Scored):
         self.require("passage", self.passage >= 1, "1 or more")
 
     @property
-    def rehearsal(self) -> Rehearsal:
+    def reconstruction(self) -> Reconstruction:
         """Of everything that was not repeated before."""
-        return Rehearsal(self.passage, self.sinks)
+        return Reconstruction(self.passage, self.sinks)
 
     @property
     def decode_rows(self) -> int:
@@ -65,6 +65,6 @@ class KVzip(Scored):
         """The sinks and the window."""
         return self.sinks, self.window
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The most attention each entry got."""
-        return [window.beside(bank.scores()) for bank in banks]
+        return [window.beside(head_group.scores()) for head_group in head_groups]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
 from kvlite.methods.base import LambdaMask, LayerView, Method
-from kvlite.methods.placement import ON_DEVICE, Desk
+from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
@@ -29,7 +29,7 @@ class Narrowing:
 
 
 @dataclass(frozen=True)
-class Rule:
+class LayerPolicy:
     """How one layer keeps its cache small.
 
     Attributes:
@@ -96,9 +96,9 @@ class Rule:
             for (_, entries), held in zip(lines, self.held(lines), strict=True)
         ]
 
-    def settled(self, view: LayerView) -> "Rule":
+    def settled(self, view: LayerView) -> "LayerPolicy":
         """The rule a layer goes on with, once its method has looked at it."""
-        with view.window.desk.timed():
+        with view.window.backend.timed():
             method, budget = self.method.settle(view)
         provision = self.provision if method.shares_layers else None
         return replace(self, method=method, budget=budget, provision=provision)
@@ -108,21 +108,24 @@ class Rule:
         keep everything."""
         from kvlite.cache import LayerCache, Selection
 
-        within, over = [], view.banks
+        within, over = [], view.head_groups
         if self.keeps_all(view.lines):
-            within, over = view.banks, []
+            within, over = view.head_groups, []
         elif self.provision is None:
-            held = list(zip(view.banks, self.held(view.lines), strict=True))
-            within = [bank for bank, each in held if each <= self.budget]
-            over = [bank for bank, each in held if each > self.budget]
-        selections, like = [Selection.everything(bank) for bank in within], dict(view.like)
+            held = list(zip(view.head_groups, self.held(view.lines), strict=True))
+            within = [head_group for head_group, each in held if each <= self.budget]
+            over = [head_group for head_group, each in held if each > self.budget]
+        selections, like = (
+            [Selection.everything(head_group) for head_group in within],
+            dict(view.like),
+        )
         if over:
-            desk = _desk(self.method, view.window.desk)
-            view = replace(view, window=replace(view.window, desk=desk))
-            shown = replace(view, banks=over, budget=self.budget, provision=self.provision)
-            with desk.timed():
+            backend = _backend(self.method, view.window.backend)
+            view = replace(view, window=replace(view.window, backend=backend))
+            shown = replace(view, head_groups=over, budget=self.budget, provision=self.provision)
+            with backend.timed():
                 like |= self.method.stand_ins(view)
-                selections += _brought(self.method.select(shown), desk)
+                selections += _brought(self.method.select(shown), backend)
             selections = [each for every in selections if (each := every.without(like)) is not None]
         lines = [each.line for each in selections]
         sizes = [entries for _, entries in lines]
@@ -144,12 +147,12 @@ class Rule:
         be the first rows, over what was kept."""
         if not self.method.decode_rows or self.method.judges_once:
             return
-        last = replace(window.last(self.method.decode_rows), desk=ON_DEVICE)
+        last = replace(window.last(self.method.decode_rows), backend=ON_DEVICE)
         # All rows before the first is remembered: memory may run out in between.
-        found = [window_rows(bank, last).unbind(2) for bank in layer.banks]
-        for bank, rows in zip(layer.banks, found, strict=True):
+        found = [window_rows(head_group, last).unbind(2) for head_group in layer.head_groups]
+        for head_group, rows in zip(layer.head_groups, found, strict=True):
             for row in rows:
-                bank.record(row)
+                head_group.record(row)
 
 
 def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | None) -> bool:
@@ -172,7 +175,7 @@ def can_recall(method: Method) -> bool:
     return method.frees_memory and method.mask(1) is None
 
 
-def layer_rules(
+def layer_policies(
     method: Method,
     shape: ModelShape,
     average: int,
@@ -180,7 +183,7 @@ def layer_rules(
     layers: "Sequence[LayerCache] | None" = None,
     new: int | None = None,
     bits: KVBits | None = None,
-) -> list[Rule]:
+) -> list[LayerPolicy]:
     """One rule a layer of the model.
 
     A sliding-window layer holds its window and nothing more, whatever the method; the budget is
@@ -212,25 +215,27 @@ def layer_rules(
         provision = PROVISION * average
     pairs = method.pairs(shape.windows)
     partners = dict(pairs) | {upper: lower for lower, upper in pairs}
-    rules = [
-        Rule(method, by_layer[layer], provision=provision, partner=partners.get(layer), bits=bits)
+    policies = [
+        LayerPolicy(
+            method, by_layer[layer], provision=provision, partner=partners.get(layer), bits=bits
+        )
         if window is None
-        else Rule(Streaming(sinks=0), window, window=window, bits=bits)
+        else LayerPolicy(Streaming(sinks=0), window, window=window, bits=bits)
         for layer, window in enumerate(shape.windows)
     ]
     if bits is not None:
         _require_codes(bits, shape)
         require_growing(bits, method, windows=any(shape.windows))
     if widths is None:
-        return rules
+        return policies
     if len(cut) < shape.layers:
         raise SettingError(
             f"{method.name} leaves tokens behind between layers, which this {shape.model_type} "
             "model's sliding windows do not allow: choose another method (kvlite methods)"
         )
     return [
-        replace(rule, narrowing=Narrowing(method, width))
-        for rule, width in zip(rules, widths, strict=True)
+        replace(policy, narrowing=Narrowing(method, width))
+        for policy, width in zip(policies, widths, strict=True)
     ]
 
 
@@ -274,60 +279,69 @@ def require_in_sight(method: Method, recall: str) -> None:
         )
 
 
-def merge_below(layers: "list[LayerCache]", rules: Sequence[Rule], index: int, room: int) -> None:
+def merge_below(
+    layers: "list[LayerCache]", policies: Sequence[LayerPolicy], index: int, room: int
+) -> None:
     """Merge a layer with the one below, if they are a pair and their method merges them now; both
     are replaced.
 
     Args:
         room: entries that lines may grow by at once.
     """
-    rule = rules[index]
-    below = rule.partner
-    if below is None or below > index or rule.keeps_all(rule.counted(layers[index])):
+    policy = policies[index]
+    below = policy.partner
+    if below is None or below > index or policy.keeps_all(policy.counted(layers[index])):
         return
-    fronts = rule.method.merge(layers[below].banks, layers[index].banks, rule.bits)
-    if fronts:
-        lower, upper = zip(*fronts, strict=True)
+    segments = policy.method.merge(
+        layers[below].head_groups, layers[index].head_groups, policy.bits
+    )
+    if segments:
+        lower, upper = zip(*segments, strict=True)
         merged = layers[below].behind(lower, room), layers[index].behind(upper, room)
         layers[below], layers[index] = merged
 
 
 def share_out(
-    layers: "list[LayerCache]", rules: list[Rule], room: int, desk: Desk = ON_DEVICE
+    layers: "list[LayerCache]",
+    policies: list[LayerPolicy],
+    room: int,
+    backend: ScoringBackend = ON_DEVICE,
 ) -> None:
     """Cut layers that were provided with more than their budget, once all are read; what each
     keeps, and its own budget from there on, is put in its place.
 
     Args:
         room: entries that lines may grow by at once.
-        desk: where votes are compared.
+        backend: where votes are compared.
     """
-    for index, selections in shares(layers, rules, desk):
-        take_share(layers, rules, index, selections, room)
+    for index, selections in shares(layers, policies, backend):
+        take_share(layers, policies, index, selections, room)
 
 
 def shares(
-    layers: "Sequence[LayerCache]", rules: Sequence[Rule], desk: Desk = ON_DEVICE
+    layers: "Sequence[LayerCache]",
+    policies: Sequence[LayerPolicy],
+    backend: ScoringBackend = ON_DEVICE,
 ) -> "list[tuple[int, list[Selection]]]":
     """What layers keep that were provided with more than their budget, once all are read.
 
     Args:
-        desk: where votes are compared.
+        backend: where votes are compared.
     """
-    waiting = [index for index, rule in enumerate(rules) if rule.provision is not None]
+    waiting = [index for index, policy in enumerate(policies) if policy.provision is not None]
     if not waiting:
         return []
-    rule = rules[waiting[0]]
-    desk = _desk(rule.method, desk)
-    with desk.timed():
-        shared = rule.method.share([layers[index] for index in waiting], rule.budget)
-        brought = [_brought(each, desk) for each in shared]
+    policy = policies[waiting[0]]
+    backend = _backend(policy.method, backend)
+    with backend.timed():
+        shared = policy.method.share([layers[index] for index in waiting], policy.budget)
+        brought = [_brought(each, backend) for each in shared]
     return list(zip(waiting, brought, strict=True))
 
 
 def take_share(
     layers: "list[LayerCache]",
-    rules: list[Rule],
+    policies: list[LayerPolicy],
     index: int,
     selections: "Sequence[Selection]",
     room: int,
@@ -341,21 +355,21 @@ def take_share(
 
     lines = [each.line for each in selections]
     entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
-    rule = replace(rules[index], provision=None, budget=ceil(entries / heads))
-    sizes = rule.capacities(lines, room)
-    like, bits, rows = layers[index].like, rule.packs, rule.method.decode_rows
+    policy = replace(policies[index], provision=None, budget=ceil(entries / heads))
+    sizes = policy.capacities(lines, room)
+    like, bits, rows = layers[index].like, policy.packs, policy.method.decode_rows
     layers[index] = LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
-    rules[index] = rule
+    policies[index] = policy
 
 
-def _desk(method: Method, desk: Desk) -> Desk:
+def _backend(method: Method, backend: ScoringBackend) -> ScoringBackend:
     """Where a method's scores become a choice, if it has any."""
-    return desk if method.by_attention else ON_DEVICE
+    return backend if method.by_attention else ON_DEVICE
 
 
-def _brought(selections: "Sequence[Selection]", desk: Desk) -> "list[Selection]":
+def _brought(selections: "Sequence[Selection]", backend: ScoringBackend) -> "list[Selection]":
     """The same, as they are needed on the device."""
-    return [replace(each, slots=desk.slots(each.slots)) for each in selections]
+    return [replace(each, slots=backend.slots(each.slots)) for each in selections]
 
 
 def _entries(layer: "LayerCache") -> int:

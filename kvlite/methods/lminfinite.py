@@ -9,7 +9,7 @@ from kvlite.methods.select import ends
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, Selection
+    from kvlite.cache import KVHeadGroup, Selection
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,11 @@ class LMInfinite(Method):
         from kvlite.cache import Selection
 
         mask = self.mask(view.budget)
-        return [Selection(bank, ends(bank, mask.sinks, mask.window)) for bank in view.banks]
+        return [
+            Selection(head_group, ends(head_group, mask.sinks, mask.window))
+            for head_group in view.head_groups
+        ]
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """The oldest entry that is not a sink."""
-        return bank.positions.kthvalue(self.mask(budget).sinks + 1).indices
+        return head_group.positions.kthvalue(self.mask(budget).sinks + 1).indices

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvlite.errors import SettingError
-from kvlite.methods.base import Columns
+from kvlite.methods.base import VerticalSlash
 from kvlite.methods.wrapper import Holding
 
 
@@ -55,6 +55,6 @@ class MInference(Holding):
         return False
 
     @property
-    def looks_at(self) -> Columns:
+    def vertical_slash(self) -> VerticalSlash:
         """What a chunk looks at."""
-        return Columns(self.columns, self.near, self.observed, self.sinks)
+        return VerticalSlash(self.columns, self.near, self.observed, self.sinks)

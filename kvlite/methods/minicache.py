@@ -12,7 +12,7 @@ from kvlite.methods.scores import top
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, Front, Selection
+    from kvlite.cache import CompressedSegment, KVHeadGroup, Selection
     from kvlite.cache.pair import Merged, Pair
 
 SMALLEST = 1e-6
@@ -72,28 +72,31 @@ class MiniCache(Method):
         """Everything, until the pair is merged."""
         from kvlite.cache import Selection
 
-        return [Selection.everything(bank) for bank in view.banks]
+        return [Selection.everything(head_group) for head_group in view.head_groups]
 
     def merge(
-        self, lower: "Sequence[Bank]", upper: "Sequence[Bank]", bits: KVBits | None = None
-    ) -> "list[tuple[Front, Front]]":
+        self,
+        lower: "Sequence[KVHeadGroup]",
+        upper: "Sequence[KVHeadGroup]",
+        bits: KVBits | None = None,
+    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
         """What was merged before, and after it what was not; none if an earlier turn, by another
         method, left the two layers different tokens."""
-        banks = list(zip(lower, upper, strict=False))
-        if len(lower) != len(upper) or not all(_alike(*each) for each in banks):
+        head_groups = list(zip(lower, upper, strict=False))
+        if len(lower) != len(upper) or not all(_alike(*each) for each in head_groups):
             return []
-        return [self._merged(*each, bits) for each in banks]
+        return [self._merged(*each, bits) for each in head_groups]
 
-    def _merged(self, lower: "Bank", upper: "Bank", bits: KVBits | None) -> "Pair":
+    def _merged(self, lower: "KVHeadGroup", upper: "KVHeadGroup", bits: KVBits | None) -> "Pair":
         from kvlite.cache.pair import Half, joined, packed_directions
 
-        own = slice(0, lower.own_used)
-        keys = self._shared(lower.own_keys[:, :, own], upper.own_keys[:, :, own])
-        values = self._shared(lower.own_values[:, :, own], upper.own_values[:, :, own])
+        own = slice(0, lower.residual_len)
+        keys = self._shared(lower.residual_keys[:, :, own], upper.residual_keys[:, :, own])
+        values = self._shared(lower.residual_values[:, :, own], upper.residual_values[:, :, own])
         if bits is not None:
             keys = packed_directions(keys, bits.keys, bits.group)
             values = packed_directions(values, bits.values, bits.group)
-        positions = lower.own_positions[:, :, own].clone()
+        positions = lower.residual_positions[:, :, own].clone()
         new = (Half(keys[0], values[0], positions), Half(keys[1], values[1], positions))
         before = _pair(lower, upper)
         return new if before is None else joined(before, new)
@@ -103,8 +106,8 @@ class MiniCache(Method):
         float32 copies stay small."""
         import torch
 
-        from kvlite.cache.front import Exact
         from kvlite.cache.pair import Merged
+        from kvlite.cache.segment import Exact
         from kvlite.cache.selection import wide
 
         units = lower.new_empty(lower.shape)
@@ -148,22 +151,22 @@ def between(first: "Tensor", second: "Tensor", t: float) -> "tuple[Tensor, Tenso
     return F.normalize(mixed, dim=-1, eps=SMALLEST), angle
 
 
-def _pair(lower: "Bank", upper: "Bank") -> "Pair | None":
+def _pair(lower: "KVHeadGroup", upper: "KVHeadGroup") -> "Pair | None":
     """What the two merged before."""
     from kvlite.cache.pair import Half
 
-    below, above = lower.front, upper.front
+    below, above = lower.segment, upper.segment
     if isinstance(below, Half) and isinstance(above, Half) and below.shares_with(above):
         return below, above
     return None
 
 
-def _alike(lower: "Bank", upper: "Bank") -> bool:
-    """Whether two banks hold the same tokens of the same heads, merged or not."""
+def _alike(lower: "KVHeadGroup", upper: "KVHeadGroup") -> bool:
+    """Whether two head groups hold the same tokens of the same heads, merged or not."""
     if lower.heads != upper.heads or lower.used != upper.used:
         return False
-    merged = lower.front is not None or upper.front is not None
+    merged = lower.segment is not None or upper.segment is not None
     if merged and _pair(lower, upper) is None:
         return False
-    own = slice(0, lower.own_used)
-    return lower.own_positions[:, :, own].equal(upper.own_positions[:, :, own])
+    own = slice(0, lower.residual_len)
+    return lower.residual_positions[:, :, own].equal(upper.residual_positions[:, :, own])

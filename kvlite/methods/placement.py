@@ -35,10 +35,11 @@ class Logits:
         return whole
 
 
-class Desk:
+class ScoringBackend:
     """What happens to attention on its way to a choice, and where: everything stays where it is.
 
-    Three steps, and each may lie elsewhere in another kind of desk: logits become attention,
+    Three steps, and each may lie elsewhere in another kind of scoring backend: logits become
+        attention,
     attention becomes scores that entries are chosen by, and what was chosen goes back.
 
     Attributes:
@@ -73,4 +74,4 @@ class Desk:
         return nullcontext()
 
 
-ON_DEVICE = Desk()
+ON_DEVICE = ScoringBackend()

@@ -97,16 +97,16 @@ class PyramidInfer(Method):
         rows weighing more."""
         import torch
 
-        window, bank = view.window, view.banks[0]
+        window, head_group = view.window, view.head_groups[0]
         recent = window.queries.shape[2]
         weights = torch.linspace(1, self.weight, recent, device=window.place)
         votes = votes_for_new(view, through, weights)
-        first = window.beside(bank.positions[0, 0, : bank.used][-through:]) < self.sinks
+        first = window.beside(head_group.positions[0, 0, : head_group.used][-through:]) < self.sinks
         votes = votes.masked_fill(first, torch.inf)
-        return going(window.desk.scores(votes), width, recent)
+        return going(window.backend.scores(votes), width, recent)
 
     def select(self, view: LayerView) -> "list[Selection]":
         """Everything that went through the layer."""
         from kvlite.cache import Selection
 
-        return [Selection.everything(bank) for bank in view.banks]
+        return [Selection.everything(head_group) for head_group in view.head_groups]

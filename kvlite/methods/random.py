@@ -43,9 +43,11 @@ class Random(Method):
 
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + view.layer)
         selections = []
-        for bank in view.banks:
-            shape = (*bank.positions.shape[:2], bank.used - self.window)
-            scores = torch.rand(shape, generator=generator).to(bank.own_keys.device)
+        for head_group in view.head_groups:
+            shape = (*head_group.positions.shape[:2], head_group.used - self.window)
+            scores = torch.rand(shape, generator=generator).to(head_group.residual_keys.device)
             chosen = view.budget - self.window
-            selections.append(Selection(bank, with_ends(scores, bank, chosen, 0, self.window)))
+            selections.append(
+                Selection(head_group, with_ends(scores, head_group, chosen, 0, self.window))
+            )
         return selections

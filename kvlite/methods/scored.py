@@ -18,7 +18,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, LayerCache, Selection
+    from kvlite.cache import KVHeadGroup, LayerCache, Selection
 
 
 @dataclass(frozen=True)
@@ -133,19 +133,19 @@ class Scored(Method):
         )
 
     @abstractmethod
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
-        """How much each entry matters, `(batch, heads, used)` float32 a bank, at the window's
-        place: `window_scores` are there, what a bank remembers is brought by `window.beside`.
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+        """How much each entry matters, `(batch, heads, used)` float32 a head group, at the window's
+        place: `window_scores` are there, what a head group remembers is brought by `window.beside`.
 
         Args:
-            banks: a layer's, ascending in position.
+            head_groups: a layer's, ascending in position.
             window: as many of the last queries as `observation` asked for.
         """
 
     def heard(self, view: LayerView) -> "list[Tensor]":
         """The votes, where entries are chosen."""
         window = view.window.last(self.observation(view.budget))
-        return [window.desk.scores(each) for each in self.votes(view.banks, window)]
+        return [window.backend.scores(each) for each in self.votes(view.head_groups, window)]
 
     def select(self, view: LayerView) -> "list[Selection]":
         """The first, the best in between by pooled score, and the last."""
@@ -157,25 +157,25 @@ class Scored(Method):
         ]
         if view.provision is not None:
             return [
-                provided(each, bank, min(view.provision, bank.used), first, last)
-                for bank, each in zip(view.banks, scores, strict=True)
+                provided(each, head_group, min(view.provision, head_group.used), first, last)
+                for head_group, each in zip(view.head_groups, scores, strict=True)
             ]
         chosen = view.budget - first - last
         if self.groups > 1:
             sizes = self.head_sizes(view.layer, view.budget)
             counts = [
-                [min(sizes[head], bank.used) - first - last for head in bank.heads]
-                for bank in view.banks
+                [min(sizes[head], head_group.used) - first - last for head in head_group.heads]
+                for head_group in view.head_groups
             ]
-            return won(view.banks, scores, counts, first, last)
+            return won(view.head_groups, scores, counts, first, last)
         if not self.per_head:
             return [
-                Selection(bank, with_ends(each, bank, chosen, first, last))
-                for bank, each in zip(view.banks, scores, strict=True)
+                Selection(head_group, with_ends(each, head_group, chosen, first, last))
+                for head_group, each in zip(view.head_groups, scores, strict=True)
             ]
-        total = to_choose(view.banks, view.budget, first, last)
+        total = to_choose(view.head_groups, view.budget, first, last)
         counts = compete(scores, total, int(self.floor * chosen))
-        return won(view.banks, scores, counts, first, last)
+        return won(view.head_groups, scores, counts, first, last)
 
     @property
     def layer_groups(self) -> list[int]:
@@ -200,10 +200,13 @@ class Scored(Method):
         first, last = self.ends(average)
         chosen = average - first - last
         sure = int(self.floor * chosen)
-        votes = [[between(_votes(bank), first, last) for bank in each.banks] for each in layers]
+        votes = [
+            [between(_votes(head_group), first, last) for head_group in each.head_groups]
+            for each in layers
+        ]
         if self.layers == "global":
-            banks = [bank for each in layers for bank in each.banks]
-            counts = compete_everywhere(votes, to_choose(banks, average, first, last), sure)
+            head_groups = [head_group for each in layers for head_group in each.head_groups]
+            counts = compete_everywhere(votes, to_choose(head_groups, average, first, last), sure)
         else:
             lines = by_spread(votes, self.layers, chosen, max(1, sure))
             counts = [
@@ -215,14 +218,14 @@ class Scored(Method):
                 for each, line in zip(votes, lines, strict=True)
             ]
         return [
-            won(layer.banks, each, count, first, last)
+            won(layer.head_groups, each, count, first, last)
             for layer, each, count in zip(layers, votes, counts, strict=True)
         ]
 
 
-def _votes(bank: "Bank") -> "Tensor":
-    assert bank.votes is not None
-    return bank.votes
+def _votes(head_group: "KVHeadGroup") -> "Tensor":
+    assert head_group.votes is not None
+    return head_group.votes
 
 
 @dataclass(frozen=True)
@@ -237,19 +240,22 @@ class Observed(Scored):
     queries: Reduce = "sum"
     heads: Reduce = "mean"
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The observed attention."""
-        return [window_scores(bank, window, self.queries, self.heads) for bank in banks]
+        return [
+            window_scores(head_group, window, self.queries, self.heads)
+            for head_group in head_groups
+        ]
 
 
 def over_heads(
     votes: "Sequence[Tensor]", positions: "Sequence[Tensor]", end: int
 ) -> "list[Tensor]":
     """One vote for all heads of a layer: the mean over them, by position, since lines of earlier
-    turns may differ; in the shape of each bank's.
+    turns may differ; in the shape of each head group's.
 
     Args:
-        votes, positions: of each bank's entries, `(batch, heads, used)`.
+        votes, positions: of each head group's entries, `(batch, heads, used)`.
         end: the position after the last.
     """
     places = [each.flatten(1).long() for each in positions]

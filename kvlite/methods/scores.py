@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from kvlite.methods.placement import ON_DEVICE, Desk, Logits
+from kvlite.methods.placement import ON_DEVICE, Logits, ScoringBackend
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 Reduce = Literal["sum", "mean", "max"]
 Pooling = Literal["max", "avg"]
@@ -46,7 +46,7 @@ class Window:
         kv_heads: KV heads of the layer.
         scale, softcap: how the model turns products into logits.
         expected: the queries to come, for methods with an `outlook`.
-        desk: where their attention becomes a choice.
+        backend: where their attention becomes a choice.
     """
 
     queries: "Tensor"
@@ -55,7 +55,7 @@ class Window:
     scale: float
     softcap: float | None = None
     expected: Expected | None = None
-    desk: Desk = ON_DEVICE
+    backend: ScoringBackend = ON_DEVICE
 
     @property
     def end(self) -> int:
@@ -70,11 +70,12 @@ class Window:
     @property
     def place(self) -> "torch.device":
         """Where `blocks` are."""
-        return self.desk.place(self.queries.device)
+        return self.backend.place(self.queries.device)
 
     def beside(self, tensor: "Tensor") -> "Tensor":
-        """Something of a bank's, where `blocks` are; so are scores that stem from elsewhere."""
-        return self.desk.beside(tensor)
+        """Something of a head group's, where `blocks` are; so are scores that stem from
+        elsewhere."""
+        return self.backend.beside(tensor)
 
     def distances(self, positions: "Tensor") -> "Tensor":
         """How many tokens each row comes after entries at `positions` (batch, n), `(batch, rows,
@@ -85,47 +86,48 @@ class Window:
         return asked[:, None] - positions[:, None]
 
     def blocks(
-        self, bank: "Bank", head: int, *, complete: bool = True
+        self, head_group: "KVHeadGroup", head: int, *, complete: bool = True
     ) -> "Iterator[tuple[slice, Tensor]]":
         """Attention to one head's entries, a block of rows at a time, so that the workspace stays
         at tens of megabytes.
 
         Args:
-            bank: entries ascending in position.
-            head: index into `bank.heads`.
-            complete: whether all the window's own entries are there, the last ones of the bank.
+            head_group: entries ascending in position.
+            head: index into `head_group.heads`.
+            complete: whether all the window's own entries are there, the last ones of the head
+                group.
 
         Yields:
             Which rows, and their probabilities `(batch, heads per KV head, rows, visible)`
             float32: of the first entries, up to the last that a row of the block sees; entries
             ahead of a row have 0.
         """
-        keys, count = bank.keys[:, head, : bank.used], self.queries.shape[2]
-        if not self.desk.frugal:
+        keys, count = head_group.keys[:, head, : head_group.used], self.queries.shape[2]
+        if not self.backend.frugal:
             keys = keys.float()
         batch, group = self.queries.shape[0], self.queries.shape[1] // self.kv_heads
-        size = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (bank.used * group * batch)))
+        size = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (head_group.used * group * batch)))
         spans = [slice(at, min(at + size, count)) for at in range(0, count, size)]
         ahead = [count - rows.stop if complete else 0 for rows in spans]
-        attention = self.desk.attention(
-            self._logits(bank, head, keys[:, : bank.used - later], rows)
+        attention = self.backend.attention(
+            self._logits(head_group, head, keys[:, : head_group.used - later], rows)
             for rows, later in zip(spans, ahead, strict=True)
         )
         for rows in spans:  # zip would hold a block until the next is there
             yield rows, next(attention)
 
-    def _logits(self, bank: "Bank", head: int, keys: "Tensor", rows: slice) -> Logits:
-        """Of some rows over `keys` (batch, visible, dim), the first of a bank's head."""
+    def _logits(self, head_group: "KVHeadGroup", head: int, keys: "Tensor", rows: slice) -> Logits:
+        """Of some rows over `keys` (batch, visible, dim), the first of a head group's head."""
         import torch
 
         from kvlite.ops.attention import capped, grouped
 
-        queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, bank.heads[head]]
+        queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, head_group.heads[head]]
         shape = *queries.shape[:3], keys.shape[1]
         queries = (queries.float() * self.scale).flatten(1, 2)
         asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
         # Entries ascend in position, so only the last few can lie ahead of a row.
-        early = max(0, bank.used - (self.end - self.start - rows.start))
+        early = max(0, head_group.used - (self.end - self.start - rows.start))
         size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
 
         def parts() -> "Iterator[tuple[slice, Tensor]]":
@@ -136,7 +138,7 @@ class Window:
                 logits = capped(logits, self.softcap).view(*shape[:3], -1)
                 late = slice(max(at, early), part.stop)
                 if late.start < late.stop:
-                    ahead = bank.positions[:, None, head, None, late] > asked[:, None]
+                    ahead = head_group.positions[:, None, head, None, late] > asked[:, None]
                     logits[..., late.start - at :].masked_fill_(ahead, -torch.inf)
                 yield part, logits
 
@@ -144,7 +146,7 @@ class Window:
 
 
 def window_scores(
-    bank: "Bank",
+    head_group: "KVHeadGroup",
     window: Window,
     over_queries: Reduce,
     over_heads: Reduce,
@@ -154,20 +156,20 @@ def window_scores(
     head's query heads.
 
     Args:
-        bank: entries ascending in position, the window's own the last of them.
+        head_group: entries ascending in position, the window's own the last of them.
         weights: `(rows,)` float32, what a row's attention is multiplied by, at the window's place.
 
     Returns:
-        `(batch, heads of the bank, used)` float32, at the window's place.
+        `(batch, heads of the head_group, used)` float32, at the window's place.
     """
     import torch
 
     batch, queried, count = window.queries.shape[:3]
     group, place = queried // window.kv_heads, window.place
-    scores = torch.empty(batch, len(bank.heads), bank.used, device=place)
-    for head in _looked_at(bank):
-        total = torch.zeros(batch, group, bank.used, device=place)
-        for rows, part in window.blocks(bank, head):
+    scores = torch.empty(batch, len(head_group.heads), head_group.used, device=place)
+    for head in _looked_at(head_group):
+        total = torch.zeros(batch, group, head_group.used, device=place)
+        for rows, part in window.blocks(head_group, head):
             if weights is not None:
                 part *= weights[rows, None]
             so_far = total[..., : part.shape[3]]
@@ -182,29 +184,31 @@ def window_scores(
     return scores
 
 
-def window_rows(bank: "Bank", window: Window) -> "Tensor":
+def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
     """Where each query of the window looks among the entries that were kept, averaged over a KV
     head's query heads.
 
     Args:
-        bank: entries ascending in position.
+        head_group: entries ascending in position.
 
     Returns:
-        `(batch, heads of the bank, rows, used)` float32, at the window's place.
+        `(batch, heads of the head_group, rows, used)` float32, at the window's place.
     """
     import torch
 
-    shape = window.queries.shape[0], len(bank.heads), window.queries.shape[2], bank.used
+    shape = window.queries.shape[0], len(head_group.heads), window.queries.shape[2], head_group.used
     each = torch.empty(shape, device=window.place)
-    for head in _looked_at(bank):
-        for rows, part in window.blocks(bank, head, complete=False):
+    for head in _looked_at(head_group):
+        for rows, part in window.blocks(head_group, head, complete=False):
             each[:, head, rows] = part.mean(1)
     return each
 
 
-def _looked_at(bank: "Bank") -> range:
-    """A bank's heads, as indices; without numbers, two stand for all."""
-    return range(min(2, len(bank.heads)) if bank.own_keys.is_meta else len(bank.heads))
+def _looked_at(head_group: "KVHeadGroup") -> range:
+    """A head group's heads, as indices; without numbers, two stand for all."""
+    return range(
+        min(2, len(head_group.heads)) if head_group.residual_keys.is_meta else len(head_group.heads)
+    )
 
 
 def _reduce(scores: "Tensor", how: Reduce) -> "Tensor":

@@ -10,34 +10,39 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from kvlite.cache import Bank, Selection
+    from kvlite.cache import KVHeadGroup, Selection
 
 
-def ends(bank: "Bank", first: int, last: int, device: "torch.device | None" = None) -> "Tensor":
-    """Slots of a bank's `first` and `last` entries: `(batch, heads, first + last)`, on the bank's
+def ends(
+    head_group: "KVHeadGroup", first: int, last: int, device: "torch.device | None" = None
+) -> "Tensor":
+    """Slots of a head group's `first` and `last` entries: `(batch, heads, first + last)`, on the
+    head group's
     device or another."""
     import torch
 
-    used, device = bank.used, device or bank.own_keys.device
+    used, device = head_group.used, device or head_group.residual_keys.device
     slots = torch.cat(
         [torch.arange(first, device=device), torch.arange(used - last, used, device=device)]
     )
-    return slots.expand(*bank.positions.shape[:2], -1)
+    return slots.expand(*head_group.positions.shape[:2], -1)
 
 
-def with_ends(scores: "Tensor", bank: "Bank", count: int, first: int, last: int) -> "Tensor":
+def with_ends(
+    scores: "Tensor", head_group: "KVHeadGroup", count: int, first: int, last: int
+) -> "Tensor":
     """Slots of the `count` best entries by score, between the `first` and the `last` ones.
 
     Args:
         scores: `(batch, heads, used - first - last)`, of the entries in between; of all the
-            bank's heads, or of some; on any device.
+            head group's heads, or of some; on any device.
 
     Returns:
         `(batch, heads, first + count + last)` int64, ascending, on the scores' device.
     """
     import torch
 
-    outer = ends(bank, first, last, scores.device)[:, : scores.shape[1]]
+    outer = ends(head_group, first, last, scores.device)[:, : scores.shape[1]]
     middle = top(scores, count) + first
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
 
@@ -48,16 +53,21 @@ def between(votes: "Tensor", first: int, last: int) -> "Tensor":
     return votes[..., first : max(first, votes.shape[-1] - last)]
 
 
-def to_choose(banks: "Sequence[Bank]", average: int, first: int, last: int) -> int:
+def to_choose(head_groups: "Sequence[KVHeadGroup]", average: int, first: int, last: int) -> int:
     """How many entries heads may choose, all together, beside the ends of their lines.
 
     Args:
         average: entries a head may keep.
     """
-    return sum(len(bank.heads) * (average - min(bank.used, first + last)) for bank in banks)
+    return sum(
+        len(head_group.heads) * (average - min(head_group.used, first + last))
+        for head_group in head_groups
+    )
 
 
-def provided(scores: "Tensor", bank: "Bank", count: int, first: int, last: int) -> "Selection":
+def provided(
+    scores: "Tensor", head_group: "KVHeadGroup", count: int, first: int, last: int
+) -> "Selection":
     """`count` entries of each line, ends included, and their scores, until layers share.
 
     Args:
@@ -68,17 +78,17 @@ def provided(scores: "Tensor", bank: "Bank", count: int, first: int, last: int) 
 
     from kvlite.cache import Selection
 
-    if bank.used <= first + last:
-        everything = ends(bank, bank.used, 0, scores.device)
+    if head_group.used <= first + last:
+        everything = ends(head_group, head_group.used, 0, scores.device)
         certain = torch.full(everything.shape, torch.inf, device=scores.device)
-        return Selection(bank, everything, votes=certain)
-    slots = with_ends(scores, bank, count - first - last, first, last)
+        return Selection(head_group, everything, votes=certain)
+    slots = with_ends(scores, head_group, count - first - last, first, last)
     votes = F.pad(scores, (first, last), value=torch.inf)
-    return Selection(bank, slots, votes=votes.gather(-1, slots))
+    return Selection(head_group, slots, votes=votes.gather(-1, slots))
 
 
 def won(
-    banks: "Sequence[Bank]",
+    head_groups: "Sequence[KVHeadGroup]",
     scores: "Sequence[Tensor]",
     counts: Sequence[Sequence[int]],
     first: int,
@@ -88,17 +98,19 @@ def won(
     than its ends stays whole.
 
     Args:
-        scores: of each bank, as in `with_ends`.
-        counts: of each bank's heads.
+        scores: of each head group, as in `with_ends`.
+        counts: of each head group's heads.
     """
     from kvlite.cache import Selection
 
     selections = []
-    for bank, each, own in zip(banks, scores, counts, strict=True):
-        if bank.used <= first + last:
-            selections.append(Selection(bank, ends(bank, bank.used, 0, each.device)))
+    for head_group, each, own in zip(head_groups, scores, counts, strict=True):
+        if head_group.used <= first + last:
+            selections.append(
+                Selection(head_group, ends(head_group, head_group.used, 0, each.device))
+            )
             continue
         for count, heads in alike(own):
-            slots = with_ends(each[:, list(heads)], bank, count, first, last)
-            selections.append(Selection(bank, slots, heads))
+            slots = with_ends(each[:, list(heads)], head_group, count, first, last)
+            selections.append(Selection(head_group, slots, heads))
     return selections

@@ -19,12 +19,12 @@ def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]
     Inference", algorithm 1, with a floor as in section 3.4.
 
     Args:
-        scores: of each bank, `(batch, heads, candidates)`.
+        scores: of each head group, `(batch, heads, candidates)`.
         total: entries to keep, all heads together.
         sure: entries every head keeps, or all of its candidates if it has fewer.
 
     Returns:
-        A count for each head of each bank; they sum to `total`, or to all there is.
+        A count for each head of each head group; they sum to `total`, or to all there is.
     """
     import torch
 
@@ -49,8 +49,9 @@ def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]
 def compete_everywhere(
     scores: "Sequence[Sequence[Tensor]]", total: int, sure: int
 ) -> list[list[list[int]]]:
-    """As `compete`, over the heads of all layers: a count for each head of each layer's banks."""
-    counts = iter(compete([bank for layer in scores for bank in layer], total, sure))
+    """As `compete`, over the heads of all layers: a count for each head of each layer's head
+    groups."""
+    counts = iter(compete([head_group for layer in scores for head_group in layer], total, sure))
     return [[next(counts) for _ in layer] for layer in scores]
 
 
@@ -99,7 +100,7 @@ def by_spread(
     get more. There over all attention, here over the votes for what a layer was provided with.
 
     Args:
-        votes: of each bank of each layer, `(batch, heads, candidates)`.
+        votes: of each head group of each layer, `(batch, heads, candidates)`.
         kind: "entropy" or "gini".
         average: mean of the lines.
         least: the shortest line.

@@ -12,7 +12,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from kvlite.cache import Bank, Selection
+    from kvlite.cache import KVHeadGroup, Selection
 
 _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
@@ -138,29 +138,31 @@ class SimLayerKV(Holding):
     def settle(self, view: LayerView) -> tuple[Method, int]:
         """Section 5.1: sink and window if the layer is lazy, else the method it holds."""
         line = min(self.sinks + self.recent, view.budget)
-        if line <= self.sinks or min(bank.used for bank in view.banks) <= line:
+        if line <= self.sinks or min(head_group.used for head_group in view.head_groups) <= line:
             return self.inner, view.budget
-        share = self.attention_to_line(view.banks, view.window.last(self.last), line)
+        share = self.attention_to_line(view.head_groups, view.window.last(self.last), line)
         assert self.threshold != "auto"
         if share <= self.threshold:
             return self.inner, view.budget
         return Streaming(self.sinks, roll=self.bound_decode), line
 
-    def attention_to_line(self, banks: "list[Bank]", window: Window, line: int) -> float:
+    def attention_to_line(
+        self, head_groups: "list[KVHeadGroup]", window: Window, line: int
+    ) -> float:
         """Share of its attention that a layer pays to `line` entries of sink and window: the mean
         over query heads and rows; of the sequences of a batch, the least."""
         import torch
 
         shares = []
-        for bank in banks:
-            for head in range(len(bank.heads)):
-                positions = window.beside(bank.positions[:, head, : bank.used])
+        for head_group in head_groups:
+            for head in range(len(head_group.heads)):
+                positions = window.beside(head_group.positions[:, head, : head_group.used])
                 near = window.distances(positions) - (0 if self.own else 1)
                 inside = (near >= 0) & (near < line - self.sinks)
                 inside |= positions[:, None] < self.sinks
                 each = [
                     (part * inside[:, None, rows, : part.shape[3]]).sum(-1)
-                    for rows, part in window.blocks(bank, head)
+                    for rows, part in window.blocks(head_group, head)
                 ]
                 shares.append(torch.cat(each, 2).mean((1, 2)))
         return torch.stack(shares).mean(0).amin().item()

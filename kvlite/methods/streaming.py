@@ -9,7 +9,7 @@ from kvlite.methods.select import ends
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, Selection
+    from kvlite.cache import KVHeadGroup, Selection
 
 
 # Of int32, what no position reaches.
@@ -52,10 +52,11 @@ class Streaming(Method):
         from kvlite.cache import Selection
 
         return [
-            Selection(bank, ends(bank, self.sinks, view.budget - self.sinks)) for bank in view.banks
+            Selection(head_group, ends(head_group, self.sinks, view.budget - self.sinks))
+            for head_group in view.head_groups
         ]
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """The oldest entry that is not a sink."""
-        age = bank.positions.masked_fill(bank.positions < self.sinks, _NEVER)
+        age = head_group.positions.masked_fill(head_group.positions < self.sinks, _NEVER)
         return age.argmin(-1)

@@ -14,7 +14,7 @@ def votes_for_new(view: LayerView, through: int, weights: "Tensor | None" = None
     and over the sequences of a batch.
 
     Args:
-        through: how many they are, the last entries of the layer's banks.
+        through: how many they are, the last entries of the layer's head groups.
         weights: `(rows,)` float32, how much each observed row counts.
 
     Returns:
@@ -22,7 +22,10 @@ def votes_for_new(view: LayerView, through: int, weights: "Tensor | None" = None
     """
     import torch
 
-    scores = [window_scores(bank, view.window, "sum", "sum", weights) for bank in view.banks]
+    scores = [
+        window_scores(head_group, view.window, "sum", "sum", weights)
+        for head_group in view.head_groups
+    ]
     return torch.cat([each[..., -through:] for each in scores], 1).sum((0, 1))
 
 

@@ -10,7 +10,7 @@ from kvlite.methods.scores import Window, window_scores
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,24 @@ class TOVA(Scored):
         """The last token."""
         return 1
 
-    def votes(self, banks: "Sequence[Bank]", window: Window) -> "list[Tensor]":
+    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The last token's attention."""
-        votes = [window_scores(bank, window, "sum", "mean") for bank in banks]
+        votes = [window_scores(head_group, window, "sum", "mean") for head_group in head_groups]
         if not self._alike:
             return votes
-        positions = [window.beside(bank.positions[:, :, : bank.used]) for bank in banks]
+        positions = [
+            window.beside(head_group.positions[:, :, : head_group.used])
+            for head_group in head_groups
+        ]
         return over_heads(votes, positions, window.end)
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """What the token before attended to least, that token itself apart."""
         import torch
 
-        votes = bank.scores()
+        votes = head_group.scores()
         if self._alike:
-            (votes,) = over_heads([votes], [bank.positions[:, :, : bank.used]], position)
-        return votes.masked_fill(bank.positions == position - 1, torch.inf).argmin(-1)
+            (votes,) = over_heads(
+                [votes], [head_group.positions[:, :, : head_group.used]], position
+            )
+        return votes.masked_fill(head_group.positions == position - 1, torch.inf).argmin(-1)

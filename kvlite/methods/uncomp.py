@@ -13,7 +13,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank
+    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,27 @@ class UNComp(Observed):
         lowest = self.by_rank(view.layer)[-self.delete :]
         window = view.window.last(self.window)
         rows: dict[int, Tensor] = {}
-        for bank in view.banks:
-            weights = window_rows(bank, window)
-            positions = window.beside(bank.positions[:, :, : bank.used])
+        for head_group in view.head_groups:
+            weights = window_rows(head_group, window)
+            positions = window.beside(head_group.positions[:, :, : head_group.used])
             place = positions[:, :, None].long().expand_as(weights)
             # By position, since lines of earlier turns may differ.
             looks = weights.new_zeros(*weights.shape[:3], window.end).scatter_(3, place, weights)
-            rows.update(zip(bank.heads, (each.flatten() for each in looks.unbind(1)), strict=True))
+            rows.update(
+                zip(head_group.heads, (each.flatten() for each in looks.unbind(1)), strict=True)
+            )
         kept = [head for head in sorted(rows) if head not in lowest]
         return {
             head: max(kept, key=lambda other: float(cosine_similarity(rows[head], rows[other], 0)))
             for head in lowest
         }
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """Of the entries before the window, the one with the least attention in its rows, pooled
         as while reading."""
-        order = bank.positions.argsort(-1)
+        order = head_group.positions.argsort(-1)
         older = order[..., : 1 - self.window] if self.window > 1 else order
-        votes = pool(bank.scores().gather(-1, older), self.pool, self.pooling)
+        votes = pool(head_group.scores().gather(-1, older), self.pool, self.pooling)
         return older.gather(-1, votes.argmin(-1, keepdim=True)).squeeze(-1)
 
     def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
@@ -144,5 +146,5 @@ class UNComp(Observed):
     def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
         """The window, and the tokens it looks at most, all heads together."""
         shown = replace(view, window=view.window.last(self.window))
-        votes = view.window.desk.scores(votes_for_new(shown, through))
+        votes = view.window.backend.scores(votes_for_new(shown, through))
         return going(votes, width, view.window.queries.shape[2])

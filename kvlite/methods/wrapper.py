@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvlite.cache.bits import KVBits
-from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Rehearsal
+from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Reconstruction
 from kvlite.methods.full import Full
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
@@ -13,7 +13,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import Bank, Front, LayerCache, Selection
+    from kvlite.cache import CompressedSegment, KVHeadGroup, LayerCache, Selection
 
 _FULL = Full()
 
@@ -66,8 +66,11 @@ class Holding(Method):
         return self.inner.pairs(windows)
 
     def merge(
-        self, lower: "Sequence[Bank]", upper: "Sequence[Bank]", bits: KVBits | None = None
-    ) -> "list[tuple[Front, Front]]":
+        self,
+        lower: "Sequence[KVHeadGroup]",
+        upper: "Sequence[KVHeadGroup]",
+        bits: KVBits | None = None,
+    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
         """See `Method`."""
         return self.inner.merge(lower, upper, bits)
 
@@ -116,9 +119,9 @@ class Holding(Method):
         return self.inner.outlook
 
     @property
-    def rehearsal(self) -> Rehearsal | None:
+    def reconstruction(self) -> Reconstruction | None:
         """See `Method`."""
-        return self.inner.rehearsal
+        return self.inner.reconstruction
 
     def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
         """See `Method`."""
@@ -163,15 +166,15 @@ class Holding(Method):
         """See `Method`."""
         return self.inner.keeps_to_budget
 
-    def evict(self, bank: "Bank", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """See `Method`."""
-        return self.inner.evict(bank, budget, position)
+        return self.inner.evict(head_group, budget, position)
 
     @property
     def trims(self) -> bool:
         """See `Method`."""
         return self.inner.trims
 
-    def trim(self, bank: "Bank", budget: int) -> "Tensor | None":
+    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
         """See `Method`."""
-        return self.inner.trim(bank, budget)
+        return self.inner.trim(head_group, budget)

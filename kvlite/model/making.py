@@ -69,7 +69,7 @@ def load_transformers() -> None:
             getattr(whole, name)
 
 
-def hollow_module(
+def meta_module(
     config: Any,
     dtype: torch.dtype | None = None,
     *,

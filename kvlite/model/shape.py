@@ -229,9 +229,9 @@ def _windows(config: Any) -> tuple[int | None, ...]:
 def _parts(config: Any) -> tuple[Parts, ...]:
     import torch
 
-    from kvlite.model.making import hollow_module
+    from kvlite.model.making import meta_module
 
-    model = hollow_module(config)
+    model = meta_module(config)
     head = model.get_output_embeddings()
     linears = {
         f"{name}.weight"

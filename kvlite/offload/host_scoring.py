@@ -21,7 +21,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvlite.methods.placement import Desk, Logits
+from kvlite.methods.placement import Logits, ScoringBackend
 
 IN_FLIGHT = 2
 ELEMENTS_AT_ONCE = 1 << 20
@@ -39,7 +39,7 @@ class _Flight:
     done: torch.cuda.Event | None
 
 
-class Wire:
+class HostTransfer:
     """Copies between a device and the host, in order, two of them under way at a time.
 
     From CUDA they run on a stream of their own, through pinned buffers, while the device goes on.
@@ -125,12 +125,12 @@ class Wire:
         flight.target.copy_(flight.staged)
 
 
-class HostScores(Desk):
+class HostScores(ScoringBackend):
     """Attention of a block of rows is formed on the device and added up there; one number an entry
     and KV head leaves it, and is pooled, compared and sorted on the host.
 
     Attributes:
-        wire: what was copied.
+        host_transfer: what was copied.
         seconds: spent in choosing, the device's part included.
     """
 
@@ -138,16 +138,16 @@ class HostScores(Desk):
 
     def __init__(self, device: torch.device) -> None:
         """For a model on `device`."""
-        self.wire = Wire(device)
+        self.host_transfer = HostTransfer(device)
         self.seconds = 0.0
 
     def scores(self, scores: Tensor) -> Tensor:
         """Theirs on the host, float32."""
-        return self.wire.fetch(scores)
+        return self.host_transfer.fetch(scores)
 
     def slots(self, slots: Tensor) -> Tensor:
         """As int32."""
-        return self.wire.give(slots)
+        return self.host_transfer.give(slots)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -175,7 +175,7 @@ class HostSoftmax(HostScores):
         for block in blocks:
             whole, ticket = torch.empty(block.shape), 0
             for entries, part in block.parts:
-                ticket = self.wire.send(part, whole[..., entries])
+                ticket = self.host_transfer.send(part, whole[..., entries])
             if before is not None:
                 yield self._softmax(*before)
             before = whole, ticket
@@ -183,20 +183,21 @@ class HostSoftmax(HostScores):
             yield self._softmax(*before)
 
     def _softmax(self, logits: Tensor, ticket: int) -> Tensor:
-        self.wire.arrive(ticket)
+        self.host_transfer.arrive(ticket)
         return logits.softmax(-1)
 
     def beside(self, tensor: Tensor) -> Tensor:
         """Its copy on the host."""
-        return self.wire.fetch(tensor)
+        return self.host_transfer.fetch(tensor)
 
     def scores(self, scores: Tensor) -> Tensor:
         """They are there."""
         return scores
 
 
-def host_desk(scores: str, device: torch.device) -> HostScores | None:
-    """The desk that a user asked for, `host` or `host-softmax`; None to stay on the `device`."""
+def host_scoring_backend(scores: str, device: torch.device) -> HostScores | None:
+    """The scoring backend that a user asked for, `host` or `host-softmax`; None to stay on the
+    `device`."""
     kinds = {"host": HostScores, "host-softmax": HostSoftmax}
     return None if scores == "device" else kinds[scores](device)
 

@@ -1,4 +1,4 @@
-"""Recall on a CPU, compiled by numba: a layer's index is searched, and its bank filled.
+"""Recall on a CPU, compiled by numba: a layer's index is searched, and its head group filled.
 
 `Index.scores` and `recall.bring_back` do the same with torch's functions, of which each costs as
 much as all of this does, on so little.
@@ -230,16 +230,16 @@ def _attention(queries, keys, named):
 
 
 @jitted
-def fill(queries, scores, heads, source, bank, slots, count, candidates, first, recent):
-    """Let a bank hold the `count` entries that one token wants most.
+def fill(queries, scores, heads, source, head_group, slots, count, candidates, first, recent):
+    """Let a head group hold the `count` entries that one token wants most.
 
     Args:
-        queries: `(heads of the bank, rows, dim)` float32, scaled.
+        queries: `(heads of the head_group, rows, dim)` float32, scaled.
         scores: `(KV heads, n)` float32, roughly the attention that entries get.
-        heads: `(heads of the bank,)` int64, which of the KV heads they are.
+        heads: `(heads of the head_group,)` int64, which of the KV heads they are.
         source: keys and values `(KV heads, capacity, dim)` of everything; place is position.
-        bank: keys and values `(heads of the bank, capacity, dim)` and positions `(heads of the
-            bank, capacity)` int32; written.
+        head_group: keys and values `(heads of the head_group, capacity, dim)` and positions `(heads
+            of the head group, capacity)` int32; written.
         slots: how many are filled.
         candidates: how many entries' keys are looked at.
         first, recent: entries at both ends that are always wanted.
@@ -249,7 +249,7 @@ def fill(queries, scores, heads, source, bank, slots, count, candidates, first, 
     """
     keys, values = source
     came = 0
-    own_keys, own_values, own_positions = bank
+    residual_keys, residual_values, residual_positions = head_group
     entries = scores.shape[1]
     mark = np.zeros(entries, np.uint8)
     tally = np.empty(BINS, np.int32)
@@ -274,7 +274,7 @@ def fill(queries, scores, heads, source, bank, slots, count, candidates, first, 
             mark[named[i]] = 1
         worth = np.empty(slots, np.float32)
         for slot in range(slots):
-            at = own_positions[head, slot]
+            at = residual_positions[head, slot]
             worth[slot] = -rough[at] if rough[at] > 0 else 0
             if mark[at] == 1:
                 mark[at] = 2
@@ -290,9 +290,9 @@ def fill(queries, scores, heads, source, bank, slots, count, candidates, first, 
             if mark[at] == 1:
                 slot = leaving[out]
                 for d in range(keys.shape[2]):
-                    own_keys[head, slot, d] = keys[layer_head, at, d]
-                    own_values[head, slot, d] = values[layer_head, at, d]
-                own_positions[head, slot] = at
+                    residual_keys[head, slot, d] = keys[layer_head, at, d]
+                    residual_values[head, slot, d] = values[layer_head, at, d]
+                residual_positions[head, slot] = at
                 out += 1
             mark[at] = 0
     return came
@@ -305,7 +305,7 @@ def compile_all(wanted: Callable[[], bool]) -> None:
     line, lines, blocks = real[::1], real[:, ::1], real[:, :, ::1]
     signs, places = types.uint64[:, :, ::1], whole[::1]
     source = types.UniTuple(blocks, 2)
-    bank = types.Tuple((blocks, blocks, place[:, ::1]))
+    head_group = types.Tuple((blocks, blocks, place[:, ::1]))
     loops: list[tuple[Any, tuple[Any, ...]]] = [
         (_exp, (real,)),
         (search, (blocks, signs, lines, whole, whole)),
@@ -315,7 +315,7 @@ def compile_all(wanted: Callable[[], bool]) -> None:
         (_bin, (real,)),
         (_likeliest, (line, whole, whole, whole, place[::1])),
         (_attention, (lines, lines, places)),
-        (fill, (blocks, lines, places, source, bank, *(whole,) * 5)),
+        (fill, (blocks, lines, places, source, head_group, *(whole,) * 5)),
     ]
     for loop, given in loops:
         if not wanted():

@@ -10,7 +10,7 @@ import torch
 
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, require_uncancelled
-from kvlite.memory.device_budget import Room, card, room_of
+from kvlite.memory.device_budget import DeviceBudget, card, device_budget
 from kvlite.model.calibration import find_calibration
 from kvlite.model.load import PLACE, choose_device
 from kvlite.model.shape import described, read_config
@@ -47,12 +47,12 @@ def open_planner(
         device = choose_device(settings.device)
         return planner_here(settings, folder, device, reads_text=reads_text, cancel=cancel)
     room = _room(settings, card)
-    offers = [
+    oom_actions = [
         (stream, weights)
         for stream in _streams(settings, room)
         for weights in _weights_elsewhere(settings, folder)
     ]
-    return _planner(settings, folder, room, offers, reads_text, cancel)
+    return _planner(settings, folder, room, oom_actions, reads_text, cancel)
 
 
 def planner_here(
@@ -73,16 +73,16 @@ def planner_here(
         SettingError: a setting is out of range, or does not fit the model or the device.
         Stopped: `cancel` was set.
     """
-    room = room_of(device, settings.vram)
-    offers = offers_here(settings, device, folder, room)
-    return _planner(settings, folder, room, offers, reads_text, cancel)
+    room = device_budget(device, settings.vram)
+    oom_actions = oom_actions_here(settings, device, folder, room)
+    return _planner(settings, folder, room, oom_actions, reads_text, cancel)
 
 
 def _planner(
     settings: Settings,
     folder: Path,
-    room: Room,
-    offers: Sequence[tuple[str, Weights]],
+    room: DeviceBudget,
+    oom_actions: Sequence[tuple[str, Weights]],
     reads_text: bool,
     cancel: Event | None,
 ) -> Planner:
@@ -93,7 +93,7 @@ def _planner(
     require_uncancelled(cancel)
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Planner(forecaster, room, settings, offers, in_files, cancel)
+    return Planner(forecaster, room, settings, oom_actions, in_files, cancel)
 
 
 def _read_tokenizer(folder: Path) -> Any:
@@ -106,8 +106,8 @@ def _read_tokenizer(folder: Path) -> Any:
         return None
 
 
-def offers_here(
-    settings: Settings, device: torch.device, folder: Path, room: Room
+def oom_actions_here(
+    settings: Settings, device: torch.device, folder: Path, room: DeviceBudget
 ) -> list[tuple[str, Weights]]:
     """Where a model's layers may stay, and what it may be loaded as, on a device of this machine,
     the best first.
@@ -120,7 +120,7 @@ def offers_here(
     shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
         found.append(choose_weights("nf4", device, folder))
-    offers, refused = [], list[SettingError]()
+    oom_actions, refused = [], list[SettingError]()
     for stream in _streams(settings, room):
         for weights in found:
             try:
@@ -128,13 +128,13 @@ def offers_here(
             except SettingError as error:
                 refused.append(error)
                 continue
-            offers.append((stream, weights))
-    if not offers:
+            oom_actions.append((stream, weights))
+    if not oom_actions:
         raise refused[0]
-    return offers
+    return oom_actions
 
 
-def _streams(settings: Settings, room: Room) -> tuple[str, ...]:
+def _streams(settings: Settings, room: DeviceBudget) -> tuple[str, ...]:
     """Where layers may stay, the best first."""
     if settings.stream != "auto":
         return (settings.stream,)
@@ -148,7 +148,7 @@ def _elsewhere(settings: Settings) -> bool:
     return settings.vram != "auto" or settings.device.startswith("cuda")
 
 
-def _room(settings: Settings, name: str) -> Room:
+def _room(settings: Settings, name: str) -> DeviceBudget:
     if settings.vram == "auto":
         raise SettingError(
             f"{name or f'--device {settings.device}'} is not here: say how much memory it has, as "

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from kvlite.cache import KVCache, LayerCache
-from kvlite.cache.front import bytes_held
 from kvlite.cache.quantized import rotation
+from kvlite.cache.segment import bytes_held
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.layer_prefill import LayerReader
-from kvlite.engine.reading import CHUNK, Reading
-from kvlite.engine.sparse_attention import sights
+from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.engine.reading import CHUNK, Prefill
+from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.errors import ForecastError, KvliteError, reason
-from kvlite.methods.layer_policy import Rule, merge_below, share_out
+from kvlite.methods.layer_policy import LayerPolicy, merge_below, share_out
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Recall, Tier
-from kvlite.planner.meta import HollowMeter
-from kvlite.planner.meta_cache import Outcomes
+from kvlite.offload import HostKVStore, Recall
+from kvlite.planner.meta import MetaMeter
+from kvlite.planner.meta_cache import MetaOpCache
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Took:
         reading, choosing: peaks.
         whole: of these, its entries while it was read.
         kept, host: what is live after it, on the device and beside it.
-        layer, rule: what was kept, and by which rule.
+        layer, policy: what was kept, and by which rule.
         indexed: whether an index has taken the place of another, which is let go once all is read.
     """
 
@@ -111,14 +111,14 @@ class _Took:
     kept: int
     host: int
     layer: LayerCache
-    rule: Rule
+    policy: LayerPolicy
     indexed: bool
 
 
-class _Foresight(Reading):
+class _Foresight(Prefill):
     """Reads the last chunks of a layer, as if it had read the others."""
 
-    def __init__(self, meter: HollowMeter, *given: Any, **options: Any) -> None:
+    def __init__(self, meter: MetaMeter, *given: Any, **options: Any) -> None:
         self.meter = meter
         self.passed = 0
         self.roomy = 0
@@ -136,29 +136,29 @@ class _Foresight(Reading):
             kept=self.meter.live - live,
             host=self.meter.host - host,
             layer=layer,
-            rule=self.rules[index],
+            policy=self.policies[index],
             indexed=before is not None and self._index(index) is not before,
         )
 
     def _index(self, index: int) -> Any:
         """The storage of a layer's index, if it has one."""
-        made = None if self.tier is None else self.tier.layers[index].index
+        made = None if self.store is None else self.store.layers[index].index
         return None if made is None else made.signs
 
-    def read_layer(self, index: int) -> LayerReader:
-        """As `Reading`; then the peak begins anew."""
-        reader = super().read_layer(index)
+    def read_layer(self, index: int) -> LayerPrefill:
+        """As `Prefill`; then the peak begins anew."""
+        layer_prefill = super().read_layer(index)
         self.passed, self.meter.peak = self.meter.peak, self.meter.live
-        return reader
+        return layer_prefill
 
     def _begin(self, index: int) -> int:
         """The last full chunk, but all that a method wants queries of; where chunks are compared,
         one more."""
-        rule = self.rules[index]
+        policy = self.policies[index]
         length: int = self.hidden.shape[1]
         end = length - 1 if self._final(index) else length
         starts: list[int] = [*range(0, end, self.chunk), *([end] if self._final(index) else [])]
-        observed = length - max(rule.method.observation(rule.budget), 1)
+        observed = length - max(policy.method.observation(policy.budget), 1)
         seen = sum(at + self.chunk > observed for at in starts)
         more = self._final(index) + (self.coming[index] is not None)
         return starts[-min(max(2 + more, seen), len(starts))]
@@ -166,8 +166,8 @@ class _Foresight(Reading):
     def _roomy(self, index: int) -> LayerCache:
         layer = super()._roomy(index)
         self.roomy = layer.nbytes
-        for bank in layer.banks:  # under a mask it is full from then on
-            bank.used = min(bank.used + self._begin(index), bank.capacity)
+        for head_group in layer.head_groups:  # under a mask it is full from then on
+            head_group.used = min(head_group.used + self._begin(index), head_group.capacity)
         return layer
 
 
@@ -175,32 +175,32 @@ class _Foresight(Reading):
 def forecast(
     model: LoadedModel,
     cache: KVCache,
-    rules: Sequence[Rule],
+    policies: Sequence[LayerPolicy],
     task: Task,
-    tier: Tier | None = None,
-    outcomes: Outcomes | None = None,
+    store: HostKVStore | None = None,
+    op_cache: MetaOpCache | None = None,
 ) -> Forecast:
     """What a turn will take, in bytes of live tensors.
 
     Args:
-        model: of the same shape and dtype, without numbers (`model.hollow`).
+        model: of the same shape and dtype, without numbers (`model.meta`).
         cache: what is held before it, of any number of sequences, without numbers; consumed.
-        rules: one a layer, as for reading.
-        tier: likewise, if what is read is to be kept aside.
-        outcomes: what operators returned in earlier forecasts, which makes this one shorter.
+        policies: one a layer, as for reading.
+        store: likewise, if what is read is to be kept aside.
+        op_cache: what operators returned in earlier forecasts, which makes this one shorter.
 
     Raises:
         ForecastError: something in it does not run without numbers.
     """
-    index, aside = (tier.index_tensors, tier.tensors) if tier else ([], [])
+    index, aside = (store.index_tensors, store.tensors) if store else ([], [])
     held = [*model.tensors(), *cache.tensors, *index]
-    meter = HollowMeter(held, host=aside, outcomes=outcomes or Outcomes())
+    meter = MetaMeter(held, host=aside, op_cache=op_cache or MetaOpCache())
     meter.live -= bytes_held(model.tensors())
     del held, index, aside  # what a turn lets go of must be free
     rotation(model.shape.head_dim, model.device)  # made once a process, and no layer's own
     try:
         with meter:
-            return _forecast(meter, model, cache, [*rules], task, tier)
+            return _forecast(meter, model, cache, [*policies], task, store)
     except KvliteError:
         raise
     except Exception as error:  # of torch, or of a model that asks for numbers
@@ -208,12 +208,12 @@ def forecast(
 
 
 def _forecast(
-    meter: HollowMeter,
+    meter: MetaMeter,
     model: LoadedModel,
     cache: KVCache,
-    rules: list[Rule],
+    policies: list[LayerPolicy],
     task: Task,
-    tier: Tier | None,
+    store: HostKVStore | None,
 ) -> Forecast:
     batch, device = cache.layers[0].keys.shape[0], model.device
     held = meter.peak = meter.live
@@ -224,81 +224,84 @@ def _forecast(
         model,
         cache,
         ids,
-        rules,
+        policies,
         reserve=task.longest,
         chunk=task.chunk,
         context=context,
-        tier=tier,
+        store=store,
     )
     beside = meter.live - held - reading.hidden.nbytes
     read, chosen = Moment(held, meter.peak - held), Moment()
     known: dict[Any, _Took] = {}
     layers: list[LayerCache] = []
     outdated: list[int] = []
-    for index in range(len(rules)):
+    for index in range(len(policies)):
         hidden = beside + reading.hidden.nbytes
         kv, key = meter.live - hidden, _kind(reading, index)
         took = known.get(key)
         if took is None:
             took = reading.take(index)
-            if reading.rules[index].provision is None and reading.rules[index].partner is None:
+            if (
+                reading.policies[index].provision is None
+                and reading.policies[index].partner is None
+            ):
                 known[key] = took
         else:
             meter.live, meter.host = meter.live + took.kept, meter.host + took.host
             if took.indexed:
                 outdated.append(index)
-            reading.rules[index] = took.rule
+            reading.policies[index] = took.policy
         read = _higher(read, _moment(kv, hidden, took.whole, took.reading))
         chosen = _higher(chosen, _moment(kv, hidden, took.whole, took.choosing))
         layers.append(took.layer)
         del took
         meter.peak, before = meter.live, meter.live
-        merge_below(layers, rules, index, reading.room)
+        merge_below(layers, policies, index, reading.room)
         chosen = _higher(chosen, _moment(before - hidden, hidden, 0, meter.peak - before))
     hidden, before = beside + reading.hidden.nbytes, meter.live
-    share_out(layers, rules, reading.room)
+    share_out(layers, policies, reading.room)
     chosen = _higher(chosen, _moment(before - hidden, hidden, 0, meter.peak - before))
     meter.peak = meter.live
     logits = reading.logits()
     last = Moment(meter.live - hidden - logits.nbytes, hidden, 0, meter.peak - meter.live)
     read = _higher(read, replace(last, work=last.work + logits.nbytes))
     cache.layers, cache.seen = layers, reading.end
-    if tier is not None:
-        tier.read(reading.end)
+    if store is not None:
+        store.read(reading.end)
         for index in outdated:
-            tier.layers[index].index = None
+            store.layers[index].index = None
     known.clear()
     del reading, ids, context, logits, layers
-    answering = _answer(meter, model, cache, rules, task, tier)
+    answering = _answer(meter, model, cache, policies, task, store)
     return Forecast(read, chosen, answering, last.kv, meter.host)
 
 
 def _answer(
-    meter: HollowMeter,
+    meter: MetaMeter,
     model: LoadedModel,
     cache: KVCache,
-    rules: list[Rule],
+    policies: list[LayerPolicy],
     task: Task,
-    tier: Tier | None,
+    store: HostKVStore | None,
 ) -> Moment:
     """The last token of the longest answer, when all lines have grown as far as they will."""
     if not task.longest:
         return Moment(meter.live)
-    recall = Recall(tier, task.recalled) if tier is not None else None
+    recall = Recall(store, task.recalled) if store is not None else None
     first = reversed([*enumerate(cache.layers)])
     alike = {id(layer): index for index, layer in first}
     counts = Counter(id(layer) for layer in cache.layers)
     growing = 0
     for key, index in alike.items():
         layer = cache.layers[index]
-        grown = _grown(layer, rules[index], task.longest)
+        grown = _grown(layer, policies[index], task.longest)
         if grown is not layer:
             growing = max(growing, layer.nbytes)
         meter.live += (counts[key] - 1) * (grown.nbytes - layer.nbytes)
         cache.layers = [grown if id(each) == key else each for each in cache.layers]
         del layer
     kv = meter.live
-    seeing, at = sights(model, rules), cache.seen + task.longest - 1
+    seeing, at = sparse_masks(model, policies), cache.seen + task.longest - 1
     rotations = model.rotations(at, 1)
     hidden = model.embed(torch.zeros(cache.layers[0].keys.shape[0], 1, dtype=torch.int64))
     tables = meter.live - kv
@@ -306,7 +309,7 @@ def _answer(
     for index in alike.values():
         rotation = rotations[index]
         step = LayerStep(
-            index, cache.layers[index], rules[index], at, rotation, seeing[index], recall
+            index, cache.layers[index], policies[index], at, rotation, seeing[index], recall
         )
         model.layers[index](hidden, position_embeddings=rotation, kvlite=step)
         step.trimmed()
@@ -315,17 +318,20 @@ def _answer(
     return _higher(stepping, Moment(kv, tables, growing))
 
 
-def _grown(layer: LayerCache, rule: Rule, longest: int) -> LayerCache:
+def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
     """A layer before the last token of an answer."""
-    held = [bank.capacity for bank in layer.banks]
-    sizes, wanted = held, [bank.used + longest - 1 for bank in layer.banks]
+    held = [head_group.capacity for head_group in layer.head_groups]
+    sizes, wanted = held, [head_group.used + longest - 1 for head_group in layer.head_groups]
     while any(size < want for size, want in zip(sizes, wanted, strict=True)):
-        full = [(len(bank.heads), size) for bank, size in zip(layer.banks, sizes, strict=True)]
-        more = rule.capacities(full)
+        full = [
+            (len(head_group.heads), size)
+            for head_group, size in zip(layer.head_groups, sizes, strict=True)
+        ]
+        more = policy.capacities(full)
         if all(new <= size for new, size in zip(more, sizes, strict=True)):
             break  # from here on tokens overwrite others
         sizes = [max(pair) for pair in zip(more, sizes, strict=True)]
-    rows, packs = rule.method.decode_rows, rule.packs
+    rows, packs = policy.method.decode_rows, policy.packs
     if sizes != held and layer.computed:
         layer = layer.resized(sizes, rows, packs)
     elif sizes != held:
@@ -337,9 +343,12 @@ def _grown(layer: LayerCache, rule: Rule, longest: int) -> LayerCache:
 
 
 def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCache:
-    """Banks of the same heads with so many slots, nothing quantized."""
+    """Head groups of the same heads with so many slots, nothing quantized."""
     return LayerCache(
-        [(bank.heads, size) for bank, size in zip(layer.banks, sizes, strict=True)],
+        [
+            (head_group.heads, size)
+            for head_group, size in zip(layer.head_groups, sizes, strict=True)
+        ],
         batch=layer.keys.shape[0],
         dim=layer.keys.shape[2],
         dtype=layer.keys.dtype,
@@ -350,21 +359,21 @@ def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCach
 
 
 def _fill(layer: LayerCache, wanted: Sequence[int]) -> None:
-    for bank, entries in zip(layer.banks, wanted, strict=True):
-        bank.used = min(entries, bank.capacity)
+    for head_group, entries in zip(layer.head_groups, wanted, strict=True):
+        head_group.used = min(entries, head_group.capacity)
 
 
 def _kind(reading: _Foresight, index: int) -> Any:
     """What decides what a layer takes."""
-    held, tier = reading.cache.layers[index], reading.tier
-    aside = None if tier is None else tier.layers[index]
+    held, store = reading.cache.layers[index], reading.store
+    aside = None if store is None else store.layers[index]
     return (
-        reading.rules[index],
-        reading.rules[index + 1].narrowing if index + 1 < len(reading.rules) else "final",
+        reading.policies[index],
+        reading.policies[index + 1].narrowing if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],
         tuple(held.lines),
         held.nbytes,
-        None if aside is None else (aside.window, aside.read, aside.cache.nbytes, aside.judge),
+        None if aside is None else (aside.window, aside.read, aside.cache.nbytes, aside.scored_by),
     )
 
 

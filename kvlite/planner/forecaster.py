@@ -7,16 +7,16 @@ import torch
 
 from kvlite.cache import KVBits, KVCache
 from kvlite.methods import Method
-from kvlite.methods.budget import Amount
-from kvlite.methods.layer_policy import can_recall, layer_rules, loses
+from kvlite.methods.budget import Budget
+from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.calibration import Calibration
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 from kvlite.planner.forecast import Forecast, Task, forecast
-from kvlite.planner.meta_cache import Outcomes
-from kvlite.planner.meta_model import hollow_model
+from kvlite.planner.meta_cache import MetaOpCache
+from kvlite.planner.meta_model import meta_model
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Way:
     """How a text is read and answered.
 
     Attributes:
-        method, amount: what is kept, and how much.
+        method, budget_spec: what is kept, and how much.
         bits: how the cache is quantized, if it is.
         chunk: tokens that go through a layer together.
         recall: entries that each token of an answer may bring back; None for no recall.
@@ -32,7 +32,7 @@ class Way:
     """
 
     method: Method
-    amount: Amount
+    budget_spec: Budget
     bits: KVBits | None
     chunk: int
     recall: int | None = None
@@ -55,12 +55,12 @@ class Forecaster:
     calibration: Calibration | None = None
     tokenizer: Any = None
     _models: dict[torch.dtype, LoadedModel] = field(default_factory=dict)
-    _outcomes: Outcomes = field(default_factory=Outcomes)
+    _op_cache: MetaOpCache = field(default_factory=MetaOpCache)
 
     def model(self, weights: Weights) -> LoadedModel:
         """The model without weights, that computes with the type these do."""
         if weights.dtype not in self._models:
-            self._models[weights.dtype] = hollow_model(
+            self._models[weights.dtype] = meta_model(
                 self.config,
                 self.shape,
                 weights,
@@ -83,14 +83,14 @@ class Forecaster:
         """
         shape, dtype = self.shape, weights.dtype
         method = way.method.fitted(shape, self.calibration)
-        budget = way.amount.resolve(shape, method, tokens, longest, dtype.itemsize, way.bits)
-        tier, lost = None, loses(method, budget, tokens, longest, way.bits)
+        budget = way.budget_spec.resolve(shape, method, tokens, longest, dtype.itemsize, way.bits)
+        store, lost = None, loses(method, budget, tokens, longest, way.bits)
         if way.recall is not None and lost and can_recall(method):
-            tier = Tier.empty(shape, dtype, way.recall_bits)
+            store = HostKVStore.empty(shape, dtype, way.recall_bits)
         model = self.model(weights)
         sizes = 1, shape.kv_heads, shape.head_dim
         one = KVCache.empty(*sizes, dtype=dtype, device=model.device, batch=batch)
         cache = KVCache(one.layers * shape.layers)
-        rules = layer_rules(method, shape, budget, tokens, None, tokens, way.bits)
+        policies = layer_policies(method, shape, budget, tokens, None, tokens, way.bits)
         task = Task(tokens, longest, 0, way.chunk, way.recall or 0)
-        return forecast(model, cache, rules, task, tier, self._outcomes)
+        return forecast(model, cache, policies, task, store, self._op_cache)

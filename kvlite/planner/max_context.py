@@ -10,7 +10,7 @@ FULL = "full"
 
 
 @dataclass(frozen=True)
-class Reach:
+class MaxContext:
     """One combination.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reach:
         return asdict(self)
 
 
-def reaches(planner: Planner) -> list[Reach]:
+def reaches(planner: Planner) -> list[MaxContext]:
     """All combinations of the weights the planner may choose from, with `full` and its own method,
     in its usual chunks; nothing is streamed."""
     settings = planner.settings
@@ -46,14 +46,14 @@ def reaches(planner: Planner) -> list[Reach]:
     for method in methods:
         own = replace(settings, method=method)
         others = Planner(
-            planner.forecaster, planner.room, own, planner.offers, cancel=planner.cancel
+            planner.forecaster, planner.room, own, planner.oom_actions, cancel=planner.cancel
         )
         bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
-        for weights in dict.fromkeys(weights for _, weights in planner.offers):
+        for weights in dict.fromkeys(weights for _, weights in planner.oom_actions):
             for width in bits:
                 choice = Choice(weights, "off", own.budget, width, settings.chunk or CHUNKS[0])
                 tokens = others.reach(choice)
                 whole = tokens >= planner.shape.max_context - settings.max_new_tokens
                 name = "the default" if method == Settings.method else method
-                rows.append(Reach(weights.name, name, width, tokens, whole))
+                rows.append(MaxContext(weights.name, name, width, tokens, whole))
     return rows

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kvlite.memory.meter import TensorMeter
-from kvlite.planner.meta_cache import Outcomes
+from kvlite.planner.meta_cache import MetaOpCache
 
 T = TypeVar("T")
 
@@ -22,19 +22,19 @@ _META = torch.device("meta")
 _aten = torch.ops.aten
 
 
-class HollowMeter(TensorMeter):
+class MetaMeter(TensorMeter):
     """Counts bytes that tensors without numbers would take, and lets programs run on them."""
 
     def __init__(
-        self, held: Iterable[Tensor] = (), *, host: Iterable[Tensor] = (), outcomes: Outcomes
+        self, held: Iterable[Tensor] = (), *, host: Iterable[Tensor] = (), op_cache: MetaOpCache
     ) -> None:
         """As a `TensorMeter`.
 
         Args:
-            outcomes: what operators returned before, under this meter or another.
+            op_cache: what operators returned before, under this meter or another.
         """
         super().__init__(held, host=host)
-        self.outcomes = outcomes
+        self.op_cache = op_cache
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator without numbers, count what it returned."""
@@ -65,7 +65,7 @@ class HollowMeter(TensorMeter):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.outcomes.of(func, args, kwargs)
+        return self.op_cache.of(func, args, kwargs)
 
     def _takes_memory(self, tensor: Tensor) -> bool:
         return tensor.is_meta
@@ -94,7 +94,7 @@ def _without_numbers(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_meta else torch.empty_like(tensor, device=_META)
 
 
-class _Hollowing(TorchFunctionMode):
+class _MetaMode(TorchFunctionMode):
     """Copies of tensors have no numbers, and share storage as these do."""
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ class _Hollowing(TorchFunctionMode):
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
-        made = self._hollow(tensor)
+        made = self._meta(tensor)
         memo[id(tensor)] = made
         return made
 
-    def _hollow(self, tensor: Tensor) -> Tensor:
+    def _meta(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.storages:
@@ -121,8 +121,8 @@ class _Hollowing(TorchFunctionMode):
         )
 
 
-def hollow(thing: T) -> T:
+def meta(thing: T) -> T:
     """A copy of something that holds tensors, in which they have no numbers; nothing is read of
     them, and next to no memory taken."""
-    with _Hollowing():
+    with _MetaMode():
         return deepcopy(thing)

@@ -32,7 +32,7 @@ class _Given:
         return given[self.place]
 
 
-class Outcomes:
+class MetaOpCache:
     """Runs operators on meta tensors, each once for arguments of the same sizes. The next time what
     it returned is made anew, in a fraction of the time. An operator that returned a view, no
     tensors, or changed sizes, is run every time."""

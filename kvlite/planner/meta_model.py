@@ -7,7 +7,7 @@ from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
-from kvlite.model.making import hollow_module
+from kvlite.model.making import meta_module
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
 
@@ -23,7 +23,7 @@ class Words:
         return [0] * len(text.split())
 
 
-def hollow_model(
+def meta_model(
     config: Any,
     shape: ModelShape,
     weights: Weights,
@@ -38,7 +38,7 @@ def hollow_model(
         weights: of these only the dtype counts.
     """
     register_attention()
-    module = hollow_module(config, weights.dtype, layers=1, attention=ATTENTION)
+    module = meta_module(config, weights.dtype, layers=1, attention=ATTENTION)
     module.eval().requires_grad_(False)
     module.config.layer_types = getattr(config, "layer_types", None)
     model = LoadedModel(
@@ -51,7 +51,7 @@ def hollow_model(
 def meta_model_of(model: LoadedModel) -> LoadedModel:
     """A loaded model without its weights, made once."""
     if model.meta is None:
-        model.meta = hollow_model(
+        model.meta = meta_model(
             model.module.config,
             model.shape,
             model.weights,

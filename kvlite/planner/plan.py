@@ -10,8 +10,8 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.engine.reading import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
-from kvlite.memory.device_budget import Room
-from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, method_and_amount
+from kvlite.memory.device_budget import DeviceBudget
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, method_and_budget
 from kvlite.model.chat_template import tokens_of
 from kvlite.model.shape import GROUPS, ModelShape
 from kvlite.model.weights import PLAIN, Weights
@@ -69,7 +69,7 @@ class Plan:
     """
 
     model: str
-    room: Room
+    room: DeviceBudget
     choice: Choice
     tokens: int
     longest: int
@@ -152,16 +152,16 @@ class Planner:
     def __init__(
         self,
         forecaster: Forecaster,
-        room: Room,
+        room: DeviceBudget,
         settings: Settings,
-        offers: Sequence[tuple[str, Weights]],
+        oom_actions: Sequence[tuple[str, Weights]],
         in_files: int = 0,
         cancel: Event | None = None,
     ) -> None:
         """For some settings, of which those left open are chosen.
 
         Args:
-            offers: where the model's layers may stay, and what it may be loaded as, the best
+            oom_actions: where the model's layers may stay, and what it may be loaded as, the best
                 first.
             in_files: bytes of the model's files, if there are any: what a checkpoint that is
                 quantized already takes.
@@ -174,10 +174,10 @@ class Planner:
         self.shape = forecaster.shape
         self.room = room
         self.settings = settings
-        self.offers = list(offers)
+        self.oom_actions = list(oom_actions)
         self.in_files = in_files
         self.cancel = cancel
-        self.method, _ = method_and_amount(settings.method, settings.budget)
+        self.method, _ = method_and_budget(settings.method, settings.budget)
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
@@ -228,11 +228,11 @@ class Planner:
 
     def way(self, choice: Choice) -> Way:
         """How a choice is read."""
-        _, amount = method_and_amount(self.settings.method, choice.budget)
+        _, budget_spec = method_and_budget(self.settings.method, choice.budget)
         settings = self.settings
         return Way(
             self.method,
-            amount,
+            budget_spec,
             parse_kv_bits(choice.kv_bits),
             choice.chunk,
             None if settings.recall == "off" else settings.recall_entries,
@@ -247,7 +247,7 @@ class Planner:
         wanted; then weights of 4 bits; and streamed weights last, which cost most time.
         """
         frugal: Plan | None = None
-        for stream, weights in self.offers:
+        for stream, weights in self.oom_actions:
             choices = list(self._choices(weights, stream))
             usual = self.plan(choices[0], tokens)
             if usual.fits:
@@ -265,7 +265,7 @@ class Planner:
 
     def usual(self) -> Choice:
         """What is chosen where nothing is known."""
-        stream, weights = self.offers[0]
+        stream, weights = self.oom_actions[0]
         return next(self._choices(weights, stream))
 
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
@@ -359,8 +359,8 @@ class Planner:
         longest there may be."""
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.frees_memory
-        _, amount = method_and_amount(self.settings.method, choice.budget)
-        bends = {1, choice.chunk, *self.shape.windows, amount.entries}
+        _, budget_spec = method_and_budget(self.settings.method, choice.budget)
+        bends = {1, choice.chunk, *self.shape.windows, budget_spec.entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
         return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 

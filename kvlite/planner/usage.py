@@ -8,12 +8,12 @@ import psutil
 import torch
 
 from kvlite.cache import KVCache
-from kvlite.cache.front import bytes_held
+from kvlite.cache.segment import bytes_held
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.nvml import CardUse, card_use
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
-from kvlite.offload import Tier
+from kvlite.offload import HostKVStore
 
 FREE = "free"
 
@@ -76,7 +76,7 @@ class Holding:
 def holding(
     model: LoadedModel,
     cache: KVCache | None = None,
-    tier: Tier | None = None,
+    store: HostKVStore | None = None,
     checkpoints: int = 0,
     *,
     weights: Part | None = None,
@@ -91,17 +91,17 @@ def holding(
     """
     weights = weights or weights_of(model)
     beside, disk, folder = list[Part](), None, ""
-    if tier is not None and tier.begun:
-        disks = [layer.disk for layer in tier.layers if layer.disk is not None]
-        bits = "as the model has it" if tier.bits is None else f"in {tier.bits} bits"
-        kept = Part("recall tier", tier.nbytes, f"all {tier.seen:,} tokens read, {bits}")
+    if store is not None and store.begun:
+        disks = [layer.disk for layer in store.layers if layer.disk is not None]
+        bits = "as the model has it" if store.bits is None else f"in {store.bits} bits"
+        kept = Part("recall host store", store.nbytes, f"all {store.seen:,} tokens read, {bits}")
         if disks:
             disk, folder = kept, str(disks[0].folder)
         else:
             beside.append(kept)
     if checkpoints:
         beside.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
-    read = () if cache is None else _of_cache(model.shape, cache, tier)
+    read = () if cache is None else _of_cache(model.shape, cache, store)
     return Holding((weights, *read), tuple(beside), disk, folder)
 
 
@@ -110,7 +110,7 @@ def weights_of(model: LoadedModel) -> Part:
     return Part("weights", bytes_held(model.tensors()), model.weights.name)
 
 
-def _of_cache(shape: ModelShape, cache: KVCache, tier: Tier | None) -> Iterator[Part]:
+def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> Iterator[Part]:
     sliding = [index for index, window in enumerate(shape.windows) if window is not None]
     windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
     for name, indices, nbytes in (
@@ -121,8 +121,8 @@ def _of_cache(shape: ModelShape, cache: KVCache, tier: Tier | None) -> Iterator[
             entries = sum(cache.layers[index].entries_mean for index in indices) / len(indices)
             about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
             yield Part(name, nbytes, about)
-    if tier is not None and tier.index_bytes:
-        yield Part("recall index", tier.index_bytes, "finds what is to be recalled")
+    if store is not None and store.index_bytes:
+        yield Part("recall index", store.index_bytes, "finds what is to be recalled")
 
 
 def places(device: torch.device, held: Holding, vram: str) -> list[Place]:

@@ -24,7 +24,7 @@ def alone(runner: Any) -> float:
     """Tokens a second of the engine by itself."""
     talk = runner.conversation(max_new_tokens=TOKENS)
     pieces = list(talk.stream(MESSAGE))
-    return float(pieces[-1].ledger.decode_tokens_per_s)
+    return float(pieces[-1].metrics.decode_tokens_per_s)
 
 
 def last_speed(server: Server) -> float:

@@ -85,7 +85,7 @@ def test_settings_are_priced_for_this_machine(
     runner = load(str(tiny_folder), measure="tensors", max_new_tokens=8)
     answer = runner.generate(list(range(3, 403)), ignore_eos=True)
     phases = {name: sum(items.values()) for name, items in price.plan.phases.items()}
-    planned = answer.ledger.planned_phase_bytes["read"]
+    planned = answer.metrics.planned_phase_bytes["read"]
     assert max(phases["read"], phases["choose"]) == pytest.approx(planned, rel=1e-4)
 
     small = Pricer(lambda: 1 << 40).price(settings.replace({"vram": "1MB"}), 400)

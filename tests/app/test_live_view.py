@@ -61,9 +61,9 @@ def test_rungs_are_marked_where_they_were_taken() -> None:
     """Two of them, the second by another conversation, which has taken none."""
     samples = [
         NOW,
-        replace(NOW, at=110.0, figures=replace(FIGURES, rungs=("smaller <chunks>",))),
-        replace(NOW, at=130.0, figures=replace(FIGURES, rungs=("smaller <chunks>", "4 bits"))),
-        replace(NOW, at=160.0, figures=replace(FIGURES, id="b", rungs=("half", "of", "it"))),
+        replace(NOW, at=110.0, figures=replace(FIGURES, fallbacks=("smaller <chunks>",))),
+        replace(NOW, at=130.0, figures=replace(FIGURES, fallbacks=("smaller <chunks>", "4 bits"))),
+        replace(NOW, at=160.0, figures=replace(FIGURES, id="b", fallbacks=("half", "of", "it"))),
     ]
     html = live_html(samples, "ann", "a")
     found = [(float(x), name) for x, name in RUNG.findall(html)]

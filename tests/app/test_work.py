@@ -63,7 +63,7 @@ def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:
 
     def task(work: Work) -> int:
         followed.wait(60)
-        work.begin("Reading")
+        work.begin("Prefill")
         for done in range(5):
             work.progress(done, 5)
             work.note("short of memory")

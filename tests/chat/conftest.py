@@ -14,7 +14,7 @@ import kvlite
 from kvlite.cli.chat.commands import enter
 from kvlite.cli.chat.terminal import Begin, T, Work
 from kvlite.config.settings import Settings
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Session
 from kvlite.engine.reading import Progress
 from kvlite.errors import KvliteError
@@ -46,10 +46,10 @@ class Recorder:
             console.print(drawn)
         self.shown.append(captured.get())
 
-    def answer(self, begin: Begin) -> Ledger:
+    def answer(self, begin: Begin) -> GenerationMetrics:
         pieces = list(begin(lambda done, total: None, self.say, self.cancel))
         self.answers.append("".join(piece.text for piece in pieces))
-        return pieces[-1].ledger
+        return pieces[-1].metrics
 
     def work(self, title: str, work: Work[T]) -> T:
         return work(lambda done, total: None, self.say, self.cancel)

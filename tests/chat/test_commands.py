@@ -374,12 +374,12 @@ def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.Monkey
     assert "nothing has been said" in chat.refused("/check")
     chat(f"/read {text}")
     chat("Who sat?")
-    ledger, branches = chat.session.last, chat.session.talk.branches
+    metrics, branches = chat.session.last, chat.session.talk.branches
     assert chat("/check") == "The same answer."
     first, second = chat.terminal.answers
     assert first == second
     messages = chat.session.talk.messages
-    assert chat.session.last is ledger and chat.session.talk.branches == branches
+    assert chat.session.last is metrics and chat.session.talk.branches == branches
     monkeypatch.setitem(messages[-1], "content", f"No, {first} a b c d e f g")
     said = " ".join(chat("/check").split())
     assert said.startswith("The former answer [-said-], this one {+says+}: [-No,-] ")

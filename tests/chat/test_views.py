@@ -1,4 +1,4 @@
-"""The line of status, the picture of memory, the ledger in words."""
+"""The line of status, the picture of memory, the metrics in words."""
 
 from dataclasses import replace
 from io import StringIO
@@ -14,7 +14,7 @@ import kvlite
 from kvlite.cli.chat.bars import bar
 from kvlite.cli.chat.memory_view import MemoryView
 from kvlite.cli.chat.status import Gauge, Status, status_line
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief, told
 from kvlite.memory.nvml import CardUse
 from kvlite.planner.usage import Holding, Part, Place, holding, places
@@ -73,14 +73,14 @@ def test_every_byte_is_somewhere(runner: kvlite.Runner, monkeypatch: pytest.Monk
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     talk = runner.conversation(budget=64, method="snapkv:window=8", recall="ram")
     talk.generate(list(range(300, 600)))
-    (host,) = places(CPU, holding(runner.model, talk.cache, talk.tier, 1000), "auto")
+    (host,) = places(CPU, holding(runner.model, talk.cache, talk.store, 1000), "auto")
     sizes = {part.name: part.nbytes for part in host.parts}
     weights = {id(each): each for each in runner.model.module.parameters()}
     assert sizes["weights"] >= sum(each.nbytes for each in weights.values())
     assert sizes["KV, full attention"] == talk.cache.nbytes
-    assert talk.tier is not None
-    assert sizes["recall tier"] == talk.tier.nbytes > 10 * 1024
-    assert sizes["recall index"] == talk.tier.index_bytes > 0
+    assert talk.store is not None
+    assert sizes["recall host store"] == talk.store.nbytes > 10 * 1024
+    assert sizes["recall index"] == talk.store.index_bytes > 0
     assert sizes["checkpoints"] == 1000
     assert sum(sizes.values()) == pytest.approx(memory.total, rel=0.02)
     assert sizes["free"] == pytest.approx(memory.available, rel=0.05)
@@ -90,7 +90,7 @@ def test_every_byte_is_somewhere(runner: kvlite.Runner, monkeypatch: pytest.Monk
 def test_what_vram_allows_comes_first(runner: kvlite.Runner) -> None:
     talk = runner.conversation()
     talk.generate([300, 301, 302])
-    allowed, host = places(CPU, holding(runner.model, talk.cache, talk.tier), "64MiB")
+    allowed, host = places(CPU, holding(runner.model, talk.cache, talk.store), "64MiB")
     assert (allowed.short, allowed.total, host.short) == ("VRAM", 64 << 20, "RAM")
     assert sum(part.nbytes for part in allowed.parts) == 64 << 20
     assert {part.name for part in allowed.parts} == {"weights", "KV, full attention", "free"}
@@ -99,10 +99,10 @@ def test_what_vram_allows_comes_first(runner: kvlite.Runner) -> None:
 def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
     talk = runner.conversation(budget=64, method="snapkv:window=8", recall="disk")
     talk.generate(list(range(300, 600)))
-    assert talk.tier is not None
-    host, disk = places(CPU, holding(runner.model, talk.cache, talk.tier), "auto")
-    assert "recall tier" not in {part.name for part in host.parts}
-    assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.tier.nbytes)
+    assert talk.store is not None
+    host, disk = places(CPU, holding(runner.model, talk.cache, talk.store), "auto")
+    assert "recall host store" not in {part.name for part in host.parts}
+    assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.store.nbytes)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["by its driver", "by CUDA"])
@@ -147,7 +147,9 @@ PLACES = [
     Place(
         "NVIDIA RTX", "VRAM", 100, (Part("weights", 50, "bf16"), Part("KV", 1), Part("free", 49))
     ),
-    Place("host memory", "RAM", 200, (Part("recall tier", 100, "all of it"), Part("free", 100))),
+    Place(
+        "host memory", "RAM", 200, (Part("recall host store", 100, "all of it"), Part("free", 100))
+    ),
 ]
 
 
@@ -160,47 +162,47 @@ def test_the_picture_of_memory(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert any(set(line.strip()) == {"█", "▓", "░"} for line in lines)
     assert ("bf16" in captured.get()) is (width >= 70)
-    for name in ("weights", "KV", "recall tier"):
+    for name in ("weights", "KV", "recall host store"):
         assert any(name in line for line in lines)
 
 
 @pytest.fixture
-def ledger(chat: Chat) -> Ledger:
+def metrics(chat: Chat) -> GenerationMetrics:
     chat.session.change(budget="64", method="snapkv:window=8")
     chat("word " * 200)
     assert chat.session.last is not None
     return chat.session.last
 
 
-def test_an_account_in_a_line(ledger: Ledger) -> None:
-    seen, kept = ledger.seen_tokens, ledger.kept_entries_mean
+def test_an_account_in_a_line(metrics: GenerationMetrics) -> None:
+    seen, kept = metrics.seen_tokens, metrics.kept_entries_mean
     share = round(100 * kept / seen)
-    assert brief(ledger).startswith(f"from {kept:,.0f} of {seen:,} tokens ({share}%)")
-    assert brief(ledger).endswith("ended at the length limit (/set max-tokens)")
-    whole = replace(ledger, kept_entries_mean=float(seen), finish_reason="stop", recalled_bytes=0)
+    assert brief(metrics).startswith(f"from {kept:,.0f} of {seen:,} tokens ({share}%)")
+    assert brief(metrics).endswith("ended at the length limit (/set max-tokens)")
+    whole = replace(metrics, kept_entries_mean=float(seen), finish_reason="stop", recalled_bytes=0)
     assert brief(whole).startswith(f"from all {seen:,} tokens · first token")
     assert brief(whole).endswith("tokens/s")
-    assert "the part is kept" in brief(replace(ledger, finish_reason="interrupted"))
-    short = replace(ledger, finish_reason="memory", rungs=("8 bits",))
+    assert "the part is kept" in brief(replace(metrics, finish_reason="interrupted"))
+    short = replace(metrics, finish_reason="memory", fallbacks=("8 bits",))
     assert "memory was short: 8 bits" in brief(short)
     assert brief(short).endswith("ended for lack of memory")
-    nearly = replace(ledger, kept_entries_mean=seen - 0.1)
+    nearly = replace(metrics, kept_entries_mean=seen - 0.1)
     assert "(99%)" in brief(nearly)  # not all is not 100%
 
 
-def test_an_account_in_sentences(ledger: Ledger) -> None:
-    said = " ".join(told(replace(ledger, notes=("mind the gap",))))
+def test_an_account_in_sentences(metrics: GenerationMetrics) -> None:
+    said = " ".join(told(replace(metrics, notes=("mind the gap",))))
     for part in (
-        f"Read {ledger.prompt_tokens:,} tokens",
+        f"Read {metrics.prompt_tokens:,} tokens",
         "Answered 6 tokens",
         "/set max-tokens",
-        f"{ledger.seen_tokens:,} tokens",
+        f"{metrics.seen_tokens:,} tokens",
         "chosen by snapkv:window=8, 64 a head",
         "stays in host memory",
         "Note: mind the gap.",
     ):
         assert part in said
-    gone = " ".join(told(replace(ledger, tier_bytes=0)))
+    gone = " ".join(told(replace(metrics, host_kv_bytes=0)))
     assert "What was dropped is gone" in gone
-    everything = replace(ledger, kept_entries_mean=float(ledger.seen_tokens), tier_bytes=0)
+    everything = replace(metrics, kept_entries_mean=float(metrics.seen_tokens), host_kv_bytes=0)
     assert "What was dropped is gone" not in " ".join(told(everything))

@@ -39,7 +39,7 @@ def test_questions_from_standard_input(
     # The document was read before the first question was there, and never again.
     assert 0 < first["prompt_tokens"] < 40 and first["seen_tokens"] == whole + 5
     assert second["seen_tokens"] - first["seen_tokens"] == second["prompt_tokens"] + 5
-    assert third["prompt_tokens"] < 40 and third["tier_bytes"] > 0
+    assert third["prompt_tokens"] < 40 and third["host_kv_bytes"] > 0
 
 
 def test_the_first_answer_is_that_of_one_question(

@@ -14,7 +14,7 @@ import torch
 
 from kvlite.bench.folder import RunFolder
 from kvlite.bench.report import NO_PLOTS
-from kvlite.memory.device_budget import Room
+from kvlite.memory.device_budget import DeviceBudget
 from tests.cli.conftest import LIMIT, Refused, Run
 from tests.cli.test_interrupts import interrupted
 
@@ -100,7 +100,7 @@ def test_a_run_begun_before_anything_recalled_goes_on(
     out = tmp_path / "run"
     args = [*words("niah", model), "--out", out, "--json"]
     rows = kvlite(*args).json()["rows"]
-    new = ("recall", "index_bytes", "tier_bytes")
+    new = ("recall", "index_bytes", "host_kv_bytes")
     old = [{name: row[name] for name in row if name not in new} for row in rows]
     (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in old[:7]))
     assert kvlite(*args).json()["rows"] == rows
@@ -114,8 +114,8 @@ def test_recall_that_does_not_fit_host_memory_is_refused(
 ) -> None:
     free = psutil.virtual_memory()._replace(available=200_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    enough = Room("a machine", "cpu", 1 << 30, 0, 0, 0)
-    monkeypatch.setattr("kvlite.planner.candidates.room_of", lambda *_: enough)
+    enough = DeviceBudget("a machine", "cpu", 1 << 30, 0, 0, 0)
+    monkeypatch.setattr("kvlite.planner.candidates.device_budget", lambda *_: enough)
     for command in ("niah", "fidelity"):
         done = kvlite(*words(command, model), "--recall", "20")
         assert (done.code, done.out) == (2, "")

@@ -46,7 +46,7 @@ def begun(runner: Runner) -> Conversation:
 
 def notes(talk: Conversation, message: str, told: list[str]) -> tuple[str, ...]:
     *_, last = talk.stream(message, notify=told.append)
-    return last.ledger.notes
+    return last.metrics.notes
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -84,7 +84,7 @@ def test_a_chat_notes_it(runner: Runner) -> None:
     session.read([REPORT], nothing, nothing, Event())
     told = list[str]()
     *_, last = session.say("10 11")(nothing, told.append, Event())
-    assert last.ledger.notes == (NOTE,) and told == [NOTE]
+    assert last.metrics.notes == (NOTE,) and told == [NOTE]
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ class Play:
         except OutOfMemory:
             self._note("generate", failed="out of memory")
         else:
-            self._note("generate", answer.token_ids, answer.ledger)
+            self._note("generate", answer.token_ids, answer.metrics)
 
     def say(self, text: str, **settings: Any) -> None:
         """Answer a message."""
@@ -114,7 +114,7 @@ class Play:
     def _streamed(self, step: str, pieces: Iterable[kvlite.Piece]) -> None:
         heard = list(pieces)
         ids = [piece.token_id for piece in heard]
-        self._note(step, ids, heard[-1].ledger, text=digest("".join(p.text for p in heard)))
+        self._note(step, ids, heard[-1].metrics, text=digest("".join(p.text for p in heard)))
 
     def _note(self, step: str, ids: Sequence[Any] = (), account: Any = None, **more: Any) -> None:
         noted: dict[str, Any] = {"step": step, **more}

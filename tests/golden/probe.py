@@ -29,8 +29,8 @@ METRICS = {
     "kv_bytes": "kv_bytes",
     "full_kv_bytes": "full_kv_bytes",
     "recall_index_bytes": "index_bytes",
-    "recall_store_bytes": "tier_bytes",
-    "recall_store_place": "tier_place",
+    "recall_store_bytes": "host_kv_bytes",
+    "recall_store_place": "host_kv_place",
     "recalled_bytes": "recalled_bytes",
     "recall_hit_rate": "recall_hit_rate",
     "streamed_weight_bytes": "streamed_bytes",
@@ -39,7 +39,7 @@ METRICS = {
     "planned_peak_bytes": "planned_peak_bytes",
     "planned_phase_bytes": "planned_phase_bytes",
 }
-COUNTED = {"num_warnings": "notes", "num_fallbacks": "rungs"}
+COUNTED = {"num_warnings": "notes", "num_fallbacks": "fallbacks"}
 
 
 def metrics(account: Any) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def kept_positions(talk: kvlite.Conversation) -> list[dict[int, list[int]]]:
     """Of each layer, by KV head, which tokens' entries it holds, ascending."""
     return [
         {
-            head: sorted(bank.positions[0, index, : bank.used].tolist())
-            for bank in layer.banks
-            for index, head in enumerate(bank.heads)
+            head: sorted(head_group.positions[0, index, : head_group.used].tolist())
+            for head_group in layer.head_groups
+            for index, head in enumerate(head_group.heads)
         }
         for layer in talk.cache.layers
     ]

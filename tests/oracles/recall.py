@@ -39,7 +39,8 @@ def wanted(
 
 
 def swapped(held: set[int], wanted: set[int], rough: FloatArray) -> set[int]:
-    """What a bank then holds: as much as before, what is wanted, and of the rest what looks best
+    """What a head group then holds: as much as before, what is wanted, and of the rest what looks
+    best
     roughly."""
     others = sorted(held - wanted, key=lambda i: -rough[i])
     return wanted | set(others[: len(held) - len(wanted)])
@@ -53,7 +54,7 @@ def lines_after(
     rough: FloatArray,
     **limits: int,
 ) -> list[set[int]]:
-    """What each line of a bank holds once it was swapped for one token.
+    """What each line of a head group holds once it was swapped for one token.
 
     Args:
         lines: what they held.

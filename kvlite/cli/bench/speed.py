@@ -64,9 +64,9 @@ def speed(
     from kvlite.bench.prose import bundled_prose
     from kvlite.bench.speed import SpeedRow, compare_all, load_reference
     from kvlite.cache import parse_kv_bits
-    from kvlite.methods.budget import method_and_amount
+    from kvlite.methods.budget import method_and_budget
 
-    method_and_amount(method, budget)
+    method_and_budget(method, budget)
     parse_kv_bits(kv_bits)
 
     def measure(runner: "Runner", done: Done) -> Measured:

@@ -33,8 +33,8 @@ def check(session: Session, terminal: Terminal, argument: str) -> None:
             heard.append(piece.text)
             yield piece
 
-    ledger = terminal.answer(listened)
-    if ledger.finish_reason in ("interrupted", "memory"):
+    metrics = terminal.answer(listened)
+    if metrics.finish_reason in ("interrupted", "memory"):
         terminal.say("It was not finished, so it says nothing about the former answer.")
         return
     runs = difference(former, "".join(heard))

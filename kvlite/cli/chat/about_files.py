@@ -7,7 +7,7 @@ from kvlite.cli.chat.terminal import Terminal
 from kvlite.conversation import export as saving
 from kvlite.conversation.session import Session
 from kvlite.documents import Document, read_apart
-from kvlite.engine.callbacks import NOBODY, Audience
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import SettingError
 from kvlite.model.text_limit import text_limit
 
@@ -84,12 +84,12 @@ def load(session: Session, terminal: Terminal, argument: str) -> None:
         terminal.work(
             "Reading",
             lambda progress, notify, cancel: saving.load(
-                session, about.path, None, Audience(progress, notify, cancel)
+                session, about.path, None, Callbacks(progress, notify, cancel)
             ),
         )
     else:
         with terminal.leaving_on_interrupt("Loading") as progress:
-            saving.load(session, about.path, progress, NOBODY)
+            saving.load(session, about.path, progress, NO_CALLBACKS)
     count = len(session.messages)
     terminal.say(f"{argument}: {count} message{'' if count == 1 else 's'}. It goes on.")
     if session.waiting:

@@ -20,7 +20,7 @@ def memory(session: Session, terminal: Terminal, argument: str) -> None:
 def now(session: Session) -> list[Place]:
     """Where it is now, the device first."""
     talk = session.talk
-    held = holding(talk.model, talk.cache, talk.tier, talk.checkpoint_bytes)
+    held = holding(talk.model, talk.cache, talk.store, talk.checkpoint_bytes)
     return places(talk.model.device, held, session.runner.settings.vram)
 
 
@@ -31,7 +31,7 @@ def plan(session: Session, terminal: Terminal, argument: str) -> None:
     terminal.show(PlanView(session.runner.plan))
 
 
-def ledger(session: Session, terminal: Terminal, argument: str) -> None:
+def metrics(session: Session, terminal: Terminal, argument: str) -> None:
     """Say what the last answer was made from."""
     if session.last is None:
         raise SettingError("nothing has been answered yet")

@@ -225,16 +225,16 @@ def _piped(
             said = True
             try:
                 begin = session.say(line.strip())
-                ledger = print_answer(begin, screen, as_json, account=screen.is_terminal)
+                metrics = print_answer(begin, screen, as_json, account=screen.is_terminal)
             except Stopped:
                 raise
             except KvliteError as error:
                 screen.print(f"kvlite: {sentence(noted(error))}")
                 failed = True
                 continue
-            if ledger.finish_reason == "interrupted":
+            if metrics.finish_reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
-            failed |= ledger.finish_reason == "memory"
+            failed |= metrics.finish_reason == "memory"
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None

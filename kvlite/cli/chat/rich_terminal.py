@@ -16,7 +16,7 @@ from kvlite.cli.chat.stream import MarkdownStream, PlainStream, Shown
 from kvlite.cli.chat.terminal import T, Work
 from kvlite.cli.console import write
 from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt, unechoed
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief
 from kvlite.conversation.session import Begin
 from kvlite.engine.reading import Progress
@@ -81,21 +81,21 @@ class ChatTerminal:
         ):
             return work(bar.update, bar.note, cancel)
 
-    def answer(self, begin: Begin) -> Ledger:
+    def answer(self, begin: Begin) -> GenerationMetrics:
         """Show an answer while it comes, then what it was made from."""
         if self.as_json or not sys.stdout.isatty():
             with unechoed():
                 return print_answer(begin, self.screen, self.as_json, account=not self.quiet)
         if not self.quiet:
             self.screen.print()
-        ledger = self._shown(begin)
+        metrics = self._shown(begin)
         if not self.quiet:
             self.screen.print()
-            self.screen.print(Text(brief(ledger), "dim"))
+            self.screen.print(Text(brief(metrics), "dim"))
             self.screen.print()
-        return ledger
+        return metrics
 
-    def _shown(self, begin: Begin) -> Ledger:
+    def _shown(self, begin: Begin) -> GenerationMetrics:
         stream: Shown | None = None
         with unechoed(), reading(self.screen) as (bar, cancel):
 
@@ -111,7 +111,7 @@ class ChatTerminal:
             finally:
                 if stream is not None:
                     stream.close()
-        return piece.ledger
+        return piece.metrics
 
     def _stream(self) -> Shown:
         if self.screen.is_dumb_terminal:

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from rich.console import RenderableType
 
-from kvlite.conversation.metrics import Ledger
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Notify
 from kvlite.engine.reading import Progress
@@ -38,7 +38,7 @@ class Terminal(Protocol):
         """A table or a picture."""
         ...
 
-    def answer(self, begin: Begin) -> Ledger:
+    def answer(self, begin: Begin) -> GenerationMetrics:
         """Show an answer while it comes; Ctrl-C ends it, and the part stays.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A tier's storage in temporary files instead of host memory."""
+"""A host store's storage in temporary files instead of host memory."""
 
 import mmap
 import os

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.cache.front import blocks
 from kvlite.cache.quantized import has_compiled, packed_codes, rotation, unpacked_codes
+from kvlite.cache.segment import blocks
 
 WORD = 64
 
@@ -39,18 +39,18 @@ class Index:
     used: int = 0
 
     @classmethod
-    def of(cls, keys: Tensor, energy: Tensor, room: int) -> "Index":
+    def of(cls, keys: Tensor, query_sq_sum: Tensor, room: int) -> "Index":
         """Of keys, with room for more.
 
         Args:
             keys: `(batch, kv heads, n, dim)`.
-            energy: squares of queries, summed, `(batch, kv heads, dim)` float32.
+            query_sq_sum: squares of queries, summed, `(batch, kv heads, dim)` float32.
         """
         mean = keys.mean(2, dtype=torch.float32)
         own = torch.zeros_like(mean)
         for part in _parts(keys):
             own += (part.float() - mean[:, :, None]).square().sum(2) / keys.shape[2]
-        balance = (_floored(energy) / _floored(own)).pow(0.25)
+        balance = (_floored(query_sq_sum) / _floored(own)).pow(0.25)
         balance /= balance.mean(-1, keepdim=True)
         made = cls(*_room(keys, keys.shape[2] + room), mean, balance)
         made.add(keys)
@@ -151,9 +151,9 @@ def sign_bytes(dim: int) -> int:
     return -(-dim // WORD) * WORD // 8
 
 
-def _floored(energy: Tensor) -> Tensor:
+def _floored(query_sq_sum: Tensor) -> Tensor:
     """No channel of `(..., dim)` below a millionth of the mean: some are always 0."""
-    return torch.maximum(energy, 1e-6 * energy.mean(-1, keepdim=True) + 1e-12)
+    return torch.maximum(query_sq_sum, 1e-6 * query_sq_sum.mean(-1, keepdim=True) + 1e-12)
 
 
 def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ def move_storage(
     tensors: Sequence[Tensor],
     homes_for: Callable[[list[Tensor]], list[Tensor]],
 ) -> None:
-    """Let a layer's tensors lie elsewhere; they, and its banks' views, stay the same objects.
+    """Let a layer's tensors lie elsewhere; they, and its head groups' views, stay the same objects.
 
     Args:
         tensors: which, keys, values and positions among them.

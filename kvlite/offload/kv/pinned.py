@@ -26,11 +26,11 @@ class PinningError(Exception):
 class _Pages(mmap.mmap):
     """Pages that nothing else lies in, let go of by CUDA before they are unmapped."""
 
-    let_go: Callable[[], None] | None = None
+    release_memory: Callable[[], None] | None = None
 
     def __del__(self) -> None:
-        if self.let_go is not None and not sys.is_finalizing():
-            self.let_go()
+        if self.release_memory is not None and not sys.is_finalizing():
+            self.release_memory()
 
 
 def pin(layer: LayerCache, device: torch.device) -> bool:
@@ -58,7 +58,7 @@ def _pinned_like(tensor: Tensor, device: torch.device) -> Tensor:
     pages = _pages(size)
     flat = torch.frombuffer(pages, dtype=torch.uint8)
     pinned: list[int] = []
-    pages.let_go = partial(release, pinned, device)
+    pages.release_memory = partial(release, pinned, device)
     for part in pieces(flat):
         address = flat.data_ptr() + part.start
         if not register(address, part.stop - part.start, device):

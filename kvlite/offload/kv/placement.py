@@ -1,4 +1,4 @@
-"""How much the tier takes, how much it may, and where there is room for it."""
+"""How much the host store takes, how much it may, and where there is room for it."""
 
 from kvlite.cache import KVBits
 from kvlite.config.paths import cache_folder
@@ -9,13 +9,13 @@ from kvlite.memory.device_budget import ram_limit
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import index_entry_bytes
-from kvlite.offload.kv.store import SPARE, Tier
+from kvlite.offload.kv.store import SPARE, HostKVStore
 
 
-def tier_bytes(
+def host_kv_bytes(
     shape: ModelShape, tokens: int, reserve: int, itemsize: int, bits: KVBits | None
 ) -> int:
-    """Bytes of a tier that has read `tokens` at once.
+    """Bytes of a host store that has read `tokens` at once.
 
     Args:
         reserve: tokens that the answer may have; they are exact.
@@ -33,14 +33,17 @@ def tier_bytes(
 
 
 def index_bytes(shape: ModelShape, tokens: int) -> int:
-    """Bytes of the device that a tier's indexes take, after `tokens` read at once, the room for an
+    """Bytes of the device that a host store's indexes take, after `tokens` read at once, the room
+    for an
     answer included."""
     line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
     return len(shape.full_layers) * shape.kv_heads * line
 
 
-def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, bool, list[str]]:
-    """Where a tier that is to take `needed` bytes goes, and what the user is told of that.
+def place(
+    settings: Settings, store: HostKVStore, needed: int
+) -> tuple[Disk | None, bool, list[str]]:
+    """Where a host store that is to take `needed` bytes goes, and what the user is told of that.
 
     Returns:
         The disk, or None for memory; whether layers may take more than they need; sentences.
@@ -49,8 +52,8 @@ def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, boo
         RecallError: there is no room for it where it may go.
         SettingError: `recall_limit` is no size.
     """
-    limit = ram_limit(settings.recall_limit, 0 if tier.on_disk else tier.nbytes)
-    stays = tier.on_disk and settings.recall == "auto"
+    limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)
+    stays = store.on_disk and settings.recall == "auto"
     if settings.recall != "disk" and not stays and needed <= limit:
         return None, needed + needed // SPARE <= limit, []
     if settings.recall == "ram":
@@ -60,8 +63,8 @@ def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, boo
             "another limit, --recall disk takes none"
         )
     disk = Disk(cache_folder() / "recall")
-    disk.require(_written(tier, needed))
-    if settings.recall == "disk" or tier.on_disk:
+    disk.require(_written(store, needed))
+    if settings.recall == "disk" or store.on_disk:
         return disk, False, []
     said = (
         f"recall takes {readable(needed)}, more than the {readable(limit)} of host memory it may "
@@ -71,10 +74,10 @@ def place(settings: Settings, tier: Tier, needed: int) -> tuple[Disk | None, boo
     return disk, False, [said]
 
 
-def _written(tier: Tier, needed: int) -> int:
-    """Bytes that a tier writes to disk beside what it has there."""
-    if tier.on_disk and tier.bits is None:
+def _written(store: HostKVStore, needed: int) -> int:
+    """Bytes that a host store writes to disk beside what it has there."""
+    if store.on_disk and store.bits is None:
         # Layers that have room stay; of those that grow, one is there twice at a time.
-        more = needed - tier.nbytes
-        return more + needed // len(tier.layers) if more > 0 else 0
+        more = needed - store.nbytes
+        return more + needed // len(store.layers) if more > 0 else 0
     return needed

@@ -1,9 +1,8 @@
 """At every step of an answer: entries that its token wants come back into the cache.
 
 Two stages. An index on the device says roughly what attention every entry would get, and names
-several times as many candidates as are wanted; their keys, fetched from the tier, say it exactly.
-What is wanted and not in the cache takes the place of what is least wanted there.
-"""
+several times as many candidates as are wanted; their keys, fetched from the host store, say it
+exactly. What is wanted and not in the cache takes the place of what is least wanted there."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank
+from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import has_compiled
-from kvlite.offload.kv.store import Tier
+from kvlite.offload.kv.store import HostKVStore
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
 
 
@@ -28,7 +27,7 @@ class Recall:
         wanted: entries that tokens wanted so far, over all layers and KV heads.
     """
 
-    tier: Tier
+    store: HostKVStore
     entries: int
     wanted: int = 0
     _known: int = field(default=0, init=False)
@@ -39,45 +38,54 @@ class Recall:
         """How many of these had to be brought back. A device that counts is waited for."""
         return self._known + (0 if self._counted is None else int(self._counted))
 
-    def reaches(self, layer: int, bank: Bank) -> bool:
-        """Whether entries of a bank may give way to others that it has not."""
-        source, front = self.tier.layers[layer], bank.front
-        tied = front is not None and (
-            front.fixed or (isinstance(front, Packed) and front.bits.by_channel)
+    def reaches(self, layer: int, head_group: KVHeadGroup) -> bool:
+        """Whether entries of a head group may give way to others that it has not."""
+        source, segment = self.store.layers[layer], head_group.segment
+        tied = segment is not None and (
+            segment.fixed or (isinstance(segment, Packed) and segment.bits.by_channel)
         )
-        more = source.index is not None and bank.used < source.bank.used
-        return more and not tied and self._count(bank) > SINKS + RECENT
+        more = source.index is not None and head_group.used < source.head_group.used
+        return more and not tied and self._count(head_group) > SINKS + RECENT
 
-    def _count(self, bank: Bank) -> int:
-        return min(self.entries + SINKS + RECENT, bank.used) if self.entries else 0
+    def _count(self, head_group: KVHeadGroup) -> int:
+        return min(self.entries + SINKS + RECENT, head_group.used) if self.entries else 0
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
         """Roughly the attention that queries `(batch, kv heads, rows, dim)` float32, scaled, pay
         to everything a layer has read, `(batch, kv heads, n)` float32."""
-        source = self.tier.layers[layer]
+        source = self.store.layers[layer]
         assert source.index is not None
-        return source.index.scores(queries, source.bank.used)
+        return source.index.scores(queries, source.head_group.used)
 
-    def bring_back(self, layer: int, bank: Bank, queries: Tensor, scores: Tensor) -> None:
-        """Let a bank that is reached hold what one token wants most; `scores` are those of all KV
+    def bring_back(
+        self, layer: int, head_group: KVHeadGroup, queries: Tensor, scores: Tensor
+    ) -> None:
+        """Let a head group that is reached hold what one token wants most; `scores` are those of
+        all KV
         heads. The device is waited for once at most where all is exact and on CUDA, not at all
         where that reads the host's memory by itself."""
         if queries.is_meta:  # it takes next to nothing
             return
-        source, count, ferry = self.tier.layers[layer].bank, self._count(bank), self.tier.ferry
-        plain = _plain(bank, source)
-        if plain and _compiles(bank, len(queries)):
-            self._known += _swap_in_compiled(bank, queries[0], scores[0], source, count)
-        elif plain and ferry is not None:
+        source, count, transfer = (
+            self.store.layers[layer].head_group,
+            self._count(head_group),
+            self.store.transfer,
+        )
+        plain = _plain(head_group, source)
+        if plain and _compiles(head_group, len(queries)):
+            self._known += _swap_in_compiled(head_group, queries[0], scores[0], source, count)
+        elif plain and transfer is not None:
             if self._counted is None:
                 self._counted = torch.zeros((), dtype=torch.int64, device=queries.device)
-            own = _of_heads(scores, bank.heads)
-            self._counted += swap_in_place(bank, queries, own, source, count, ferry.fetch)
+            own = _of_heads(scores, head_group.heads)
+            self._counted += swap_in_place(head_group, queries, own, source, count, transfer.fetch)
         else:
-            if ferry is not None:
-                ferry.wait()
-            self._known += swap_in(bank, queries, _of_heads(scores, bank.heads), source, count)
-        self.wanted += count * len(bank.heads) * queries.shape[0]
+            if transfer is not None:
+                transfer.wait()
+            self._known += swap_in(
+                head_group, queries, _of_heads(scores, head_group.heads), source, count
+            )
+        self.wanted += count * len(head_group.heads) * queries.shape[0]
 
 
 def _of_heads(scores: Tensor, heads: tuple[int, ...]) -> Tensor:
@@ -88,38 +96,45 @@ def _of_heads(scores: Tensor, heads: tuple[int, ...]) -> Tensor:
     return torch.stack([scores[:, head] for head in heads], 1)
 
 
-def _plain(bank: Bank, source: Bank) -> bool:
+def _plain(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
     """Whether all is exact, in places that are positions."""
     return (
-        bank.front is None
-        and source.front is None
-        and int(source.own_positions[0, 0, source.used - 1]) == source.used - 1
+        head_group.segment is None
+        and source.segment is None
+        and int(source.residual_positions[0, 0, source.used - 1]) == source.used - 1
     )
 
 
-def _compiles(bank: Bank, batch: int) -> bool:
-    """Whether the compiled loop knows a bank that is plain: one sequence on a CPU, of float32."""
+def _compiles(head_group: KVHeadGroup, batch: int) -> bool:
+    """Whether the compiled loop knows a head group that is plain: one sequence on a CPU, of
+    float32."""
     return (
-        has_compiled(bank.own_keys.device)
+        has_compiled(head_group.residual_keys.device)
         and batch == 1
-        and bank.own_keys.dtype == torch.float32
-        and bank.rows is None
+        and head_group.residual_keys.dtype == torch.float32
+        and head_group.rows is None
     )
 
 
-def _swap_in_compiled(bank: Bank, queries: Tensor, scores: Tensor, source: Bank, count: int) -> int:
+def _swap_in_compiled(
+    head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
+) -> int:
     """`swap_in` for one sequence, compiled."""
     from kvlite.ops import numba_recall as compiled
 
-    everything = source.own_keys[0].numpy(), source.own_values[0].numpy()
-    held = bank.own_keys[0], bank.own_values[0], bank.own_positions[0]
+    everything = source.residual_keys[0].numpy(), source.residual_values[0].numpy()
+    held = (
+        head_group.residual_keys[0],
+        head_group.residual_values[0],
+        head_group.residual_positions[0],
+    )
     came: int = compiled.fill(
         queries.contiguous().numpy(),
         scores.numpy(),
-        np.array(bank.heads),
+        np.array(head_group.heads),
         everything,
         tuple(each.numpy() for each in held),
-        bank.used,
+        head_group.used,
         count,
         CANDIDATES * count,
         SINKS,

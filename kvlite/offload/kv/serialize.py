@@ -1,4 +1,5 @@
-"""The recall tier as named tensors and a plain description, and back: in memory or on disk."""
+"""The recall host store as named tensors and a plain description, and back: in memory or on
+disk."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,36 +21,36 @@ from kvlite.cache.sound import require
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index, sign_bytes
-from kvlite.offload.kv.store import Tier, TierLayer
-from kvlite.offload.kv.transfer import ferry_to
+from kvlite.offload.kv.store import HostKVLayer, HostKVStore
+from kvlite.offload.kv.transfer import transfer_to
 
 PREFIX = "tier"
 
 
-def tier_parts(tier: Tier) -> tuple[Parts, Plain]:
-    """A tier, taken apart; of what was answered since it read last, which will be read again,
+def store_parts(store: HostKVStore) -> tuple[Parts, Plain]:
+    """A host store, taken apart; of what was answered since it read last, which will be read again,
     nothing."""
-    if tier.ferry is not None:
-        tier.ferry.wait()
+    if store.transfer is not None:
+        store.transfer.wait()
     parts = Parts(PREFIX)
-    layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(tier.layers)]
+    layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(store.layers)]
     return parts, {
-        "bits": as_plain(tier.bits),
-        "seen": tier.seen,
+        "bits": as_plain(store.bits),
+        "seen": store.seen,
         "objects": parts.objects,
         "layers": layers,
     }
 
 
-def _described(parts: Parts, name: str, layer: TierLayer) -> Plain:
+def _described(parts: Parts, name: str, layer: HostKVLayer) -> Plain:
     plain: Plain = {
         "cache": described(parts, name, layer.cache, layer.read),
         "read": layer.read,
         "window": layer.window,
-        "judge": layer.judge,
+        "judge": layer.scored_by,
     }
-    if layer.judged is not None:
-        plain["judged"] = parts.tensor(f"{name}.judged", layer.judged)
+    if layer.cached_scores is not None:
+        plain["judged"] = parts.tensor(f"{name}.judged", layer.cached_scores)
     if (index := layer.index) is not None:
         own = slice(0, layer.read)
         plain["index"] = {
@@ -62,7 +63,7 @@ def _described(parts: Parts, name: str, layer: TierLayer) -> Plain:
     return plain
 
 
-def tier_of(
+def store_of(
     source: Source,
     plain: Plain,
     shape: ModelShape,
@@ -71,13 +72,13 @@ def tier_of(
     *,
     disk: Disk | None,
     spare: bool,
-) -> Tier:
-    """A tier as it was.
+) -> HostKVStore:
+    """A host store as it was.
 
     Args:
         dtype: of the model's keys and values.
         device: where the model is, and indexes go.
-        disk: where the tier goes, a layer at a time, if not to memory.
+        disk: where the host store goes, a layer at a time, if not to memory.
         spare: whether layers that grow may take more than they need.
 
     Raises:
@@ -85,35 +86,37 @@ def tier_of(
         RecallError: the disk is full or fails.
     """
     bits, host = bits_of(plain["bits"]), torch.device("cpu")
-    tier = replace(Tier.empty(shape, dtype, bits), seen=plain["seen"], disk=disk, spare=spare)
+    store = replace(
+        HostKVStore.empty(shape, dtype, bits), seen=plain["seen"], disk=disk, spare=spare
+    )
     if disk is None and bits is None:
-        tier.ferry = ferry_to(device)
+        store.transfer = transfer_to(device)
     require(len(plain["layers"]) == shape.layers)
     whole = Whole(source, plain["objects"], host)
-    form = Form(shape.kv_heads, shape.head_dim, dtype, tier.seen)
+    form = Form(shape.kv_heads, shape.head_dim, dtype, store.seen)
     for index, each in enumerate(plain["layers"]):
         own = form
-        if tier.ferry is not None and shape.windows[index] is None:
-            own = replace(form, prepare=tier.ferry.pin)
-        layer = tier.layers[index] = _layer(whole, each, shape, own, device)
+        if store.transfer is not None and shape.windows[index] is None:
+            own = replace(form, prepare=store.transfer.pin)
+        layer = store.layers[index] = _layer(whole, each, shape, own, device)
         require(layer.window == shape.windows[index])
         if disk is not None:
             disk.take(layer.cache)
             layer.disk = disk
-    return tier
+    return store
 
 
 def _layer(
     whole: Whole, plain: Plain, shape: ModelShape, form: Form, device: torch.device
-) -> TierLayer:
+) -> HostKVLayer:
     cache = layer_of(whole, plain["cache"], form)
-    require(len(cache.banks) == 1 and cache.banks[0].used == plain["read"])
-    layer = TierLayer(cache, plain["window"], plain["read"], judge=str(plain["judge"]))
+    require(len(cache.head_groups) == 1 and cache.head_groups[0].used == plain["read"])
+    layer = HostKVLayer(cache, plain["window"], plain["read"], scored_by=str(plain["judge"]))
     if "judged" in plain:
-        layer.judged = whole.source.new(plain["judged"], whole.device)
-        require(layer.judged.dtype == torch.float32 and layer.judged.dim() == 3)
-        require(layer.judged.shape[:2] == (1, shape.kv_heads))
-        require(layer.judged.shape[2] <= layer.read)
+        layer.cached_scores = whole.source.new(plain["judged"], whole.device)
+        require(layer.cached_scores.dtype == torch.float32 and layer.cached_scores.dim() == 3)
+        require(layer.cached_scores.shape[:2] == (1, shape.kv_heads))
+        require(layer.cached_scores.shape[2] <= layer.read)
     if "index" in plain:
         layer.index = _index(whole.source, plain["index"], layer.read, shape, device)
     return layer

@@ -1,17 +1,17 @@
-"""The recall tier: everything a conversation has read, kept aside for the next turn."""
+"""The recall host store: everything a conversation has read, kept aside for the next turn."""
 
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, KVBits, LayerCache, Selection
-from kvlite.cache.front import bytes_held
+from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index
-from kvlite.offload.kv.transfer import Ferry, ferry_to
+from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 
 # What is not in the index yet cannot be found by it, so that many recent entries always stay.
 INDEXED_AT_ONCE = 16
@@ -20,17 +20,17 @@ SPARE = 8
 
 
 @dataclass
-class TierLayer:
+class HostKVLayer:
     """One layer's part.
 
     Attributes:
-        cache: one bank with all KV heads, entries in the order in which they were read; of a
+        cache: one head group with all KV heads, entries in the order in which they were read; of a
             sliding window as much as it will see again.
         window: tokens the layer sees, None where it sees everything.
         read: how many entries were read; those behind them were answered since.
         index: of a layer that sees everything, on its device.
-        judged: `(batch, heads, read)` float32, what a method that judges entries once found.
-        judge: that method, as a user writes it.
+        cached_scores: `(batch, heads, read)` float32, what a method that judges entries once found.
+        scored_by: that method, as a user writes it.
         disk: where `cache` is, if not in memory.
         fresh: keys of what was answered and is not in the index yet, on its device.
     """
@@ -39,15 +39,15 @@ class TierLayer:
     window: int | None
     read: int = 0
     index: Index | None = None
-    judged: Tensor | None = None
-    judge: str = ""
+    cached_scores: Tensor | None = None
+    scored_by: str = ""
     disk: Disk | None = None
     fresh: list[Tensor] = field(default_factory=list)
 
     @property
-    def bank(self) -> Bank:
+    def head_group(self) -> KVHeadGroup:
         """Everything, of all KV heads."""
-        return self.cache.banks[0]
+        return self.cache.head_groups[0]
 
     def append(
         self,
@@ -57,43 +57,43 @@ class TierLayer:
         reserve: int,
         bits: KVBits | None,
         spare: int,
-        ferry: Ferry | None,
+        transfer: KVTransfer | None,
     ) -> None:
         """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`, with room
         for `reserve` more and, where room has to be made, `spare`.
 
         Args:
-            ferry: brings what stays exact, and in memory, from another device, without waiting.
+            transfer: brings what stays exact, and in memory, from another device, without waiting.
         """
         new, before, own = keys.shape[2], self.cache, bits
-        self.bank.used = self.read  # an attempt may have failed
+        self.head_group.used = self.read  # an attempt may have failed
         if self.window is not None:
-            reserve, spare, own, ferry = 0, 0, None, None  # answers do not enter it
-        if self.bank.room < new + reserve:
+            reserve, spare, own, transfer = 0, 0, None, None  # answers do not enter it
+        if self.head_group.room < new + reserve:
             size = self.read + new + reserve + spare
-            prepare = None if ferry is None else ferry.pin
+            prepare = None if transfer is None else transfer.pin
             self.cache = self.cache.resized([size], bits=own, prepare=prepare)
-        if ferry is None:
-            self.bank.append(keys, values, positions)
+        if transfer is None:
+            self.head_group.append(keys, values, positions)
         else:
-            ferry.append(self.bank, keys, values, positions)
+            transfer.append(self.head_group, keys, values, positions)
         if own is not None:
             self.cache = self.cache.resized([self.read + new + reserve], bits=own)
-        elif self.window is not None and self.bank.used > self.window:
-            last = torch.arange(self.bank.used - self.window, self.bank.used)
-            slots = last.expand(keys.shape[0], len(self.bank.heads), -1)
-            self.cache = LayerCache.gathered([Selection(self.bank, slots)], [self.window])
+        elif self.window is not None and self.head_group.used > self.window:
+            last = torch.arange(self.head_group.used - self.window, self.head_group.used)
+            slots = last.expand(keys.shape[0], len(self.head_group.heads), -1)
+            self.cache = LayerCache.gathered([Selection(self.head_group, slots)], [self.window])
         if self.cache is not before:
             self.disk = None
-        self.read = self.bank.used
+        self.read = self.head_group.used
 
 
 @dataclass
-class Tier:
+class HostKVStore:
     """Keys and values of all that was read, whatever the cache dropped of it.
 
     What is answered is added for as long as the answer goes on: it was drawn from what the cache
-    held, and is read once more with the next turn, so that the tier is then what reading
+    held, and is read once more with the next turn, so that the host store is then what reading
     everything at once would have left.
 
     Attributes:
@@ -102,20 +102,20 @@ class Tier:
         seen: tokens read.
         disk: where what is read goes, if not to memory.
         spare: whether layers that grow may take more than they need.
-        ferry: what goes there from a device with memory of its own, and back.
+        transfer: what goes there from a device with memory of its own, and back.
         marked: the layers as `rewind` will have them, while something is read.
     """
 
-    layers: list[TierLayer]
+    layers: list[HostKVLayer]
     bits: KVBits | None
     seen: int = 0
     disk: Disk | None = None
     spare: bool = True
-    ferry: Ferry | None = None
-    marked: list[TierLayer] = field(default_factory=list)
+    transfer: KVTransfer | None = None
+    marked: list[HostKVLayer] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "Tier":
+    def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
         """Nothing yet, for one sequence.
 
         Args:
@@ -123,7 +123,7 @@ class Tier:
         """
         sizes, host = [(tuple(range(shape.kv_heads)), 0)], torch.device("cpu")
         layers = [
-            TierLayer(
+            HostKVLayer(
                 LayerCache(sizes, batch=1, dim=shape.head_dim, dtype=dtype, device=host), window
             )
             for window in shape.windows
@@ -144,7 +144,9 @@ class Tier:
     def tensors(self) -> list[Tensor]:
         """All that is held beside the device."""
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
-        return held + [layer.judged for layer in self.layers if layer.judged is not None]
+        return held + [
+            layer.cached_scores for layer in self.layers if layer.cached_scores is not None
+        ]
 
     @property
     def index_tensors(self) -> list[Tensor]:
@@ -156,7 +158,9 @@ class Tier:
     @property
     def judged_bytes(self) -> int:
         """Of these, what a method found."""
-        return bytes_held(layer.judged for layer in self.layers if layer.judged is not None)
+        return bytes_held(
+            layer.cached_scores for layer in self.layers if layer.cached_scores is not None
+        )
 
     @property
     def place(self) -> str:
@@ -173,12 +177,14 @@ class Tier:
         """Bytes of the layers' devices that indexes take."""
         return sum(layer.index.nbytes for layer in self.layers if layer.index is not None)
 
-    def add(self, index: int, source: LayerCache, energy: Tensor, new: int, reserve: int) -> None:
+    def add(
+        self, index: int, source: LayerCache, query_sq_sum: Tensor, new: int, reserve: int
+    ) -> None:
         """Take over the `new` entries that a layer read last, from any device; or all it has, as
         long as nothing is here. After an error it may be called again.
 
         Args:
-            energy: squares of its queries, summed, `(batch, kv heads, dim)` float32.
+            query_sq_sum: squares of its queries, summed, `(batch, kv heads, dim)` float32.
             reserve: entries that the answer may add.
 
         Raises:
@@ -186,20 +192,20 @@ class Tier:
         """
         # What was taken over counts when all of it was: memory may run out in between.
         layer = replace(self.layers[index])
-        layer.bank.used = layer.read
+        layer.head_group.used = layer.read
         begun, start = layer.read > 0, layer.read
-        keys, values, positions = source.last(new if begun else source.banks[0].used)
+        keys, values, positions = source.last(new if begun else source.head_groups[0].used)
         if layer.window is None and layer.index is None:
-            layer.index = Index.of(keys, energy, reserve)
+            layer.index = Index.of(keys, query_sq_sum, reserve)
         elif layer.window is None and layer.index is not None:
             layer.index = layer.index.extended(start, keys, reserve)
         spare = layer.read // SPARE if self.spare and self.bits is None else 0
-        if self.ferry is None:
-            self.ferry = ferry_to(keys.device)
+        if self.transfer is None:
+            self.transfer = transfer_to(keys.device)
         waits = self.disk is not None or self.bits is not None  # for what is to be read at once
-        ferry = None if waits else self.ferry
+        transfer = None if waits else self.transfer
         with aside():
-            layer.append(keys, values, positions, reserve, self.bits, spare, ferry)
+            layer.append(keys, values, positions, reserve, self.bits, spare, transfer)
         if self.disk is not None and layer.disk is None:
             self.disk.take(layer.cache)
             layer.disk = self.disk
@@ -208,18 +214,20 @@ class Tier:
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
         self.layers[index] = layer
 
-    def judge(self, index: int, found: Tensor, judge: str) -> None:
+    def scored_by(self, index: int, found: Tensor, scored_by: str) -> None:
         """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
         float32."""
         with aside():
-            self.layers[index].judged = found.to("cpu", copy=True)
-        self.layers[index].judge = judge
+            self.layers[index].cached_scores = found.to("cpu", copy=True)
+        self.layers[index].scored_by = scored_by
 
-    def judged_by(self, judge: str) -> bool:
+    def is_scored_by(self, scored_by: str) -> bool:
         """Whether a method has judged all entries of all layers that anyone judged."""
-        found = [each for each in self.layers if each.judged is not None]
+        found = [each for each in self.layers if each.cached_scores is not None]
         return bool(found) and all(
-            each.judge == judge and each.judged is not None and each.judged.shape[2] == each.read
+            each.scored_by == scored_by
+            and each.cached_scores is not None
+            and each.cached_scores.shape[2] == each.read
             for each in found
         )
 
@@ -228,57 +236,63 @@ class Tier:
         layer = self.layers[index]
         if layer.index is None:
             return
-        bank, fresh = layer.bank, [*layer.fresh, keys]
-        if bank.used + 1 - layer.index.used == INDEXED_AT_ONCE:
+        head_group, fresh = layer.head_group, [*layer.fresh, keys]
+        if head_group.used + 1 - layer.index.used == INDEXED_AT_ONCE:
             layer.index.add(torch.cat(fresh, 2))
-        if self.ferry is None:
-            bank.append(keys, values, torch.tensor([position], dtype=torch.int32))
+        if self.transfer is None:
+            head_group.append(keys, values, torch.tensor([position], dtype=torch.int32))
         else:
-            self.ferry.put(bank, keys, values, position)
-        layer.fresh = fresh if layer.index.used < bank.used else []
+            self.transfer.put(head_group, keys, values, position)
+        layer.fresh = fresh if layer.index.used < head_group.used else []
 
     def forget_answer(self) -> None:
         """Let go of what was answered since the last reading."""
         self._wait()
         for layer in self.layers:
-            layer.bank.used, layer.fresh = layer.read, []
+            layer.head_group.used, layer.fresh = layer.read, []
             if layer.index is not None:
                 layer.index.used = layer.read
 
     def _wait(self) -> None:
         """Until all that goes there is there."""
-        if self.ferry is not None:
-            self.ferry.wait()
+        if self.transfer is not None:
+            self.transfer.wait()
 
-    def restored(self, index: int, room: int, device: torch.device, judge: str = "") -> LayerCache:
+    def restored(
+        self, index: int, room: int, device: torch.device, scored_by: str = ""
+    ) -> LayerCache:
         """All that a layer has read, on a device, with `room` for more.
 
         Args:
-            judge: the method whose findings are to be remembered in a row, if any.
+            scored_by: the method whose findings are to be remembered in a row, if any.
         """
         source = self.layers[index]
-        bank, keys = source.bank, source.cache.keys
+        head_group, keys = source.head_group, source.cache.keys
         layer = LayerCache(
-            [(bank.heads, source.read + room)],
+            [(head_group.heads, source.read + room)],
             batch=keys.shape[0],
             dim=keys.shape[2],
             dtype=keys.dtype,
             device=device,
-            decode_rows=int(bool(judge)),
+            decode_rows=int(bool(scored_by)),
         )
-        (made,), every = layer.banks, slice(0, source.read)
-        if bank.front is None and self.ferry is not None:
-            self.ferry.restore(bank, made, source.read)
-        elif bank.front is None:
-            made.own_keys[:, :, every] = bank.own_keys[:, :, every]
-            made.own_values[:, :, every] = bank.own_values[:, :, every]
-            made.own_positions[:, :, every] = bank.own_positions[:, :, every]
+        (made,), every = layer.head_groups, slice(0, source.read)
+        if head_group.segment is None and self.transfer is not None:
+            self.transfer.restore(head_group, made, source.read)
+        elif head_group.segment is None:
+            made.residual_keys[:, :, every] = head_group.residual_keys[:, :, every]
+            made.residual_values[:, :, every] = head_group.residual_values[:, :, every]
+            made.residual_positions[:, :, every] = head_group.residual_positions[:, :, every]
         else:
-            bank.write_out(made.own_keys[:, :, every], made.own_values[:, :, every])
-            made.own_positions[:, :, every] = bank.positions[:, :, every].to(device)
+            head_group.write_out(made.residual_keys[:, :, every], made.residual_values[:, :, every])
+            made.residual_positions[:, :, every] = head_group.positions[:, :, every].to(device)
         made.used = source.read
-        if made.rows is not None and source.judged is not None and source.judge == judge:
-            made.rows[:, :, 0, : source.judged.shape[2]] = source.judged.to(device)
+        if (
+            made.rows is not None
+            and source.cached_scores is not None
+            and source.scored_by == scored_by
+        ):
+            made.rows[:, :, 0, : source.cached_scores.shape[2]] = source.cached_scores.to(device)
         return layer
 
     def mark(self) -> None:

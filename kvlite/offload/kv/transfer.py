@@ -1,4 +1,4 @@
-"""Copies between a CUDA device and the tier in host memory, for which neither waits.
+"""Copies between a CUDA device and the host store in host memory, for which neither waits.
 
 On a CPU the same calls copy at once.
 """
@@ -12,13 +12,13 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from kvlite.cache import Bank, LayerCache
+from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.selection import wide
 from kvlite.offload.kv.pinned import pieces, pin, reads_pinned
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedKV:
     """Entries on the device.
 
     Attributes:
@@ -34,16 +34,16 @@ class Fetched:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """Keys and values of a token on their way to a bank's own slot."""
+    """Keys and values of a token on their way to a head group's own slot."""
 
-    bank: Bank
+    head_group: KVHeadGroup
     slot: int
     both: Tensor
     done: torch.cuda.Event | None
 
 
-class Ferry:
-    """What goes to a tier from a device, and back.
+class KVTransfer:
+    """What goes to a host store from a device, and back.
 
     Attributes:
         device: the device.
@@ -63,74 +63,81 @@ class Ferry:
         """Let a layer that is yet to be filled lie in pinned memory, as long as there is any."""
         self.pins = self.pins and pin(layer, self.device)
 
-    def append(self, bank: Bank, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """As `Bank.append` for a bank in host memory that is all exact and has the room, beside
+    def append(
+        self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, positions: Tensor
+    ) -> None:
+        """As `KVHeadGroup.append` for a head group in host memory that is all exact and has the
+        room, beside
         what the device does next; not to be read before `wait`."""
         count = keys.shape[2]
-        own = slice(bank.used, bank.used + count)
+        own = slice(head_group.used, head_group.used + count)
         with self._aside():
-            _copy(bank.own_keys[:, :, own], keys)
-            _copy(bank.own_values[:, :, own], values)
-            target = bank.own_positions[:, :, own]
+            _copy(head_group.residual_keys[:, :, own], keys)
+            _copy(head_group.residual_values[:, :, own], values)
+            target = head_group.residual_positions[:, :, own]
             _copy(target, positions.expand(target.shape))
-        bank.used += count
+        head_group.used += count
 
-    def restore(self, bank: Bank, made: Bank, count: int) -> None:
-        """Copy the first entries of a bank in host memory that is all exact into one on the
+    def restore(self, head_group: KVHeadGroup, made: KVHeadGroup, count: int) -> None:
+        """Copy the first entries of a head group in host memory that is all exact into one on the
         device."""
         for target, source in (
-            (made.own_keys, bank.own_keys),
-            (made.own_values, bank.own_values),
-            (made.own_positions, bank.own_positions),
+            (made.residual_keys, head_group.residual_keys),
+            (made.residual_values, head_group.residual_values),
+            (made.residual_positions, head_group.residual_positions),
         ):
             _copy(target[:, :, :count], source[:, :, :count])
 
-    def put(self, bank: Bank, keys: Tensor, values: Tensor, position: int) -> None:
-        """Add a token, `(batch, kv heads, 1, dim)` on the device, to a bank in host memory that has
+    def put(self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, position: int) -> None:
+        """Add a token, `(batch, kv heads, 1, dim)` on the device, to a head group in host memory
+        that has
         the room; there once `fetch` or `wait` returned."""
-        slot = bank.own_used
+        slot = head_group.residual_len
         own = slice(slot, slot + 1)
-        if self._reads(bank):
+        if self._reads(head_group):
             from kvlite.ops.triton_gather import put_rows
 
-            put_rows(keys, bank.own_keys[:, :, own])
-            put_rows(values, bank.own_values[:, :, own])
+            put_rows(keys, head_group.residual_keys[:, :, own])
+            put_rows(values, head_group.residual_values[:, :, own])
         else:
             self._land(lambda each: each.done is not None and not each.done.query())
             both = torch.stack([keys, values])
             staged = torch.empty(both.shape, dtype=both.dtype, pin_memory=self.stream is not None)
             staged.copy_(both, non_blocking=True)
-            self._arriving.append(_Arriving(bank, slot, staged, self._now()))
-        bank.own_positions[:, :, own] = position
-        bank.used += 1
+            self._arriving.append(_Arriving(head_group, slot, staged, self._now()))
+        head_group.residual_positions[:, :, own] = position
+        head_group.used += 1
 
-    def fetch(self, bank: Bank, source: Bank, places: Tensor, slots: Tensor) -> Fetched:
-        """Entries of everything, for a bank on the device.
+    def fetch(
+        self, head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
+    ) -> FetchedKV:
+        """Entries of everything, for a head group on the device.
 
-        Where the device reads pinned memory by itself, it takes from there what the bank does not
-        hold, and nothing is waited for. Elsewhere the host waits until it knows which entries are
-        asked for: once.
+        Where the device reads pinned memory by itself, it takes from there what the head group does
+        not hold, and nothing is waited for. Elsewhere the host waits until it knows which entries
+        are asked for: once.
 
         Args:
             source: everything, in host memory, all exact.
-            places: which, `(batch, heads of the bank, n)` int64.
-            slots: where the bank holds them, -1 if it does not.
+            places: which, `(batch, heads of the head_group, n)` int64.
+            slots: where the head group holds them, -1 if it does not.
         """
         if self._reads(source):
-            return _read(bank, source, places, slots)
+            return _read(head_group, source, places, slots)
         named = torch.empty(places.shape, dtype=places.dtype, pin_memory=self.stream is not None)
         named.copy_(places, non_blocking=True)
         if self.stream is not None:
             torch.cuda.current_stream(self.device).synchronize()
         self._land(lambda each: False)
         keys, values = (
-            self._gathered(each, bank.heads, named) for each in (source.own_keys, source.own_values)
+            self._gathered(each, head_group.heads, named)
+            for each in (source.residual_keys, source.residual_values)
         )
 
         def values_of(which: Tensor, needed: Tensor) -> Tensor:
             return values.gather(2, wide(which, values))
 
-        return Fetched(keys, values_of)
+        return FetchedKV(keys, values_of)
 
     def wait(self) -> None:
         """Until all that goes to the host is there."""
@@ -149,9 +156,13 @@ class Ferry:
                 torch.index_select(own, 0, places[sequence, row], out=lines[row])
         return out.to(self.device, non_blocking=True)
 
-    def _reads(self, bank: Bank) -> bool:
-        """Whether the device reads and writes a bank in host memory by itself."""
-        return self.maps and bank.own_keys.is_pinned() and bank.own_values.is_pinned()
+    def _reads(self, head_group: KVHeadGroup) -> bool:
+        """Whether the device reads and writes a head group in host memory by itself."""
+        return (
+            self.maps
+            and head_group.residual_keys.is_pinned()
+            and head_group.residual_values.is_pinned()
+        )
 
     def _land(self, stays: Callable[[_Arriving], bool]) -> None:
         """Put tokens where they belong, until one `stays` under way."""
@@ -160,7 +171,9 @@ class Ferry:
             if each.done is not None:
                 each.done.synchronize()
             own = slice(each.slot, each.slot + 1)
-            each.bank.own_keys[:, :, own], each.bank.own_values[:, :, own] = each.both
+            each.head_group.residual_keys[:, :, own], each.head_group.residual_values[:, :, own] = (
+                each.both
+            )
             self._arriving.popleft()
 
     def _now(self) -> torch.cuda.Event | None:
@@ -182,24 +195,26 @@ class Ferry:
             yield
 
 
-def ferry_to(device: torch.device) -> Ferry | None:
+def transfer_to(device: torch.device) -> KVTransfer | None:
     """None for a device whose memory is the host's."""
-    return Ferry(device) if device.type == "cuda" else None
+    return KVTransfer(device) if device.type == "cuda" else None
 
 
-def _read(bank: Bank, source: Bank, places: Tensor, slots: Tensor) -> Fetched:
+def _read(head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor) -> FetchedKV:
     """Entries that the device reads by itself."""
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_gather import gather_rows
 
     missing = slots < 0
-    far = gather_rows(source.own_keys, bank.heads, places, missing)
-    near = bank.own_keys.gather(2, wide(slots.clamp(min=0), far))
+    far = gather_rows(source.residual_keys, head_group.heads, places, missing)
+    near = head_group.residual_keys.gather(2, wide(slots.clamp(min=0), far))
 
     def values_of(which: Tensor, needed: Tensor) -> Tensor:
-        return gather_rows(source.own_values, bank.heads, places.gather(2, which), needed)
+        return gather_rows(
+            source.residual_values, head_group.heads, places.gather(2, which), needed
+        )
 
-    return Fetched(torch.where(missing[..., None], far, near), values_of)
+    return FetchedKV(torch.where(missing[..., None], far, near), values_of)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from kvlite.errors import ModelError
-from kvlite.memory.free import let_go, ran_out
+from kvlite.memory.free import is_oom, release_memory
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import PLAIN
 from kvlite.offload.weights.layers import StreamedLayers
@@ -65,7 +65,7 @@ def _beside(made: Callable[[], StreamedLayers]) -> StreamedLayers | None:
     try:
         return made()
     except Exception as error:
-        if not ran_out(error):
+        if not is_oom(error):
             raise
     return None
 
@@ -90,7 +90,7 @@ def _instead(
 def _leave(layouts: Sequence[Layout], device: torch.device) -> None:
     for layout in layouts:
         layout.release()
-    let_go(device)
+    release_memory(device)
 
 
 def _return(layouts: Sequence[Layout], source: InMemory, device: torch.device) -> None:
@@ -99,14 +99,14 @@ def _return(layouts: Sequence[Layout], source: InMemory, device: torch.device) -
     Raises:
         ModelError: there is no more room.
     """
-    let_go(device)
+    release_memory(device)
     try:
         for index, layout in enumerate(layouts):
             memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
             source.bring(index, memory)
             layout.bind(memory)
     except Exception as error:
-        if not ran_out(error):
+        if not is_oom(error):
             raise
         raise ModelError(
             f"the model's weights no longer fit on {device}, where another program took their "

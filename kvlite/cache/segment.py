@@ -1,4 +1,4 @@
-"""Entries held in a form smaller than keys and values, in the midst of a bank's own slots."""
+"""Entries held in a form smaller than keys and values, in the midst of a head group's own slots."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ Write = Callable[[], object]
 before, nothing has changed."""
 
 
-class Front(Protocol):
-    """Older entries of a bank, of which keys and values are computed whenever they are needed.
-    What is new goes into the bank's own slots, exactly."""
+class CompressedSegment(Protocol):
+    """Older entries of a head group, of which keys and values are computed whenever they are
+    needed.
+    What is new goes into the head group's own slots, exactly."""
 
     @property
     def start(self) -> int:
-        """How many of the bank's own slots come before them."""
+        """How many of the head group's own slots come before them."""
 
     @property
     def fixed(self) -> bool:
@@ -82,7 +83,7 @@ class Exact:
         return self.vectors[:, :, part]
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `Front`."""
+        """See `CompressedSegment`."""
         return dotted(queries, map(self.read, self.blocks()))
 
     def joined(self, later: "Exact") -> "Exact":
@@ -90,7 +91,7 @@ class Exact:
         return Exact(torch.cat([self.vectors, later.vectors], 2))
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `Front`."""
+        """See `CompressedSegment`."""
         return weighed(weights, self.vectors.shape[3], map(self.read, self.blocks()))
 
 
