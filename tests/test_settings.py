@@ -201,3 +201,12 @@ def test_a_method_with_any_options_can_be_written_and_read(name: str, data: st.D
 
 def test_the_default_method_is_written_as_ledgers_write_it() -> None:
     assert parse_method(Settings.method).spec == Settings.method
+
+
+def test_the_default_method_can_be_spelled_as_versions_before_it_had_a_name() -> None:
+    options = "decode=grow,pool=31,layers=uniform,queries=max,heads=max,omega=16,alpha=32"
+    assert parse_method(f"kvx:{options}") == parse_method("spans")
+    held = parse_method(f"simlayerkv:threshold=0.5+kvx:{options}")
+    assert held.spec == "simlayerkv:threshold=0.5+spans"
+    other = parse_method(f"kvx:{options},limit=3")
+    assert other.spec.startswith("kvx:") and "limit=3" in other.spec

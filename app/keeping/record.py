@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from kvlite.methods import renamed
+
 # Characters of a message by which it, or a conversation that begins with it, is known.
 _NAME = 48
 
@@ -115,6 +117,7 @@ class Record:
         ]
         plain["branches"] = [Branch(**each) for each in plain["branches"]]
         record = cls(**plain)
+        record.began = renamed(record.began)
         texts = [record.name, record.draft, *record.waiting, *record.elsewhere]
         texts += [each.text for each in record.said]
         if not all(isinstance(each, str) for each in texts):

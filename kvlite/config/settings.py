@@ -51,7 +51,7 @@ class Settings:
         "the embedded smollm2-135m, a folder, a .gguf file, or a Hugging Face id",
     )
     method: str = _option(
-        "kvx:pool=31,layers=uniform,queries=max,heads=max,omega=16,alpha=32,decode=grow",
+        "spans",
         "how the cache is compressed, e.g. full, snapkv, kvx:omega=8 (see `kvlite methods`)",
     )
     budget: str = _option(

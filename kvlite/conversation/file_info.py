@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlite.conversation.tensor_file import TensorFile
 from kvlite.documents import Document
+from kvlite.methods import renamed
 from kvlite.model.chat_template import all_of
 from kvlite.model.identity import Identity
 
@@ -77,7 +78,7 @@ def about_in(file: TensorFile) -> About:
             ahead=str(plain["ahead"]),
             recalls="tier" in plain,
             light=bool(plain.get("light", False)),
-            settings=dict(plain["settings"]),
+            settings=renamed(plain["settings"]),
             identity=Identity(**plain["identity"]),
         )
     except WRONG as error:

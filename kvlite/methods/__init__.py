@@ -1,6 +1,7 @@
 """The methods kvlite knows. Adding one is one file and one line here."""
 
-from typing import get_args, get_type_hints
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
 
 from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
@@ -19,18 +20,24 @@ from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.snapkv import SnapKV
+from kvlite.methods.spans import Spans
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
 from kvlite.methods.uncomp import UNComp
 
-__all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method"]
+__all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method", "renamed"]
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(Full, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
+        *(Spans, Full, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
         *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, SimLayerKV, MInference),
     )
+}
+
+# Methods that have a name of their own now, by the spelling that older files have.
+ALIASES: dict[str, Method] = {
+    "kvx:pool=31,layers=uniform,queries=max,heads=max,omega=16,alpha=32,decode=grow": Spans()
 }
 
 # More parts than any method that holds others can have, and the largest number of an option.
@@ -55,6 +62,13 @@ def parse_method(spec: str) -> Method:
     return _parsed(own, inner)
 
 
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a file of an older version has them, by the names of this one."""
+    settings = dict(settings)
+    method = ALIASES.get(str(settings.get("method")))
+    return settings if method is None else {**settings, "method": method.spec}
+
+
 def _parsed(text: str, inner: Method | None) -> Method:
     """One method, and the one it holds."""
     name, _, options = text.partition(":")
@@ -77,7 +91,8 @@ def _parsed(text: str, inner: Method | None) -> Method:
         if key in values:
             raise SettingError(f"method {name} has option {key!r} twice: give it once")
         values[key] = _value(f"{name}:{key}", value, known[key])
-    return kind(**values)
+    method = kind(**values)
+    return ALIASES.get(method.spec, method)
 
 
 def _value(where: str, text: str, hint: object) -> object:

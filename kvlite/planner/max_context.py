@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlite.config.settings import Settings
+from kvlite.methods import parse_method
 from kvlite.planner.plan import BITS, CHUNKS, Choice, Planner
 
 FULL = "full"
@@ -54,6 +55,6 @@ def reaches(planner: Planner) -> list[MaxContext]:
                 choice = Choice(weights, "off", own.budget, width, settings.chunk or CHUNKS[0])
                 tokens = others.reach(choice)
                 whole = tokens >= planner.shape.max_context - settings.max_new_tokens
-                name = "the default" if method == Settings.method else method
+                name = "the default" if parse_method(method).spec == Settings.method else method
                 rows.append(MaxContext(weights.name, name, width, tokens, whole))
     return rows

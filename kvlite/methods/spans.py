@@ -1,0 +1,31 @@
+"""Spans, the default: KV-X set so that spans of text stay, found by a few of the last queries."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from kvlite.methods.allocation import LayerLine
+from kvlite.methods.kvx import KVX
+from kvlite.methods.scores import Reduce
+
+
+@dataclass(frozen=True)
+class Spans(KVX):
+    """KV-X with few queries that vote, votes pooled over spans of 31 tokens, the same budget for
+    every layer, few sinks, and nothing dropped while answering: what kvlite does unless told
+    otherwise.
+
+    The same as `kvx:pool=31,layers=uniform,queries=max,heads=max,omega=16,alpha=32,decode=grow`,
+    as versions up to 0.1.0 wrote it.
+    """
+
+    name: ClassVar[str] = "spans"
+    summary: ClassVar[str] = "the default: KV-X keeping spans of 31 tokens; grows while answering"
+    paper: ClassVar[str] = KVX.paper
+
+    pool: int = 31
+    layers: LayerLine = "uniform"
+    queries: Reduce = "max"
+    heads: Reduce = "max"
+    omega: int = 16
+    alpha: int = 32
+    decode: Literal["evict", "grow"] = "grow"
