@@ -63,12 +63,12 @@ def test_the_threshold_is_strict_and_the_line_no_longer_than_the_budget() -> Non
     share = SimLayerKV(recent=11).attention_to_line(case.layer.head_groups, case.window, 15)
     view = LayerView(0, case.layer.head_groups, case.window, 41)
     below = float(np.nextafter(share, 0))
-    assert SimLayerKV(recent=11, threshold=share).settle(view)[0].name == "full"
-    lazy = SimLayerKV(recent=11, threshold=below).settle(view)
+    assert SimLayerKV(recent=11, threshold=share).resolve(view)[0].name == "full"
+    lazy = SimLayerKV(recent=11, threshold=below).resolve(view)
     assert lazy == (Streaming(4, roll=False), 15)
     small = SimLayerKV(threshold=0, bound_decode=True, inner=KVX())
-    assert small.settle(LayerView(0, view.head_groups, view.window, 20)) == (Streaming(4), 20)
-    assert small.settle(LayerView(0, view.head_groups, view.window, 41))[0] == KVX()
+    assert small.resolve(LayerView(0, view.head_groups, view.window, 20)) == (Streaming(4), 20)
+    assert small.resolve(LayerView(0, view.head_groups, view.window, 41))[0] == KVX()
 
 
 def planted(lazy: set[int]) -> Tiny:

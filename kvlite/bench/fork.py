@@ -250,7 +250,7 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> l
         policy = policies[view.layer]
         window = view.window.last(_queries(policy))
         shown = replace(view, window=window, budget=policy.budget)
-        if policy.method.settles == "read":
+        if policy.method.across.resolves_at == "read":
             policy = policies[view.layer] = policy.settled(shown)
         cuts.append(policy.cut(shown, min(reserve, ROOM)))
     return cuts

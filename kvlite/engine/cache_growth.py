@@ -15,7 +15,7 @@ def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:
     same &= not (layer.computed and policy.method.bounded)
     same &= policy.packs is None and not layer.packed
     counted = [(heads, used + new) for heads, used in policy.counted(layer)]
-    return same and policy.keeps_all(counted) and policy.method.settles != "read"
+    return same and policy.keeps_all(counted) and policy.method.across.resolves_at != "read"
 
 
 def roomy_copy(policy: LayerPolicy, layer: LayerCache, new: int, chunk: int) -> LayerCache:

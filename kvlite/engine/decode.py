@@ -93,7 +93,7 @@ class LayerStep:
             return out
 
         out = over_head_groups(self.layer, q, k, v, over)
-        if self.policy.method.settles == "step":
+        if self.policy.method.across.resolves_at == "step":
             self.asked = Window(q, self.position, k.shape[1], scale, softcap)
         return out
 
@@ -263,7 +263,8 @@ def decode_step(
 
     Args:
         token_ids: `(batch,)` int64.
-        policies: one a layer; where a method settles at the first step, that is put here.
+        policies: one a layer; where a method leaves layers to others at the first step, that is put
+            here.
         recall: takes the token too, and brings back what it wants.
 
     Returns:

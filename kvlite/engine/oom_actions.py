@@ -182,7 +182,7 @@ def _may_be_cut(policy: LayerPolicy) -> bool:
     """Whether a layer's entries are dropped one by one, and no token's sight depends on it."""
     method = policy.method
     sees_all = policy.window is None and policy.mask is None
-    return sees_all and method.frees_memory and not method.merges_layers
+    return sees_all and method.frees_memory and method.across.merging is None
 
 
 def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCache | None:

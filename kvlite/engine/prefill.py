@@ -47,7 +47,8 @@ def prefill(
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen; or,
             with a host store that has begun, what that has seen.
-        policies: one a layer; where a method settles once it has read, that is put here.
+        policies: one a layer; where a method leaves layers to others once it has read, that is put
+            here.
         context: `(batch, seen)` int64, the tokens before them; only methods that have the model
             repeat what it read need it.
         store: takes everything that is read. Once it has, layers read on from there, not from the

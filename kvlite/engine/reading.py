@@ -225,7 +225,7 @@ class Prefill:
         # It may have been given less since the layer began.
         policy = self.policies[index]
         view = replace(view, budget=policy.budget)
-        if policy.method.settles == "read":
+        if policy.method.across.resolves_at == "read":
             policy = policy.settled(view)
         if index not in self.marks and policy.partner is None:
             layer = policy.cut(view, self.room)

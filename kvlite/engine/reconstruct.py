@@ -64,7 +64,7 @@ def asked_for(
             begin = begin if store.is_scored_by(policy.method.spec) else 0
         if not policy.keeps_all(lines):
             asked = policy.method.reconstruction
-        if layer.entries_mean and not layer.rows and policy.method.settles is None:
+        if layer.entries_mean and not layer.rows and policy.method.across.resolving is None:
             begin = 0  # another method held this layer
     return asked, begin
 

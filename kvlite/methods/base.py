@@ -1,13 +1,13 @@
 """What a method is: how much each layer keeps, which entries, and what gives way in decode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.cache.bits import KVBits
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
+from kvlite.methods.across import Across
 from kvlite.methods.allocation import uniform
 from kvlite.methods.scores import Window
 from kvlite.model.calibration import Calibration
@@ -16,7 +16,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import CompressedSegment, KVHeadGroup, LayerCache, Line, Selection
+    from kvlite.cache import KVHeadGroup, Line, Selection
 
 
 @dataclass(frozen=True)
@@ -156,63 +156,10 @@ class Method(ABC):
         return calibration
 
     @property
-    def shares_layers(self) -> bool:
-        """Whether layers share the budget by their votes, once all are read: then `select` keeps
-        `view.provision` entries with their votes, and `share` cuts them once more."""
-        return False
-
-    def share(self, layers: "list[LayerCache]", average: int) -> "list[list[Selection]]":
-        """What each layer keeps in the end, of the entries and votes it was provided with; summing
-        to `average` a KV head and layer.
-
-        Args:
-            layers: those that exceeded their budget.
-        """
-        raise AssertionError(f"{self.name} does not share the budget between layers")
-
-    @property
-    def merges_layers(self) -> bool:
-        """Whether layers are merged in pairs instead of entries dropped: `pairs` names them, and
-        `merge` is asked once both are read; the other layers keep everything."""
-        return False
-
-    def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
-        """Layers to merge, (lower, upper), each in one pair at most.
-
-        Args:
-            windows: of each layer of the model, None where it sees everything.
-        """
-        return []
-
-    def merge(
-        self,
-        lower: "Sequence[KVHeadGroup]",
-        upper: "Sequence[KVHeadGroup]",
-        bits: KVBits | None = None,
-    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
-        """All entries of two layers in a smaller form: two segments a head group, the lower layer's
-        first;
-        none at all if the layers cannot be merged, and stay as they are.
-
-        Args:
-            lower, upper: the layers' head groups, ascending in position.
-            bits: how what they share is quantized, if it is.
-        """
-        raise AssertionError(f"{self.name} does not merge layers")
-
-    @property
-    def settles(self) -> Literal["read", "step"] | None:
-        """When `settle` is asked: once a layer was read, or after the first step of an answer,
-        until which the layer must not be cut."""
-        return None
-
-    def settle(self, view: LayerView) -> tuple["Method", int]:
-        """Which method rules this layer from here on, and with what budget.
-
-        Args:
-            view: the layer, with the first step's query for a window if that is when it settles.
-        """
-        return self, view.budget
+    def across(self) -> Across:
+        """What it decides about whole layers: merges them, lets them share the budget, or leaves
+        them to other methods."""
+        return Across()
 
     @abstractmethod
     def select(self, view: LayerView) -> "list[Selection]":

@@ -54,7 +54,7 @@ class LayerPolicy:
     @property
     def packs(self) -> KVBits | None:
         """How a layer is quantized when it is cut; not before all that will be dropped was."""
-        later = self.provision is not None or self.method.settles == "step"
+        later = self.provision is not None or self.method.across.resolves_at == "step"
         return None if later or self.partner is not None else self.bits
 
     @property
@@ -77,11 +77,13 @@ class LayerPolicy:
 
     def counted(self, layer: "LayerCache") -> "list[Line]":
         """A layer's lines as far as the budget is for them; what was merged is beside it."""
-        return layer.own_lines if self.method.merges_layers else layer.lines
+        return layer.own_lines if self.method.across.merging is not None else layer.lines
 
     def keeps_all(self, lines: "Sequence[Line]") -> bool:
         """Whether lines are within the budget, or the method never cuts any."""
-        if not self.method.frees_memory or (self.method.merges_layers and self.partner is None):
+        if not self.method.frees_memory or (
+            self.method.across.merging is not None and self.partner is None
+        ):
             return True
         return self.provision is None and max(self.held(lines)) <= self.budget
 
@@ -99,8 +101,9 @@ class LayerPolicy:
     def settled(self, view: LayerView) -> "LayerPolicy":
         """The rule a layer goes on with, once its method has looked at it."""
         with view.window.backend.timed():
-            method, budget = self.method.settle(view)
-        provision = self.provision if method.shares_layers else None
+            resolving = self.method.across.resolving
+            method, budget = resolving.resolve(view) if resolving else (self.method, view.budget)
+        provision = self.provision if method.across.sharing else None
         return replace(self, method=method, budget=budget, provision=provision)
 
     def cut(self, view: LayerView, room: int) -> "LayerCache":
@@ -164,7 +167,7 @@ def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | N
         longest: tokens the answer may have; methods that only grow keep all of them.
         bits: how what is kept is quantized, if it is.
     """
-    grows = method.only_grows and method.settles is None
+    grows = method.only_grows and method.across.resolving is None
     drops = method.frees_memory and budget < (seen if grows else seen + longest)
     return bits is not None or drops
 
@@ -205,15 +208,16 @@ def layer_policies(
     new = seen if new is None else new
     budgets = method.budgets(len(cut), average, seen) if cut else []
     widths = method.widths(shape.layers, new, seen) if seen > average else None
-    if layers is not None and seen > average and not method.shares_layers:
+    if layers is not None and seen > average and method.across.sharing is None:
         given = widths or [new] * shape.layers
         held = [_entries(layers[layer]) + given[layer] for layer in cut]
         budgets = _filled(budgets, held)
     by_layer = dict(zip(cut, budgets, strict=True))
     provision = None
-    if method.shares_layers and seen > average:
+    if method.across.sharing and seen > average:
         provision = PROVISION * average
-    pairs = method.pairs(shape.windows)
+    merging = method.across.merging
+    pairs = merging.pairs(shape.windows) if merging else []
     partners = dict(pairs) | {upper: lower for lower, upper in pairs}
     policies = [
         LayerPolicy(
@@ -292,9 +296,9 @@ def merge_below(
     below = policy.partner
     if below is None or below > index or policy.keeps_all(policy.counted(layers[index])):
         return
-    segments = policy.method.merge(
-        layers[below].head_groups, layers[index].head_groups, policy.bits
-    )
+    merging = policy.method.across.merging
+    assert merging is not None, "only layers of a method that merges have partners"
+    segments = merging.merge(layers[below].head_groups, layers[index].head_groups, policy.bits)
     if segments:
         lower, upper = zip(*segments, strict=True)
         merged = layers[below].behind(lower, room), layers[index].behind(upper, room)
@@ -332,9 +336,11 @@ def shares(
     if not waiting:
         return []
     policy = policies[waiting[0]]
+    sharing = policy.method.across.sharing
+    assert sharing is not None, "only layers of a method that shares have a provision"
     backend = _backend(policy.method, backend)
     with backend.timed():
-        shared = policy.method.share([layers[index] for index in waiting], policy.budget)
+        shared = sharing.share([layers[index] for index in waiting], policy.budget)
         brought = [_brought(each, backend) for each in shared]
     return list(zip(waiting, brought, strict=True))
 

@@ -6,6 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.cache.bits import KVBits
+from kvlite.methods.across import Across, MergePairs
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import top
 
@@ -49,9 +50,9 @@ class MiniCache(Method):
             self.require(option, 0 <= getattr(self, option) <= 1, "from 0 to 1")
 
     @property
-    def merges_layers(self) -> bool:
+    def across(self) -> Across:
         """It does nothing else."""
-        return True
+        return Across(merging=MergePairs(self.pairs, self.merge))
 
     @property
     def keeps_to_budget(self) -> bool:

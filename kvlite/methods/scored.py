@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kvlite.methods.across import Across, GlobalAllocation
 from kvlite.methods.allocation import BY_VOTES, LayerLine, by_groups, layer_line
 from kvlite.methods.base import NO_OPTION, LayerView, Method
 from kvlite.methods.rank import group_sizes, head_groups, layer_groups
@@ -105,6 +106,11 @@ class Scored(Method):
     def shares_layers(self) -> bool:
         """Where votes of all layers decide."""
         return self.layers in BY_VOTES
+
+    @property
+    def across(self) -> Across:
+        """Layers share the budget where votes of all of them decide."""
+        return Across(sharing=GlobalAllocation(self.share) if self.shares_layers else None)
 
     @property
     def beside(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.errors import SettingError
+from kvlite.methods.across import Across, ResolveLayer
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
@@ -62,7 +63,8 @@ class SimLayerKV(Holding):
         self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("recent", self.recent >= 1, "1 or more")
         self.require("last", self.last >= 1, "1 or more")
-        unfit = self.inner.settles is not None or self.inner.merges_layers
+        across = self.inner.across
+        unfit = across.resolving is not None or across.merging is not None
         if unfit or not self.inner.exact:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
         self.require(
@@ -98,9 +100,10 @@ class SimLayerKV(Holding):
         return replace(self, inner=inner, threshold=threshold)
 
     @property
-    def settles(self) -> Literal["read", "step"]:
-        """As `detect` says."""
-        return "read" if self.detect == "prefill" else "step"
+    def across(self) -> Across:
+        """As the method it holds, once `detect` says which layers are left to it."""
+        when: Literal["read", "step"] = "read" if self.detect == "prefill" else "step"
+        return replace(self.inner.across, resolving=ResolveLayer(when, self.resolve))
 
     @property
     def least_budget(self) -> int:
@@ -132,10 +135,10 @@ class SimLayerKV(Holding):
         return max(self.last, self.inner.observation(budget))
 
     def select(self, view: LayerView) -> "list[Selection]":
-        """Never called: `settle` names another method."""
+        """Never called: `resolve` names another method."""
         raise AssertionError("simlayerkv leaves selection to others")
 
-    def settle(self, view: LayerView) -> tuple[Method, int]:
+    def resolve(self, view: LayerView) -> tuple[Method, int]:
         """Section 5.1: sink and window if the layer is lazy, else the method it holds."""
         line = min(self.sinks + self.recent, view.budget)
         if line <= self.sinks or min(head_group.used for head_group in view.head_groups) <= line:

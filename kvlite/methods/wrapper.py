@@ -1,10 +1,9 @@
 """Methods around another method: whatever they do not say themselves, the one they hold says."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from kvlite.cache.bits import KVBits
+from kvlite.methods.across import Across
 from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Reconstruction
 from kvlite.methods.full import Full
 from kvlite.model.calibration import Calibration
@@ -13,7 +12,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import CompressedSegment, KVHeadGroup, LayerCache, Selection
+    from kvlite.cache import KVHeadGroup, Selection
 
 _FULL = Full()
 
@@ -48,40 +47,9 @@ class Holding(Method):
         return replace(self, inner=self.inner.fitted(shape, calibration))
 
     @property
-    def shares_layers(self) -> bool:
+    def across(self) -> Across:
         """See `Method`."""
-        return self.inner.shares_layers
-
-    def share(self, layers: "list[LayerCache]", average: int) -> "list[list[Selection]]":
-        """See `Method`."""
-        return self.inner.share(layers, average)
-
-    @property
-    def merges_layers(self) -> bool:
-        """See `Method`."""
-        return self.inner.merges_layers
-
-    def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
-        """See `Method`."""
-        return self.inner.pairs(windows)
-
-    def merge(
-        self,
-        lower: "Sequence[KVHeadGroup]",
-        upper: "Sequence[KVHeadGroup]",
-        bits: KVBits | None = None,
-    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
-        """See `Method`."""
-        return self.inner.merge(lower, upper, bits)
-
-    @property
-    def settles(self) -> Literal["read", "step"] | None:
-        """See `Method`."""
-        return self.inner.settles
-
-    def settle(self, view: LayerView) -> tuple[Method, int]:
-        """See `Method`."""
-        return self.inner.settle(view)
+        return self.inner.across
 
     def select(self, view: LayerView) -> "list[Selection]":
         """See `Method`."""
