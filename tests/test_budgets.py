@@ -354,7 +354,7 @@ def allocated(
     total = 0
     for policy in layer_policies(method, shape, average, seen):
         line = min(policy.budget, seen) + longest + 64
-        if policy.method.bounded:
+        if policy.method.decoding.bounded:
             line = min(line, policy.budget)
         layer = LayerCache(
             [(tuple(range(shape.kv_heads)), line)],
@@ -362,7 +362,7 @@ def allocated(
             dim=shape.head_dim,
             dtype=dtype,
             device=torch.device("meta"),
-            decode_rows=policy.method.decode_rows,
+            decode_rows=policy.method.decoding.rows,
         )
         total += layer.nbytes
     return total

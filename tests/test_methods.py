@@ -626,8 +626,9 @@ def test_kvx_example_trims_as_the_oracle(
 def test_kvx_trims_nothing_within_the_limit_or_in_the_budget_reading() -> None:
     head_group = shuffled_head_group(1, 2, 20, 6, rows=1)
     assert KVX(middle="example").trim(head_group, 20) is None
-    assert KVX(middle="example").trims
-    assert not KVX(middle="budget").trims and not KVX(middle="example", decode="grow").trims
+    assert KVX(middle="example").decoding.trim
+    assert KVX(middle="budget").decoding.trim is None
+    assert KVX(middle="example", decode="grow").decoding.append_only
 
 
 # --- head groups ----------------------------------------------------------------------------------

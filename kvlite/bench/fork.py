@@ -211,7 +211,7 @@ def _shared(
     by_choice = [past.policies(choice, cache, ids.shape[1]) for choice in choices]
     policies = [policy for each in by_choice for policy in each]
     sums, looking_on = (
-        any(policy.method.cumulative for policy in policies),
+        any(policy.method.decoding.cumulative for policy in policies),
         max(map(_queries, policies)),
     )
     probe = replace(probe, queries=looking_on, sums=sums)
@@ -258,4 +258,4 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> l
 
 def _queries(policy: LayerPolicy) -> int:
     """How many of the last queries a rule wants to see, at least one."""
-    return max(1, policy.method.observation(policy.budget), policy.method.decode_rows)
+    return max(1, policy.method.observation(policy.budget), policy.method.decoding.rows)

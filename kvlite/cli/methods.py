@@ -57,7 +57,7 @@ def _row(method: "type[Method]") -> dict[str, Any]:
         "summary": method.summary,
         "paper": method.paper,
         "frees_memory": method().frees_memory,
-        "while_answering": "keeps its line" if method().bounded else "grows",
+        "while_answering": "keeps its line" if method().decoding.bounded else "grows",
         "options": method.defaults(),
     }
 

@@ -10,9 +10,9 @@ def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:
     """Whether a layer will keep all that it holds and `new` tokens, as they are, and remember as
     many rows as it does: then it can grow. Any other is read into a copy, so that stopping loses
     nothing."""
-    rows = policy.method.decode_rows
+    rows = policy.method.decoding.rows
     same = layer.rows == rows or not layer.entries_mean
-    same &= not (layer.computed and policy.method.bounded)
+    same &= not (layer.computed and policy.method.decoding.bounded)
     same &= policy.packs is None and not layer.packed
     counted = [(heads, used + new) for heads, used in policy.counted(layer)]
     return same and policy.keeps_all(counted) and policy.method.across.resolves_at != "read"
@@ -33,7 +33,7 @@ def roomy_copy(policy: LayerPolicy, layer: LayerCache, new: int, chunk: int) -> 
             everything, sizes, like=layer.like, origins=policy.bits is not None
         )
     origins = policy.bits is not None and policy.partner is None
-    held = policy.method.decode_rows if policy.method.judges_once else 0
+    held = policy.method.decoding.rows if policy.method.judges_once else 0
     return layer.resized(sizes, held, origins=origins)
 
 

@@ -117,7 +117,7 @@ class LayerStep:
         return head_group.rows is not None and self.policy.method.reconstruction is None
 
     def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
-        add = head_group.add if self.policy.method.cumulative else head_group.record
+        add = head_group.add if self.policy.method.decoding.cumulative else head_group.record
         self._once("judged", head_group.heads, partial(add, row))
 
     def _settle(self, window: Window) -> None:
@@ -136,24 +136,26 @@ class LayerStep:
             size > head_group.capacity
             for size, head_group in zip(sizes, self.layer.head_groups, strict=True)
         ):
-            rows, bits = self.policy.method.decode_rows, self.policy.packs
+            rows, bits = self.policy.method.decoding.rows, self.policy.packs
             self.layer = self.layer.resized(sizes, rows, bits)
 
     def _write(self, head_group: KVHeadGroup, k: Tensor, v: Tensor) -> None:
         if head_group.room:
             head_group.append(k, v, self.positions)
         else:
-            slots = self.policy.method.evict(head_group, self.policy.budget, self.position)
+            evict = self.policy.method.decoding.evict
+            assert evict is not None, "a head group that may grow has room"
+            slots = evict(head_group, self.policy.budget, self.position)
             head_group.overwrite(slots, k, v, self.position)
 
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""
         if self.asked is not None:
             self._settle(self.asked)
-        method, head_groups = self.policy.method, self.layer.head_groups
-        if not method.trims:
+        decoding, head_groups = self.policy.method.decoding, self.layer.head_groups
+        if decoding.trim is None:
             return self.layer
-        kept = [method.trim(head_group, self.policy.budget) for head_group in head_groups]
+        kept = [decoding.trim(head_group, self.policy.budget) for head_group in head_groups]
         if all(slots is None for slots in kept):
             return self.layer
         selections = [
@@ -162,7 +164,7 @@ class LayerStep:
         ]
         sizes = self.policy.capacities([each.line for each in selections])
         like = self.layer.like
-        rows, bits = method.decode_rows, self.policy.packs
+        rows, bits = decoding.rows, self.policy.packs
         return LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
 
 

@@ -100,7 +100,7 @@ class LayerPrefill:
         self.coming = coming
         self.statistics = QueryStatistics()
         self.done = 0
-        self.observed = max(method.observation(policy.budget), method.decode_rows)
+        self.observed = max(method.observation(policy.budget), method.decoding.rows)
         self.queries: list[Tensor] = []
         self.query_sq_sum = torch.zeros((), device=positions.device) if measures else None
         self.answers = True  # else keys, values and queries are wanted alone
@@ -192,7 +192,7 @@ class LayerPrefill:
             if seen is not None:
                 return seen
         out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
-        if self.policy.method.cumulative:
+        if self.policy.method.decoding.cumulative:
             assert self.found is not None
             sums = attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap)
             self.found.sums.append((head_group, sums))

@@ -6,6 +6,7 @@ from typing import ClassVar
 from kvlite.cache import Selection
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView, Outlook, Reconstruction
+from kvlite.methods.decoding import Decoding
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,10 @@ class Probe(Method):
         return f"{self.name}:sums={self.sums},rehearsal={self.reconstruction}"
 
     @property
-    def cumulative(self) -> bool:
-        """Where one of them is."""
-        return self.sums
-
-    @property
-    def decode_rows(self) -> int:
-        """The sum's, or the reconstruction's."""
-        return int(self.sums or self.reconstruction is not None)
+    def decoding(self) -> Decoding:
+        """One row where one of them sums or repeats."""
+        rows = int(self.sums or self.reconstruction is not None)
+        return Decoding(rows=rows, cumulative=self.sums)
 
     def observation(self, budget: int) -> int:
         """What was asked for."""

@@ -154,7 +154,7 @@ class Prefill:
             self.coming[index],
             measures=self.store is not None,
         )
-        if policy.method.cumulative and self.cache.reconstructed:
+        if policy.method.decoding.cumulative and self.cache.reconstructed:
             layer.clear_rows()  # they hold what a reconstruction found, not sums
         return layer_prefill
 
@@ -171,7 +171,9 @@ class Prefill:
         # Nothing reads the final layer's output but the last token: of the others it needs
         # keys, values and queries alone.
         answers = (
-            not self._final(index) or span.stop == length or layer_prefill.policy.method.cumulative
+            not self._final(index)
+            or span.stop == length
+            or layer_prefill.policy.method.decoding.cumulative
         )
         hidden = self.hidden[:, span].to(self.model.device)
         out = layer_prefill.take(self.model.layers[index], hidden, answers=answers)
@@ -278,7 +280,7 @@ class Prefill:
             policy = self.policies[index]
             layer = self.cache.layers[index] = rewound(self.cache.layers[index], marks)
             try:
-                sizes, rows = self.capacities[index], policy.method.decode_rows
+                sizes, rows = self.capacities[index], policy.method.decoding.rows
                 self.cache.layers[index] = layer.resized(sizes, rows, policy.packs)
             except Exception as error:
                 if not is_oom(error):
@@ -306,7 +308,7 @@ class Prefill:
         if not grows(policy, layer, new):
             return roomy_copy(policy, layer, new, self.chunk)
         lines = [(heads, used + new) for heads, used in layer.lines]
-        layer = layer.resized(policy.capacities(lines, self.room), policy.method.decode_rows)
+        layer = layer.resized(policy.capacities(lines, self.room), policy.method.decoding.rows)
         self.marks[index], self.cache.layers[index] = layer.mark(), layer
         return layer
 

@@ -9,6 +9,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods.across import Across
 from kvlite.methods.allocation import uniform
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scores import Window
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
@@ -219,8 +220,8 @@ class Method(ABC):
     @property
     def reconstruction(self) -> Reconstruction | None:
         """Whether what was read is repeated before `select` is asked, so that reading takes some
-        three times as long: a head group's one row (`decode_rows` is 1) is then the most attention
-            that
+        three times as long: a head group's one row (`decoding.rows` is 1) is then the most
+            attention that
         each entry got."""
         return None
 
@@ -248,37 +249,20 @@ class Method(ABC):
         raise AssertionError(f"{self.name} gives every layer all tokens")
 
     @property
-    def decode_rows(self) -> int:
-        """How many attention rows a head group must remember for `evict`."""
-        return 0
-
-    @property
-    def cumulative(self) -> bool:
-        """Whether a head group's one row is the sum of all attention so far, since the first token
-        read,
-        instead of the last rows."""
-        return False
+    def decoding(self) -> Decoding:
+        """What becomes of entries while answering."""
+        return Decoding()
 
     @property
     def judges_once(self) -> bool:
         """Whether rows hold what was found while reading, and are kept from turn to turn, instead
         of beginning anew with the last queries."""
-        return self.cumulative or self.reconstruction is not None
+        return self.decoding.cumulative or self.reconstruction is not None
 
     @property
     def least_budget(self) -> int:
         """The smallest mean budget that makes sense."""
         return 1
-
-    @property
-    def bounded(self) -> bool:
-        """Whether lines stay within their budget while decoding."""
-        return False
-
-    @property
-    def only_grows(self) -> bool:
-        """Whether no line of any layer loses an entry while answering."""
-        return not (self.bounded or self.trims)
 
     @property
     def ragged(self) -> bool:
@@ -289,27 +273,6 @@ class Method(ABC):
     def keeps_to_budget(self) -> bool:
         """Whether a cut leaves no more than the budget."""
         return True
-
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
-        """What the token at `position` overwrites in a full head group, if the method is `bounded`.
-
-        Returns:
-            `(batch, heads)` int64 slots.
-        """
-        raise AssertionError(f"{self.name} does not evict while decoding")
-
-    @property
-    def trims(self) -> bool:
-        """Whether lines may be cut after a decode step."""
-        return False
-
-    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
-        """What a head group keeps after a decode step, where more than one entry a step goes.
-
-        Returns:
-            `(batch, heads, kept)` int64 slots ascending in position; None keeps everything.
-        """
-        return None
 
     def check(self, average: int) -> None:
         """Raises SettingError if the budget is too small for this method's options."""

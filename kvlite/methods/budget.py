@@ -64,8 +64,8 @@ class Budget:
                 f"--budget {self.nbytes} bytes cannot be kept by {method.called}, whose lines vary "
                 "in length: give a number of entries"
             )
-        line = _LineBytes(shape, itemsize, 4 * method.decode_rows, bits)
-        grown = 0 if method.bounded else longest + ROOM
+        line = _LineBytes(shape, itemsize, 4 * method.decoding.rows, bits)
+        grown = 0 if method.decoding.bounded else longest + ROOM
         most = seen + longest + ROOM
         own = _LineBytes(shape, itemsize, 0, bits)
         sliding = sum(own.of(min(window, most)) for window in shape.windows if window is not None)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
@@ -48,19 +49,9 @@ class H2O(Scored):
         return 0, self.recent or max(1, budget // 2)
 
     @property
-    def cumulative(self) -> bool:
-        """All queries so far vote."""
-        return True
-
-    @property
-    def decode_rows(self) -> int:
-        """One, the sum."""
-        return 1
-
-    @property
-    def bounded(self) -> bool:
-        """One token in, one out."""
-        return True
+    def decoding(self) -> Decoding:
+        """All queries so far vote; one token in, one out."""
+        return Decoding(rows=1, cumulative=True, evict=self.evict)
 
     def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The attention each entry got so far."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.methods.allocation import LayerLine
 from kvlite.methods.base import LayerView
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Observed, over_heads
 from kvlite.methods.scores import Window, pool, top
 
@@ -83,14 +84,14 @@ class KVX(Observed):
         return 3
 
     @property
-    def decode_rows(self) -> int:
-        """Votes come from the last few decode steps."""
-        return self.recent if self.decode == "evict" else 0
-
-    @property
-    def bounded(self) -> bool:
-        """Lines of the "budget" reading never grow past their budget, unless told to."""
-        return self.middle == "budget" and self.decode == "evict"
+    def decoding(self) -> Decoding:
+        """Judged by the last few steps; lines of the "budget" reading never outgrow it, unless
+        they may grow."""
+        if self.decode == "grow":
+            return Decoding()
+        if self.middle == "budget":
+            return Decoding(rows=self.recent, evict=self.evict)
+        return Decoding(rows=self.recent, trim=self.trim)
 
     @property
     def keeps_to_budget(self) -> bool:
@@ -148,11 +149,6 @@ class KVX(Observed):
         votes = self._recent_votes(head_group, position)
         masked = (head_group.positions < width) | (head_group.positions > position - width)
         return votes.masked_fill(masked, torch.inf).argmin(-1)
-
-    @property
-    def trims(self) -> bool:
-        """Lines of the "example" reading, unless they may grow."""
-        return self.middle == "example" and self.decode == "evict"
 
     def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
         """The "example" reading's cut of a line that outgrew the limit."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.allocation import LayerLine
 from kvlite.methods.base import Reconstruction
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
@@ -57,9 +58,9 @@ class KVzip(Scored):
         return Reconstruction(self.passage, self.sinks)
 
     @property
-    def decode_rows(self) -> int:
-        """One, the most attention so far."""
-        return 1
+    def decoding(self) -> Decoding:
+        """One row, the most attention so far."""
+        return Decoding(rows=1)
 
     def ends(self, budget: int) -> tuple[int, int]:
         """The sinks and the window."""

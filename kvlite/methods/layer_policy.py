@@ -91,7 +91,7 @@ class LayerPolicy:
         """Slots for lines, with room to grow, up to the budget if they are bounded."""
         if self.packs is not None:
             room = min(room, PACKED_ROOM)
-        if not self.method.bounded:
+        if not self.method.decoding.bounded:
             return [entries + room for _, entries in lines]
         return [
             entries + max(0, min(room, self.budget - ceil(held)))
@@ -137,7 +137,7 @@ class LayerPolicy:
         layer = LayerCache.gathered(
             selections,
             sizes,
-            self.method.decode_rows,
+            self.method.decoding.rows,
             like=like,
             bits=self.packs,
             origins=self.packs_later,
@@ -148,9 +148,9 @@ class LayerPolicy:
     def cast_first_votes(self, layer: "LayerCache", window: Window) -> None:
         """For methods that judge entries by their last attention rows: let the last queries read
         be the first rows, over what was kept."""
-        if not self.method.decode_rows or self.method.judges_once:
+        if not self.method.decoding.rows or self.method.judges_once:
             return
-        last = replace(window.last(self.method.decode_rows), backend=ON_DEVICE)
+        last = replace(window.last(self.method.decoding.rows), backend=ON_DEVICE)
         # All rows before the first is remembered: memory may run out in between.
         found = [window_rows(head_group, last).unbind(2) for head_group in layer.head_groups]
         for head_group, rows in zip(layer.head_groups, found, strict=True):
@@ -167,7 +167,7 @@ def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | N
         longest: tokens the answer may have; methods that only grow keep all of them.
         bits: how what is kept is quantized, if it is.
     """
-    grows = method.only_grows and method.across.resolving is None
+    grows = method.decoding.append_only and method.across.resolving is None
     drops = method.frees_memory and budget < (seen if grows else seen + longest)
     return bits is not None or drops
 
@@ -260,9 +260,9 @@ def require_growing(bits: KVBits | None, method: Method, windows: bool = False) 
     Args:
         windows: the model has sliding windows.
     """
-    if bits is None or not bits.by_channel or (method.only_grows and not windows):
+    if bits is None or not bits.by_channel or (method.decoding.append_only and not windows):
         return
-    what = method.called if not method.only_grows else "this model's sliding windows"
+    what = method.called if not method.decoding.append_only else "this model's sliding windows"
     raise SettingError(
         f"--kv-bits {bits} holds the keys of neighbouring entries together, which {what} would "
         "drop one by one: use --kv-bits 4, or a method that only adds while answering"
@@ -363,7 +363,7 @@ def take_share(
     entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
     policy = replace(policies[index], provision=None, budget=ceil(entries / heads))
     sizes = policy.capacities(lines, room)
-    like, bits, rows = layers[index].like, policy.packs, policy.method.decode_rows
+    like, bits, rows = layers[index].like, policy.packs, policy.method.decoding.rows
     layers[index] = LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
     policies[index] = policy
 

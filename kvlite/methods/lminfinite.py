@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LambdaMask, LayerView, Method
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.select import ends
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class LMInfinite(Method):
         return False
 
     @property
-    def bounded(self) -> bool:
+    def decoding(self) -> Decoding:
         """The window rolls."""
-        return True
+        return Decoding(evict=self.evict)
 
     def mask(self, budget: int) -> LambdaMask:
         """The sinks, and what the budget leaves beside them."""

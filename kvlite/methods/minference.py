@@ -46,7 +46,7 @@ class MInference(Holding):
         self.require("near", self.near >= 0, "0 or more")
         self.require("observed", self.observed >= 1, "1 or more")
         self.require("sinks", 0 <= self.sinks <= self.columns, "from 0 to columns")
-        if not self.inner.exact or self.inner.cumulative:
+        if not self.inner.exact or self.inner.decoding.cumulative:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
 
     @property

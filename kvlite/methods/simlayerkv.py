@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from kvlite.errors import SettingError
 from kvlite.methods.across import Across, ResolveLayer
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.wrapper import Holding
@@ -116,14 +117,11 @@ class SimLayerKV(Holding):
         return True
 
     @property
-    def bounded(self) -> bool:
-        """If all its layers are."""
-        return self.bound_decode and self.inner.bounded
-
-    @property
-    def only_grows(self) -> bool:
-        """Unless windows of lazy layers roll, as the method it holds."""
-        return not self.bound_decode and self.inner.only_grows
+    def decoding(self) -> Decoding:
+        """Bounded if all layers are; windows of lazy layers may roll."""
+        inner = self.inner.decoding
+        evict = inner.evict if self.bound_decode else None
+        return replace(inner, evict=evict, drops=self.bound_decode or not inner.append_only)
 
     @property
     def keeps_to_budget(self) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.select import ends
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class Streaming(Method):
         return self.sinks + 1
 
     @property
-    def bounded(self) -> bool:
-        """Where the window rolls."""
-        return self.roll
+    def decoding(self) -> Decoding:
+        """Appended to, where the window does not roll."""
+        return Decoding(evict=self.evict if self.roll else None)
 
     def select(self, view: LayerView) -> "list[Selection]":
         """The first `sinks` slots and the last ones."""

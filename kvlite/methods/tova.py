@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Scored, over_heads
 from kvlite.methods.scores import Window, window_scores
 
@@ -37,14 +38,9 @@ class TOVA(Scored):
         return 0, 1
 
     @property
-    def decode_rows(self) -> int:
-        """The newest token's."""
-        return 1
-
-    @property
-    def bounded(self) -> bool:
-        """One token in, one out."""
-        return True
+    def decoding(self) -> Decoding:
+        """The newest token votes; one token in, one out."""
+        return Decoding(rows=1, evict=self.evict)
 
     def observation(self, budget: int) -> int:
         """The last token."""

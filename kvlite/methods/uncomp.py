@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
 from kvlite.methods.token_pruning import going, votes_for_new
@@ -73,14 +74,9 @@ class UNComp(Observed):
         return not self.stage
 
     @property
-    def bounded(self) -> bool:
-        """Every line keeps its length."""
-        return True
-
-    @property
-    def decode_rows(self) -> int:
-        """The window's, which rolls on."""
-        return self.window
+    def decoding(self) -> Decoding:
+        """The window rolls on, and every line keeps its length."""
+        return Decoding(rows=self.window, evict=self.evict)
 
     @property
     def beside(self) -> int:

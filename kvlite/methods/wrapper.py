@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvlite.methods.across import Across
 from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Reconstruction
+from kvlite.methods.decoding import Decoding
 from kvlite.methods.full import Full
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
@@ -12,7 +13,7 @@ from kvlite.model.shape import ModelShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvlite.cache import KVHeadGroup, Selection
+    from kvlite.cache import Selection
 
 _FULL = Full()
 
@@ -100,29 +101,14 @@ class Holding(Method):
         return self.inner.narrow(view, through, width)
 
     @property
-    def decode_rows(self) -> int:
+    def decoding(self) -> Decoding:
         """See `Method`."""
-        return self.inner.decode_rows
-
-    @property
-    def cumulative(self) -> bool:
-        """See `Method`."""
-        return self.inner.cumulative
+        return self.inner.decoding
 
     @property
     def least_budget(self) -> int:
         """See `Method`."""
         return self.inner.least_budget
-
-    @property
-    def bounded(self) -> bool:
-        """See `Method`."""
-        return self.inner.bounded
-
-    @property
-    def only_grows(self) -> bool:
-        """See `Method`."""
-        return self.inner.only_grows
 
     @property
     def ragged(self) -> bool:
@@ -133,16 +119,3 @@ class Holding(Method):
     def keeps_to_budget(self) -> bool:
         """See `Method`."""
         return self.inner.keeps_to_budget
-
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
-        """See `Method`."""
-        return self.inner.evict(head_group, budget, position)
-
-    @property
-    def trims(self) -> bool:
-        """See `Method`."""
-        return self.inner.trims
-
-    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
-        """See `Method`."""
-        return self.inner.trim(head_group, budget)

@@ -331,7 +331,7 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
         if all(new <= size for new, size in zip(more, sizes, strict=True)):
             break  # from here on tokens overwrite others
         sizes = [max(pair) for pair in zip(more, sizes, strict=True)]
-    rows, packs = policy.method.decode_rows, policy.packs
+    rows, packs = policy.method.decoding.rows, policy.packs
     if sizes != held and layer.computed:
         layer = layer.resized(sizes, rows, packs)
     elif sizes != held:

@@ -34,7 +34,11 @@ def test_methods_as_a_table(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     done = kvlite("methods")
     names = re.findall(r"^│ (\w+) ", done.out, re.MULTILINE)
     assert names == list(METHODS)
-    assert done.out.count("keeps its line") == sum(kind().bounded for kind in METHODS.values()) > 2
+    assert (
+        done.out.count("keeps its line")
+        == sum(kind().decoding.bounded for kind in METHODS.values())
+        > 2
+    )
     assert (done.code, done.err) == (0, "")
 
 
