@@ -750,7 +750,11 @@ def other_values(kind: type[Method]) -> list[Method]:
             choices = (changed[hint],)
         alone: dict[str, object] = {}
         if hasattr(kind, "groups"):
-            alone = {"layers": "uniform"} if option == "groups" else {"groups": 1}
+            alone = {"layers": "uniform"} if option in ("groups", "low") else {"groups": 1}
+        if option == "low":
+            alone["groups"] = 2
+        if option == "drop":
+            alone["layers"] = "rank"
         methods += [kind(**{**alone, option: value}) for value in choices if value != default]
     return methods
 

@@ -219,6 +219,18 @@ def test_groups_and_competition_exclude_each_other(spec: str) -> None:
         parse_method(spec)
 
 
+@pytest.mark.parametrize("spec", ["snapkv:drop=2", "uncomp:drop=2", "kvx:low=4", "tova:low=4"])
+def test_an_option_that_would_do_nothing_is_refused(spec: str) -> None:
+    with pytest.raises(SettingError, match="is out of range: it must be"):
+        parse_method(spec)
+
+
+def test_a_drop_of_rank_counts_where_layers_are_grouped() -> None:
+    for spec in ("snapkv:drop=2,layers=rank", "uncomp:drop=2,stage=true"):
+        assert grouped(spec, 2).drop == 2
+    assert grouped("snapkv:layers=rank,window=4,drop=99", 2).budgets(4, 100, 1000) == [100] * 4
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding"])
 def test_ranks_of_layers_with_sliding_windows_do_not_count(name: str) -> None:
     tiny = make_tiny(name)

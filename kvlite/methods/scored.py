@@ -38,8 +38,8 @@ class Scored(Method):
         floor: the share of an equal line's choice that every head is sure of, where any compete.
         groups: groups of a layer's heads by the effective rank of their queries (UNComp); the
             lower a group's rank, the shorter its lines. 1 for equal lines.
-        low: entries a head of the last group keeps; 0 for half of the first's.
-        drop: by how much the rank falls where a new group of layers begins.
+        low: with `groups`, entries a head of the last group keeps; 0 for half of the first's.
+        drop: with layers="rank", by how much the rank falls where a new group of layers begins.
         calibration: what was measured of the model.
     """
 
@@ -61,13 +61,21 @@ class Scored(Method):
         self.require("groups", self.groups >= 1, "1 or more")
         self.require("low", self.low >= 0, "0 or more")
         self.require("drop", self.drop >= 0, "0 or more")
+        drop = Scored.drop
+        self.require("drop", self.groups_layers or self.drop == drop, f"{drop} but for layers=rank")
+        self.require("low", self.groups > 1 or not self.low, "0 without groups")
         alone = not self.per_head and not self.shares_layers
         self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
 
     @property
     def uses_calibration(self) -> bool:
         """Whether the model's heads or layers are grouped by their effective rank."""
-        return self.groups > 1 or self.layers == "rank"
+        return self.groups > 1 or self.groups_layers
+
+    @property
+    def groups_layers(self) -> bool:
+        """Whether layers are grouped by the effective rank of their queries."""
+        return self.layers == "rank"
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With the model's ranks, where they are used.

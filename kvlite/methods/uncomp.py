@@ -69,6 +69,11 @@ class UNComp(Observed):
         return super().fitted(shape, calibration)
 
     @property
+    def groups_layers(self) -> bool:
+        """Also where tokens are left behind between groups."""
+        return self.stage or self.layers == "rank"
+
+    @property
     def exact(self) -> bool:
         """Unless tokens are left behind."""
         return not self.stage

@@ -58,7 +58,7 @@ def draw_heads(
         drop: by how much the rank falls where a group of layers begins.
         groups: of a layer's heads.
     """
-    method = UNComp(drop=drop, groups=groups, calibration=calibration)
+    method = UNComp(layers="rank", drop=drop, groups=groups, calibration=calibration)
     ranks = calibration.head_ranks
     layers, heads = len(ranks), len(ranks[0])
     every = [rank for layer in ranks for rank in layer]
