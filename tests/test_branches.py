@@ -49,7 +49,7 @@ GIVEN |= {
 GIVEN |= {
     name: {"method": name, "budget": "60"}
     for name in METHODS
-    if METHODS[name]().mask(60) is None and METHODS[name]().frees_memory
+    if METHODS[name]().prefilling.mask is None and METHODS[name]().frees_memory
 }
 
 

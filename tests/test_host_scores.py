@@ -194,8 +194,10 @@ def test_bytes_of_a_layer_are_the_arithmetic(
 def test_bytes_where_tokens_are_left_behind(llama: Tiny) -> None:
     """One vote a token goes there, and what goes on comes back, before each thinner layer."""
     spec = "pyramidinfer:recent=0.1,least=8"
-    widths = parse_method(spec).widths(LAYERS, N, N)
-    assert widths is not None and widths[-1] < widths[-2] < N
+    pruning = parse_method(spec).prefilling.pruning
+    assert pruning is not None
+    widths = pruning.widths(LAYERS, N, N)
+    assert widths[-1] < widths[-2] < N
     moved = read_by(llama, spec, 40, HostScores(llama.model.device))
     expected = [
         (FLOAT * through, INT * goes_on) if goes_on < through else (0, 0)

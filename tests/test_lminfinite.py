@@ -18,8 +18,9 @@ from kvlite.engine.sparse_attention import PositionClamp, SparseAttentionMask
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.base import LambdaMask
 from kvlite.methods.layer_policy import layer_policies
+from kvlite.methods.lminfinite import LMInfinite
+from kvlite.methods.prefilling import LambdaMask
 from kvlite.model.rotary import Rotation, rotated
 from kvlite.ops.attention import attend_band, attend_masked
 
@@ -292,4 +293,4 @@ def test_a_band_equals_a_mask(rows: int, before: int, width: int, softcap: float
 def test_one_rule_a_layer_says_what_is_seen() -> None:
     policies = layer_policies(parse_method("lminfinite"), make_tiny("gemma3").model.shape, 50, 400)
     assert [policy.mask for policy in policies] == [None, LambdaMask(10, 40, True)] * 2
-    assert parse_method("lminfinite:sinks=0").mask(50) == LambdaMask(0, 50, False)
+    assert LMInfinite(sinks=0).mask(50) == LambdaMask(0, 50, False)

@@ -27,7 +27,11 @@ from tests.conftest import Tiny, make_tiny
 from .oracles import recall as oracle
 from .test_packed import random_ids
 
-EXACT = [name for name in METHODS if parse_method(name).exact and parse_method(name).frees_memory]
+EXACT = [
+    name
+    for name in METHODS
+    if parse_method(name).prefilling.exact and parse_method(name).frees_memory
+]
 LIMITS = {"count": 40, "candidates": 40 * CANDIDATES, "first": SINKS, "recent": RECENT}
 COMPOSED = ["simlayerkv+kvx", "snapkv:per_head=true", "uncomp:delete=1", "kvx:layers=global"]
 

@@ -17,8 +17,9 @@ from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.engine.probe import Probe
 from kvlite.engine.reading import Prefill
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Reconstruction
+from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import ROOM, LayerPolicy, layer_policies, merge_below, share_out
+from kvlite.methods.prefilling import Reconstruction
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
 
@@ -144,9 +145,9 @@ def read_once(
     read: dict[Choice, Branch] = {}
     for choice in dict.fromkeys(each.read for each in choices):
         method = choice.method
-        if method.exact and method.outlook in (None, outlook):
+        if method.prefilling.exact and method.outlook in (None, outlook):
             cuts = choice.recall is not None or choice.budget < len(before) + len(token_ids)
-            groups.setdefault(method.reconstruction if cuts else None, []).append(choice)
+            groups.setdefault(method.prefilling.reconstruction if cuts else None, []).append(choice)
         else:
             read[choice] = _alone(model, ids, choice, past, reserve)
     for reconstruction, group in groups.items():
@@ -193,7 +194,7 @@ class _Past:
 
 
 def _alone(model: LoadedModel, ids: Tensor, choice: Choice, past: _Past, reserve: int) -> Branch:
-    cache, store = past.cache(choice.method.reconstruction), past.store_of([choice])
+    cache, store = past.cache(choice.method.prefilling.reconstruction), past.store_of([choice])
     policies = past.policies(choice, cache, ids.shape[1])
     logits = prefill(model, cache, ids, policies, context=past.before, store=store, reserve=reserve)
     return Branch(choice, cache, policies, logits[0])

@@ -25,8 +25,8 @@ def parties(choices: Sequence[Choice]) -> list[list[int]]:
         method, recall = choice.method, choice.recall
         key: tuple[Any, ...] = (plain, None, None, None)
         if recall is not None:
-            alone = None if method.exact else choice.read
-            key = (recall.bits, method.reconstruction, method.outlook, alone)
+            alone = None if method.prefilling.exact else choice.read
+            key = (recall.bits, method.prefilling.reconstruction, method.outlook, alone)
         groups.setdefault(key, []).append(index)
     return [group for group in groups.values() if group]
 

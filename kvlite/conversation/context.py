@@ -373,7 +373,7 @@ def _set_aside(settings: Settings) -> bool:
     they
     missed."""
     method, _ = method_and_budget(settings.method, settings.budget)
-    return method.mask(1) is not None and settings.recall == "auto"
+    return method.prefilling.mask is not None and settings.recall == "auto"
 
 
 def _telling(turn: Turn) -> Callable[[str], None]:

@@ -61,7 +61,8 @@ class Conversation(Exchange):
         if ahead:
             turn = self.ways.next_turn(ids, self.settings, answers=False)
         if turn is None or (
-            turn.turn_config.loses and (turn.store is None or not turn.turn_config.method.exact)
+            turn.turn_config.loses
+            and (turn.store is None or not turn.turn_config.method.prefilling.exact)
         ):
             return False
         before = self.ways.standing(self.settings)

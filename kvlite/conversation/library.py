@@ -235,7 +235,7 @@ def _reading(settings: Settings) -> tuple[str, ...]:
     """What a text's reading depends on, for what can be recalled of it: the method only if it goes
     on from what it found before, and all of these if it does not read all."""
     method = parse_method(settings.method)
-    if not method.exact:
+    if not method.prefilling.exact:
         return tuple(getattr(settings, name) for name in _READING)
     return method.spec if method.judges_once else "", settings.recall_bits
 

@@ -141,7 +141,9 @@ class Turn:
     @property
     def forgets(self) -> bool:
         """Whether something of it will be out of reach of any later turn."""
-        return self.turn_config.loses and (self.store is None or not self.turn_config.method.exact)
+        return self.turn_config.loses and (
+            self.store is None or not self.turn_config.method.prefilling.exact
+        )
 
     @property
     def chunk(self) -> int:

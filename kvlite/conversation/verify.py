@@ -133,7 +133,7 @@ def _held(told: Answered, seen: int) -> KVCache | None:
     """A cache of its own with all of the first `seen` tokens; None if nothing has them, exact."""
     context, settings = told.context, told.settings
     method, _ = method_and_budget(settings.method, settings.budget)
-    if not method.exact or not seen:
+    if not method.prefilling.exact or not seen:
         return None
     windows = context.model.shape.windows
     layers = empty_cache(context.model).layers

@@ -114,7 +114,7 @@ class LayerStep:
 
     def _remembers(self, head_group: KVHeadGroup) -> bool:
         """Whether the method judges entries by the attention they get while answering."""
-        return head_group.rows is not None and self.policy.method.reconstruction is None
+        return head_group.rows is not None and self.policy.method.prefilling.reconstruction is None
 
     def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
         add = head_group.add if self.policy.method.decoding.cumulative else head_group.record

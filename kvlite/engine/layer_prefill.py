@@ -181,7 +181,7 @@ class LayerPrefill:
             return self._over_window(head_group, q, before, window)
         first, vertical_slash = (
             self.end - self.positions.shape[0] + self.done,
-            self.policy.method.vertical_slash,
+            self.policy.method.prefilling.columns,
         )
         if self.sparse_mask is not None:
             own = self._rotation(q.shape[2])

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from kvlite.cache import Selection
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Outlook, Reconstruction
+from kvlite.methods.base import LayerView, Outlook
 from kvlite.methods.decoding import Decoding
+from kvlite.methods.prefilling import Prefilling, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class Probe(Method):
     def spec(self) -> str:
         """What it judges by: one that judges alike goes on from what it found."""
         return f"{self.name}:sums={self.sums},rehearsal={self.reconstruction}"
+
+    @property
+    def prefilling(self) -> Prefilling:
+        """Repeated, where one of them asks for it."""
+        return Prefilling(reconstruction=self.reconstruction)
 
     @property
     def decoding(self) -> Decoding:

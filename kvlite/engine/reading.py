@@ -105,7 +105,7 @@ class Prefill:
         self.reconstruction_pass = self._reconstruction_pass(
             token_ids if context is None else torch.cat([context, token_ids], 1)
         )
-        reconstructs = any(policy.method.reconstruction for policy in policies)
+        reconstructs = any(policy.method.prefilling.reconstruction for policy in policies)
         self.reconstructed = (
             self.end if self.reconstruction_pass else cache.reconstructed if reconstructs else 0
         )
@@ -260,7 +260,7 @@ class Prefill:
         if narrowing is None or narrowing.width >= through:
             return
         with self.backend.timed():
-            going = narrowing.method.narrow(view, through, narrowing.width)
+            going = narrowing.pruning.narrow(view, through, narrowing.width)
             going = self.backend.slots(going).long()
         rows = going if self.rows is None else self.rows[going]
         self.hidden = self.hidden[:, going.to(self.hidden.device)]

@@ -18,8 +18,8 @@ from kvlite.engine.heads import over_head_groups
 from kvlite.engine.layer_prefill import LayerPrefill, through
 from kvlite.engine.probe import Probe
 from kvlite.memory.oom import Safely, at_once
-from kvlite.methods.base import Reconstruction
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.methods.prefilling import Reconstruction
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, rotations_after
 from kvlite.offload import HostKVStore
@@ -55,7 +55,7 @@ def asked_for(
     """
     asked, begin = None, cache.reconstructed
     for index, (policy, layer) in enumerate(zip(policies, cache.layers, strict=True)):
-        if policy.method.reconstruction is None:
+        if policy.method.prefilling.reconstruction is None:
             continue
         lines = [(heads, used + new) for heads, used in layer.lines]
         if store is not None and store.begun:
@@ -63,7 +63,7 @@ def asked_for(
             lines = [(len(source.head_group.heads), source.read + new)]
             begin = begin if store.is_scored_by(policy.method.spec) else 0
         if not policy.keeps_all(lines):
-            asked = policy.method.reconstruction
+            asked = policy.method.prefilling.reconstruction
         if layer.entries_mean and not layer.rows and policy.method.across.resolving is None:
             begin = 0  # another method held this layer
     return asked, begin
@@ -156,7 +156,7 @@ class ReconstructionPass:
             passed: told how many rows went through, chunk by chunk.
             safely: does each chunk.
         """
-        rates, rows = policy.method.reconstruction is not None, 0
+        rates, rows = policy.method.prefilling.reconstruction is not None, 0
         if rates and self.fresh:
             layer.clear_rows()
         for passage in self.passages:

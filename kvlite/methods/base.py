@@ -10,31 +10,13 @@ from kvlite.errors import SettingError
 from kvlite.methods.across import Across
 from kvlite.methods.allocation import uniform
 from kvlite.methods.decoding import Decoding
+from kvlite.methods.prefilling import Prefilling
 from kvlite.methods.scores import Window
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kvlite.cache import KVHeadGroup, Line, Selection
-
-
-@dataclass(frozen=True)
-class LambdaMask:
-    """What each token sees, while reading too: the first few tokens and the most recent ones.
-
-    A token at a position below `sinks + window` sees everything.
-
-    Attributes:
-        sinks: first tokens in sight.
-        window: most recent ones in sight, a token's own included.
-        limit: rotate queries and sinks as if they lay `window` tokens apart, however far they are.
-    """
-
-    sinks: int
-    window: int
-    limit: bool
 
 
 @dataclass(frozen=True)
@@ -48,35 +30,6 @@ class Outlook:
 
     future: int
     skipped: int
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """How the model is made to repeat what it read, to see which entries it then looks at.
-
-    Attributes:
-        passage: tokens it repeats at a time.
-        sinks: first entries, which it may look at beside the passage.
-    """
-
-    passage: int
-    sinks: int
-
-
-@dataclass(frozen=True)
-class VerticalSlash:
-    """What the tokens of a chunk look at while they are read, if not at all before them.
-
-    Attributes:
-        count: entries further back, a KV head: those that get most attention of the `observed`
-            last queries of the chunk, the first `sinks` always among them.
-        near: entries just before the chunk.
-    """
-
-    count: int
-    near: int
-    observed: int
-    sinks: int
 
 
 @dataclass(frozen=True)
@@ -182,31 +135,11 @@ class Method(ABC):
         return uniform(average, layers)
 
     @property
-    def exact(self) -> bool:
-        """Whether reading is: every layer is given all tokens, which attend to all before them,
-        so that the logits after it are the full cache's."""
-        return True
-
-    @property
     def by_attention(self) -> bool:
         """Whether it chooses by attention, of queries in `view.window` or remembered by a head
         group, so
         that `view.window.backend` may lie elsewhere; else it is given one on the device."""
         return False
-
-    @property
-    def vertical_slash(self) -> VerticalSlash | None:
-        """What is looked at while reading, if not all that is held; reading is then not `exact`.
-        Nothing is dropped for it."""
-        return None
-
-    def mask(self, budget: int) -> LambdaMask | None:
-        """What a token sees while it is read and when it is drawn, if not all that is held; then
-        reading is not `exact`, and a layer never holds more than its budget and one chunk.
-
-        Such a method must be `bounded`, and `select` and `evict` as the mask does.
-        """
-        return None
 
     def observation(self, budget: int) -> int:
         """How many of the last queries `select` wants to see."""
@@ -218,35 +151,9 @@ class Method(ABC):
         return None
 
     @property
-    def reconstruction(self) -> Reconstruction | None:
-        """Whether what was read is repeated before `select` is asked, so that reading takes some
-        three times as long: a head group's one row (`decoding.rows` is 1) is then the most
-            attention that
-        each entry got."""
-        return None
-
-    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
-        """How many of `new` tokens each layer is given while reading, never more than the layer
-        before; None for all of them, as where reading is `exact`.
-
-        Args:
-            seen: tokens read so far, these included.
-        """
-        return None
-
-    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
-        """Which tokens go on into the next layer, if it is given fewer.
-
-        Args:
-            view: the layer they came through.
-            through: how many they are; the last entries of its head groups are theirs.
-            width: how many go on.
-
-        Returns:
-            `(width,)` int64, ascending, counted from the first of them; the tokens of
-            `view.window` always among them.
-        """
-        raise AssertionError(f"{self.name} gives every layer all tokens")
+    def prefilling(self) -> Prefilling:
+        """What is left out, or done once more, while a text is read."""
+        return Prefilling()
 
     @property
     def decoding(self) -> Decoding:
@@ -257,7 +164,7 @@ class Method(ABC):
     def judges_once(self) -> bool:
         """Whether rows hold what was found while reading, and are kept from turn to turn, instead
         of beginning anew with the last queries."""
-        return self.decoding.cumulative or self.reconstruction is not None
+        return self.decoding.cumulative or self.prefilling.reconstruction is not None
 
     @property
     def least_budget(self) -> int:

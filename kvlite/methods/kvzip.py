@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.allocation import LayerLine
-from kvlite.methods.base import Reconstruction
 from kvlite.methods.decoding import Decoding
+from kvlite.methods.prefilling import Prefilling, Reconstruction
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
@@ -53,9 +53,9 @@ class KVzip(Scored):
         self.require("passage", self.passage >= 1, "1 or more")
 
     @property
-    def reconstruction(self) -> Reconstruction:
-        """Of everything that was not repeated before."""
-        return Reconstruction(self.passage, self.sinks)
+    def prefilling(self) -> Prefilling:
+        """Everything that was not repeated before is."""
+        return Prefilling(reconstruction=Reconstruction(self.passage, self.sinks))
 
     @property
     def decoding(self) -> Decoding:

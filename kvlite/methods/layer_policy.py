@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
-from kvlite.methods.base import LambdaMask, LayerView, Method
+from kvlite.methods.base import LayerView, Method
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
+from kvlite.methods.prefilling import LambdaMask, TokenPruning
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
@@ -22,9 +23,9 @@ ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
 
 @dataclass(frozen=True)
 class Narrowing:
-    """How many of the tokens read a layer is given, and the method that chooses them."""
+    """How many of the tokens read a layer is given, and how they are chosen."""
 
-    method: Method
+    pruning: TokenPruning
     width: int
 
 
@@ -65,7 +66,8 @@ class LayerPolicy:
     @property
     def mask(self) -> LambdaMask | None:
         """What a token of this layer sees, if not all that is held."""
-        return self.method.mask(self.budget)
+        mask = self.method.prefilling.mask
+        return None if mask is None else mask(self.budget)
 
     def held(self, lines: "Sequence[Line]") -> list[float]:
         """What counts against the budget for each line: its own entries, or the mean over all
@@ -175,7 +177,7 @@ def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | N
 def can_recall(method: Method) -> bool:
     """Whether it drops anything that it would ever look at again: under a mask, what is out of
     sight stays so."""
-    return method.frees_memory and method.mask(1) is None
+    return method.frees_memory and method.prefilling.mask is None
 
 
 def layer_policies(
@@ -207,7 +209,8 @@ def layer_policies(
     cut = shape.full_layers
     new = seen if new is None else new
     budgets = method.budgets(len(cut), average, seen) if cut else []
-    widths = method.widths(shape.layers, new, seen) if seen > average else None
+    pruning = method.prefilling.pruning if seen > average else None
+    widths = pruning.widths(shape.layers, new, seen) if pruning else None
     if layers is not None and seen > average and method.across.sharing is None:
         given = widths or [new] * shape.layers
         held = [_entries(layers[layer]) + given[layer] for layer in cut]
@@ -230,7 +233,7 @@ def layer_policies(
     if bits is not None:
         _require_codes(bits, shape)
         require_growing(bits, method, windows=any(shape.windows))
-    if widths is None:
+    if pruning is None or widths is None:
         return policies
     if len(cut) < shape.layers:
         raise SettingError(
@@ -238,7 +241,7 @@ def layer_policies(
             "model's sliding windows do not allow: choose another method (kvlite methods)"
         )
     return [
-        replace(policy, narrowing=Narrowing(method, width))
+        replace(policy, narrowing=Narrowing(pruning, width))
         for policy, width in zip(policies, widths, strict=True)
     ]
 
@@ -276,7 +279,7 @@ def require_in_sight(method: Method, recall: str) -> None:
     Args:
         recall: as the setting says; `auto` leaves it out.
     """
-    if recall not in ("auto", "off") and method.mask(1) is not None:
+    if recall not in ("auto", "off") and method.prefilling.mask is not None:
         raise SettingError(
             f"{method.called} never looks at what is out of its sight, so --recall {recall} has "
             "nothing to bring back: use --recall off"

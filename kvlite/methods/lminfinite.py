@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.methods.base import LambdaMask, LayerView, Method
+from kvlite.methods.base import LayerView, Method
 from kvlite.methods.decoding import Decoding
+from kvlite.methods.prefilling import LambdaMask, Prefilling
 from kvlite.methods.select import ends
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class LMInfinite(Method):
         return self.sinks + 1
 
     @property
-    def exact(self) -> bool:
-        """Not while reading either."""
-        return False
+    def prefilling(self) -> Prefilling:
+        """Tokens see no more while they are read."""
+        return Prefilling(mask=self.mask)
 
     @property
     def decoding(self) -> Decoding:

@@ -1,10 +1,10 @@
 """MInference: reading a long text while looking only at columns of it and at what is near."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvlite.errors import SettingError
-from kvlite.methods.base import VerticalSlash
+from kvlite.methods.prefilling import Prefilling, VerticalSlash
 from kvlite.methods.wrapper import Holding
 
 
@@ -46,15 +46,11 @@ class MInference(Holding):
         self.require("near", self.near >= 0, "0 or more")
         self.require("observed", self.observed >= 1, "1 or more")
         self.require("sinks", 0 <= self.sinks <= self.columns, "from 0 to columns")
-        if not self.inner.exact or self.inner.decoding.cumulative:
+        if not self.inner.prefilling.exact or self.inner.decoding.cumulative:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
 
     @property
-    def exact(self) -> bool:
-        """Not all that was read is looked at."""
-        return False
-
-    @property
-    def vertical_slash(self) -> VerticalSlash:
-        """What a chunk looks at."""
-        return VerticalSlash(self.columns, self.near, self.observed, self.sinks)
+    def prefilling(self) -> Prefilling:
+        """As the method it holds, looking at parts."""
+        columns = VerticalSlash(self.columns, self.near, self.observed, self.sinks)
+        return replace(self.inner.prefilling, columns=columns)

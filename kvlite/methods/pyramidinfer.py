@@ -5,6 +5,7 @@ from math import cos, pi
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.prefilling import Prefilling, TokenPruning
 from kvlite.methods.token_pruning import going, votes_for_new
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ class PyramidInfer(Method):
         self.require("weight", self.weight > 0, "above 0")
 
     @property
-    def exact(self) -> bool:
+    def prefilling(self) -> Prefilling:
         """Later layers never see what was left behind."""
-        return False
+        return Prefilling(pruning=TokenPruning(self.widths, self.narrow))
 
     @property
     def by_attention(self) -> bool:
@@ -76,7 +77,7 @@ class PyramidInfer(Method):
         """The recent tokens and the last one."""
         return int(self.recent * budget) + 1
 
-    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
+    def widths(self, layers: int, new: int, seen: int) -> list[int]:
         """Recent tokens, and what is left of the others."""
         recent = self.observation(seen)
         older = max(0, new - recent)

@@ -66,7 +66,7 @@ class SimLayerKV(Holding):
         self.require("last", self.last >= 1, "1 or more")
         across = self.inner.across
         unfit = across.resolving is not None or across.merging is not None
-        if unfit or not self.inner.exact:
+        if unfit or not self.inner.prefilling.exact:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
         self.require(
             "detect",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.decoding import Decoding
+from kvlite.methods.prefilling import Prefilling, TokenPruning
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
 from kvlite.methods.token_pruning import going, votes_for_new
@@ -74,9 +75,9 @@ class UNComp(Observed):
         return self.stage or self.layers == "rank"
 
     @property
-    def exact(self) -> bool:
-        """Unless tokens are left behind."""
-        return not self.stage
+    def prefilling(self) -> Prefilling:
+        """Whole, unless tokens are left behind."""
+        return Prefilling(pruning=TokenPruning(self.widths, self.narrow) if self.stage else None)
 
     @property
     def decoding(self) -> Decoding:
@@ -134,11 +135,9 @@ class UNComp(Observed):
         votes = pool(head_group.scores().gather(-1, older), self.pool, self.pooling)
         return older.gather(-1, votes.argmin(-1, keepdim=True)).squeeze(-1)
 
-    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
+    def widths(self, layers: int, new: int, seen: int) -> list[int]:
         """Evenly falling from the model's context, in the first group of layers, to `least` in
         the last (Eq. 12 and 13)."""
-        if not self.stage:
-            return None
         groups = self.layer_groups
         most, steps = self.require_calibration(self.calibration).max_context, max(groups)
         fall = (most - min(self.least, most)) / max(1, steps)

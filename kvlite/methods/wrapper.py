@@ -4,15 +4,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvlite.methods.across import Across
-from kvlite.methods.base import NO_OPTION, LambdaMask, LayerView, Method, Outlook, Reconstruction
+from kvlite.methods.base import NO_OPTION, LayerView, Method, Outlook
 from kvlite.methods.decoding import Decoding
 from kvlite.methods.full import Full
+from kvlite.methods.prefilling import Prefilling
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kvlite.cache import Selection
 
 _FULL = Full()
@@ -65,18 +64,9 @@ class Holding(Method):
         return self.inner.budgets(layers, average, seen)
 
     @property
-    def exact(self) -> bool:
-        """See `Method`."""
-        return self.inner.exact
-
-    @property
     def by_attention(self) -> bool:
         """See `Method`."""
         return self.inner.by_attention
-
-    def mask(self, budget: int) -> LambdaMask | None:
-        """See `Method`."""
-        return self.inner.mask(budget)
 
     def observation(self, budget: int) -> int:
         """See `Method`."""
@@ -88,17 +78,9 @@ class Holding(Method):
         return self.inner.outlook
 
     @property
-    def reconstruction(self) -> Reconstruction | None:
+    def prefilling(self) -> Prefilling:
         """See `Method`."""
-        return self.inner.reconstruction
-
-    def widths(self, layers: int, new: int, seen: int) -> list[int] | None:
-        """See `Method`."""
-        return self.inner.widths(layers, new, seen)
-
-    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
-        """See `Method`."""
-        return self.inner.narrow(view, through, width)
+        return self.inner.prefilling
 
     @property
     def decoding(self) -> Decoding:

@@ -286,7 +286,7 @@ class Planner:
 
     @property
     def _quantizable(self) -> bool:
-        return self.shape.head_dim % 2 == 0 and self.method.mask(1) is None
+        return self.shape.head_dim % 2 == 0 and self.method.prefilling.mask is None
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
         settings, choice, room = self.settings, plan.choice, plan.room
