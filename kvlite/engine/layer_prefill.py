@@ -179,10 +179,8 @@ class LayerPrefill:
         )
         if window is not None and head_group.used > window:
             return self._over_window(head_group, q, before, window)
-        first, vertical_slash = (
-            self.end - self.positions.shape[0] + self.done,
-            self.policy.method.prefilling.columns,
-        )
+        first = self.end - self.positions.shape[0] + self.done
+        vertical_slash = self.policy.method.prefilling.columns
         if self.sparse_mask is not None:
             own = self._rotation(q.shape[2])
             return self.sparse_mask.attend(q, keys, values, first, own, self.scale, self.softcap)
