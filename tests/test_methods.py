@@ -771,6 +771,12 @@ def test_a_method_can_be_read_from_what_it_writes(name: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_with_its_defaults_spelled_out_is_the_method(name: str) -> None:
+    options = ",".join(f"{option}={value}" for option, value in METHODS[name].defaults().items())
+    assert parse_method(f"{name}:{options}") == METHODS[name]()
+
+
 def test_parse_method_takes_several_options() -> None:
     assert parse_method(" kvx:omega=8,pool=31,until_limit=true,beta=2.5 ") == KVX(
         omega=8, pool=31, until_limit=True, beta=2.5
