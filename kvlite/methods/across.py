@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvlite.cache.bits import KVBits
 
 if TYPE_CHECKING:
     from kvlite.cache import CompressedSegment, KVHeadGroup, LayerCache, Selection
     from kvlite.methods.base import LayerView, Method
+
+    Groups: TypeAlias = Sequence[KVHeadGroup]
+    Merge: TypeAlias = Callable[
+        [Groups, Groups, KVBits | None], list[tuple[CompressedSegment, CompressedSegment]]
+    ]
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class MergePairs:
     """
 
     pairs: Callable[[Sequence[int | None]], list[tuple[int, int]]]
-    merge: "Callable[[Sequence[KVHeadGroup], Sequence[KVHeadGroup], KVBits | None], list[tuple[CompressedSegment, CompressedSegment]]]"
+    merge: "Merge"
 
 
 @dataclass(frozen=True)
