@@ -6,7 +6,6 @@ from threading import Event
 from typing import Any
 
 from kvlite.config.arguments import require_text
-from kvlite.config.settings import Settings
 from kvlite.conversation.branches import Branch, Message, Path, Said
 from kvlite.conversation.exchange import Exchange
 from kvlite.conversation.exclusive import alone, alone_by_steps
@@ -16,6 +15,7 @@ from kvlite.conversation.verify import Answered, checked
 from kvlite.engine.callbacks import Callbacks, Notify
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens
 
 
@@ -55,16 +55,16 @@ class Conversation(Exchange):
         callbacks = Callbacks(progress, notify, cancel)
         if self._path.ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
-        self.context.end_step(self.settings)
+        self.context.end_step(self.config)
         ahead = certain(partial(self._said, cancel=cancel), text)
         ids, turn = [*self._unread, *ahead], None
         if ahead:
-            turn = self.ways.next_turn(ids, self.settings, answers=False)
+            turn = self.ways.next_turn(ids, self.config, answers=False)
         if turn is None or (
             turn.turn_config.loses and (turn.store is None or not turn.turn_config.method.exact)
         ):
             return False
-        before = self.ways.standing(self.settings)
+        before = self.ways.standing(self.config)
         self.ways.take(turn, callbacks, before)
         self._path.ahead, self._path.before = ahead, before
         return True
@@ -84,7 +84,7 @@ class Conversation(Exchange):
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
         callbacks = Callbacks(progress, notify, cancel)
-        yield from self._stream(text, callbacks, self.settings.after_load(settings))
+        yield from self._stream(text, callbacks, self.config.after_load(settings))
 
     @alone_by_steps
     def regenerate(
@@ -100,7 +100,7 @@ class Conversation(Exchange):
 
         Args and errors are those of `stream`; if it fails, the message is not said on this branch.
         """
-        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
+        chosen, callbacks = self.config.after_load(settings), Callbacks(progress, notify, cancel)
         number = self._path.require(len(self._path.said))
         said = self._path.said[-1]
         text = self.messages[said.messages]["content"]
@@ -125,7 +125,7 @@ class Conversation(Exchange):
 
         Args and errors are those of `check.checked`.
         """
-        told = Answered(self.context, self._path, self.ways.unanswered, self.settings)
+        told = Answered(self.context, self._path, self.ways.unanswered, self.config)
         return checked(told, Callbacks(progress, notify, cancel), **settings)
 
     @alone_by_steps
@@ -145,7 +145,7 @@ class Conversation(Exchange):
         Args and errors are those of `stream`; if it fails, nothing is said from there on on this
         branch.
         """
-        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
+        chosen, callbacks = self.config.after_load(settings), Callbacks(progress, notify, cancel)
         require_text(text)
         number = self._path.require(number)
         said = self._path.said[number - 1]
@@ -175,7 +175,7 @@ class Conversation(Exchange):
         """
         path, callbacks = self._path, Callbacks(progress, notify, cancel)
         path.require(len(path.said))
-        return path.messages[self.ways.undo(self.settings, callbacks).messages]["content"]
+        return path.messages[self.ways.undo(self.config, callbacks).messages]["content"]
 
     @alone
     def branch(
@@ -196,8 +196,8 @@ class Conversation(Exchange):
         callbacks, number = Callbacks(progress, notify, cancel), self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
-        said, left = self._path.said[number], self.ways.leave(number, self.settings)
-        self.ways.go_back(left, said, self.settings, callbacks)
+        said, left = self._path.said[number], self.ways.leave(number, self.config)
+        self.ways.go_back(left, said, self.config, callbacks)
 
     @alone
     def switch(
@@ -216,13 +216,13 @@ class Conversation(Exchange):
             Stopped, OutOfMemory: while that was read; then the conversation stands where the two
                 part, or at a message before, on a branch of its own.
         """
-        self.ways.switch(branch, self.settings, Callbacks(progress, notify, cancel))
+        self.ways.switch(branch, self.config, Callbacks(progress, notify, cancel))
 
     @property
     def _path(self) -> Path:
         return self.ways.path
 
-    def _stream(self, text: str, callbacks: Callbacks, chosen: Settings) -> Iterator[Piece]:
+    def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
         turn = self.ways.next_turn(

@@ -12,7 +12,6 @@ from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
-from kvlite.conversation.meanings import require_meanings
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.session_state import Held
 from kvlite.conversation.tensor_file import Progress as Saving
@@ -22,7 +21,7 @@ from kvlite.engine.callbacks import Callbacks, Notify
 from kvlite.engine.reading import Progress
 from kvlite.errors import SettingError
 from kvlite.memory.oom import OOMPolicy
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.model.chat_template import text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -35,6 +34,7 @@ class Exchange:
 
     Attributes:
         busy: held while something is done.
+        config: settings of the turns to come, parsed.
         context: what was read, as tokens.
         documents: what it is about, for whoever saves it, and quotes from it once it is opened.
         ways: that it went.
@@ -48,14 +48,22 @@ class Exchange:
                 or the method needs a calibration of the model.
         """
         require_meanings(settings)
-        method, _ = method_and_budget(settings.method, settings.budget)
-        method.fitted(model.shape, model.calibration)
+        self.config = EngineConfig.from_settings(settings)
+        self.config.method.fitted(model.shape, model.calibration)
         self.busy = Lock()
         self.model = model
-        self.settings = settings
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
         self.ways = Ways(self.context)
+
+    @property
+    def settings(self) -> Settings:
+        """Of the turns to come; setting them raises SettingError if they mean nothing."""
+        return self.config.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self.config = EngineConfig.from_settings(settings)
 
     @property
     def cache(self) -> KVCache:
@@ -122,9 +130,9 @@ class Exchange:
         else:
             ids = token_list(content)
         if ids:
-            self.context.end_step(self.settings)
+            self.context.end_step(self.config)
             ids = [*self.context.pending, *ids]
-            turn = self.ways.next_turn(ids, self.settings, answers=False)
+            turn = self.ways.next_turn(ids, self.config, answers=False)
             self.ways.take(turn, callbacks)
 
     def generate(
@@ -178,7 +186,7 @@ class Exchange:
         **settings: Any,
     ) -> Iterator[Piece]:
         """`generate`, piece by piece. A new turn ends one that is still being answered."""
-        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
+        chosen, callbacks = self.config.after_load(settings), Callbacks(progress, notify, cancel)
         ids = token_list(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
@@ -214,7 +222,7 @@ class Exchange:
         """
         context = self.context
         if not light or self.ways.path.compacted:
-            context.end_step(self.settings)
+            context.end_step(self.config)
             if context.store is None:
                 context.cache.require_whole()
         return Held(

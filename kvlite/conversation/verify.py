@@ -15,7 +15,6 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
-from kvlite.config.settings import Settings
 from kvlite.conversation.branches import Path
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
@@ -23,7 +22,7 @@ from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.offload import HostKVStore
 
 _WHOLE = {
@@ -45,19 +44,19 @@ class Answered:
         context: what was read, and is not changed.
         path: the way it is on.
         unanswered: the last message as it was read, if that is known.
-        settings: of the conversation: by these it was read.
+        config: of the conversation: by this it was read.
     """
 
     context: Context
     path: Path
     unanswered: Checkpoint | None
-    settings: Settings
+    config: EngineConfig
 
     @property
-    def drawn(self) -> Settings:
-        """The settings by which the last answer was drawn, as far as that is known."""
+    def drawn(self) -> EngineConfig:
+        """By which the last answer was drawn, as far as that is known."""
         turn = self.context.turn
-        return self.settings if turn is None or self.unanswered is None else turn.settings
+        return self.config if turn is None or self.unanswered is None else turn.config
 
 
 def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
@@ -75,7 +74,8 @@ def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterato
         Stopped: it was cancelled while it was read.
     """
     told.path.require(len(told.path.said))
-    chosen = told.drawn.after_load(settings).replace(_WHOLE)
+    drawn = told.drawn.settings.after_load(settings)
+    chosen = EngineConfig.from_settings(drawn.replace(_WHOLE))
     own = Context(told.context.model)
     own.oom_policy = _Careful(own.model.device)
     ids = told.context.token_ids[: told.path.read[-1]]
@@ -131,9 +131,8 @@ def _rounded(store: HostKVStore) -> bool:
 @torch.inference_mode()
 def _held(told: Answered, seen: int) -> KVCache | None:
     """A cache of its own with all of the first `seen` tokens; None if nothing has them, exact."""
-    context, settings = told.context, told.settings
-    method, _ = method_and_budget(settings.method, settings.budget)
-    if not method.exact or not seen:
+    context = told.context
+    if not told.config.method.exact or not seen:
         return None
     windows = context.model.shape.windows
     layers = empty_cache(context.model).layers

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from kvlite.config.arguments import whole_number
-from kvlite.config.settings import Settings
 from kvlite.conversation.branches import Branch, Path, Said
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError
+from kvlite.methods.engine_config import EngineConfig
 
 
 class Ways:
@@ -54,11 +54,11 @@ class Ways:
         """As front ends show them."""
         return [Branch([*path.messages], index == self.at) for index, path in enumerate(self.paths)]
 
-    def standing(self, settings: Settings) -> Said:
+    def standing(self, config: EngineConfig) -> Said:
         """Where something that is said now begins."""
         if self.here is not None:
             return self.here
-        made = self.context.hold(settings)
+        made = self.context.hold(config)
         return Said(made, len(self.path.messages), [*self.path.ahead], self.path.before)
 
     def take(self, turn: Turn, callbacks: Callbacks, said: Said | None = None) -> None:
@@ -78,65 +78,65 @@ class Ways:
         self._moved()
         self.path.ahead, self.path.before = [], None
 
-    def next_turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
+    def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
         """A turn that reads tokens, for which room is made if it has to be and may.
 
         Raises:
             ContextError, SettingError: as `Turn`.
         """
-        grown = self.context.outgrows(len(ids), settings, answers=answers)
-        if grown and settings.beyond_context == "compact":
-            self.context.require_readable(ids, settings, answers=answers)
+        grown = self.context.outgrows(len(ids), config, answers=answers)
+        if grown and config.settings.beyond_context == "compact":
+            self.context.require_readable(ids, config, answers=answers)
             ids = [*self.context.compact(), *ids]
             self.path.sealed, self.path.parts = len(self.path.said), []
             self.path.compacted = True
             self._moved()
             self.path.before = None
-        return self.context.next_turn(ids, settings, answers=answers)
+        return self.context.next_turn(ids, config, answers=answers)
 
-    def leave(self, number: int, settings: Settings) -> Path:
+    def leave(self, number: int, config: EngineConfig) -> Path:
         """Go another way from user message `number` on, counted from 0; the one that is left."""
-        path = self._kept(settings)
+        path = self._kept(config)
         self._begin(path.cut(number))
         return path
 
-    def answer_again(self, number: int, settings: Settings) -> tuple[Path, Turn | None]:
+    def answer_again(self, number: int, config: EngineConfig) -> tuple[Path, Turn | None]:
         """Leave the answer to the last message, `number` counted from 0; the way that is left, and
         the turn to answer anew, if that needs nothing to be read."""
         read, turn = self.unanswered, self.context.turn
         self.unanswered = None
-        left = self.leave(number, settings)
+        left = self.leave(number, config)
         if read is None or turn is None:
             return left, None
-        if turn.may_answer_again(settings) and self.context.return_to_answering(read):
-            turn.begin_again(settings)
+        if turn.may_answer_again(config) and self.context.return_to_answering(read):
+            turn.begin_again(config)
             self.unanswered = read
             return left, turn
         self.context.leave(read)
         return left, None
 
-    def go_back(self, left: Path, said: Said, settings: Settings, callbacks: Callbacks) -> None:
+    def go_back(self, left: Path, said: Said, config: EngineConfig, callbacks: Callbacks) -> None:
         """Let things stand as where something was said on a way that is left."""
         assert left.end is not None
         heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
         ways = [each.checkpoint for each in left.open if each.messages < said.messages]
         if said.before is not None:
             ways.append(said.before.checkpoint)
-        self._go(left, heard[: point.seen], point, ways[::-1], settings, callbacks)
+        self._go(left, heard[: point.seen], point, ways[::-1], config, callbacks)
         self.path.ahead, self.path.before, self.here = [*said.ahead], said.before, said
 
-    def undo(self, settings: Settings, callbacks: Callbacks) -> Said:
+    def undo(self, config: EngineConfig, callbacks: Callbacks) -> Said:
         """Forget the last message and its answer; where it began."""
         said = self.path.said[-1]
-        left = self.leave(len(self.path.said) - 1, settings)
-        self.go_back(left, said, settings, callbacks)
+        left = self.leave(len(self.path.said) - 1, config)
+        self.go_back(left, said, config, callbacks)
         self.at = self.former
         self.paths[self.at] = self.paths.pop()
         if left.end is not None:
             self.context.leave(left.end)
         return said
 
-    def switch(self, branch: int, settings: Settings, callbacks: Callbacks) -> None:
+    def switch(self, branch: int, config: EngineConfig, callbacks: Callbacks) -> None:
         """Go on with another way.
 
         Raises:
@@ -151,21 +151,21 @@ class Ways:
             return
         target = self.paths[branch]
         common, end = target.common(self.path), target.end
-        self._kept(settings)
+        self._kept(config)
         self._begin(target.cut(target.sealed + len(common)))
         ways = [said.checkpoint for said in reversed(common)]
         assert end is not None
-        self._go(target, target.token_ids, end, ways, settings, callbacks)
+        self._go(target, target.token_ids, end, ways, config, callbacks)
         self.paths.pop()
         self.at = branch
         self.context.leave(end)
 
-    def _kept(self, settings: Settings) -> Path:
+    def _kept(self, config: EngineConfig) -> Path:
         """The current way, with how it ends."""
         path = self.path
         if path.end is not None:
             self.context.leave(path.end)
-        path.token_ids, path.end = [*self.context.token_ids], self.context.hold(settings)
+        path.token_ids, path.end = [*self.context.token_ids], self.context.hold(config)
         return path
 
     def _begin(self, path: Path) -> None:
@@ -185,14 +185,14 @@ class Ways:
         ids: list[int],
         end: Checkpoint,
         ways: Sequence[Checkpoint],
-        settings: Settings,
+        config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
         """Let things stand as when `ids` had been read, the beginning of a way; if that fails, as
         at a message before, or as they do."""
         before = self.context.cache
         try:
-            self.context.go_to(ids, end, ways, way.stops, settings, callbacks)
+            self.context.go_to(ids, end, ways, way.stops, config, callbacks)
         except BaseException:
             if self.context.cache is before:
                 self.paths.pop()
