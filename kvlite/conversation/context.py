@@ -16,7 +16,6 @@ from kvlite.conversation.checkpoint import (
     restored,
 )
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.session_state import Held
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
@@ -61,11 +60,18 @@ class Context:
         """What was answered last and has not been read."""
         return self._left if self.turn is None else self.turn.pending
 
-    def resume(self, held: Held) -> None:
+    def resume(
+        self,
+        cache: KVCache,
+        store: HostKVStore | None,
+        token_ids: list[int],
+        pending: list[int],
+        noted: tuple[str, ...],
+        given_up: list[str],
+    ) -> None:
         """Go on from what another held."""
-        self.cache, self.store, self.token_ids = held.cache, held.store, held.token_ids
-        self._left, self.noted = held.pending, held.noted
-        self.oom_policy.taken = held.given_up
+        self.cache, self.store, self.token_ids = cache, store, token_ids
+        self._left, self.noted, self.oom_policy.taken = pending, noted, given_up
 
     def end_step(self, config: EngineConfig) -> None:
         """Go on with a token for which there was no memory in the middle of an answer, unless the
@@ -217,7 +223,7 @@ class Context:
         self._drop_lost()
         self._keep_within(config)
 
-    def go_to(
+    def seek(
         self,
         ids: Sequence[int],
         end: Checkpoint,
@@ -245,8 +251,7 @@ class Context:
         known = next(way for way in (end, *ways, beginning) if self._stand(way, ids))
         if len(ids) == known.seen:
             return
-        if callbacks.notify is not None:
-            callbacks.notify(f"{len(ids) - known.seen:,} tokens are read again")
+        callbacks.say(f"{len(ids) - known.seen:,} tokens are read again")
         try:
             self._read_again(ids, stops, config, callbacks)
         except BaseException:

@@ -13,7 +13,7 @@ from kvlite.conversation.metrics import Answer
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.conversation.tensor_file import Progress
 from kvlite.conversation.token_snapshot import read_again
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.memory.device_budget import hold
@@ -90,10 +90,7 @@ class Runner:
             Stopped: `reading.cancel` was set; the file is as it was.
         """
         require_callable(progress, "progress")
-        if not isinstance(reading, Callbacks):
-            raise SettingError(
-                f"reading {reading!r} is not a kvlite.engine.callbacks.Callbacks: give one"
-            )
+        require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
             return self.resumed(saved, chosen, progress, reading)

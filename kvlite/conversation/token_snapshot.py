@@ -35,7 +35,7 @@ def read_again(
     stops = [stop for stop in paths[at].stops if stop <= len(ids)]
     context.oom_policy.taken = saved.given_up
     end = Checkpoint(len(ids), saved.pending, saved.noted, 0, lost=True)
-    context.go_to(ids, end, (), stops, config, _over_all(callbacks, context, stops, len(ids)))
+    context.seek(ids, end, (), stops, config, _over_all(callbacks, context, stops, len(ids)))
     context.leave(end)
     if callbacks.progress is not None and ids:
         callbacks.progress(len(ids), len(ids))  # the next turn may be what reads the last answer

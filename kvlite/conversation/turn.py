@@ -15,7 +15,7 @@ from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
 from kvlite.conversation.turn_config import TurnConfig, store_in_effect
 from kvlite.conversation.warnings import notes
-from kvlite.engine.callbacks import Callbacks, Notify
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
 from kvlite.engine.oom_actions import cache_oom_actions
@@ -117,7 +117,7 @@ class Turn:
         self.as_read: AsRead | None = None
         self.step: Step | None = None
         self.oom_policy = oom_policy
-        self.say: Notify = _nothing
+        self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self.given_up = len(oom_policy.taken)
         self.turn_config = TurnConfig.of(
@@ -144,11 +144,6 @@ class Turn:
     def settings(self) -> Settings:
         """As they were given."""
         return self.config.settings
-
-    @property
-    def forgets(self) -> bool:
-        """Whether something of it will be out of reach of any later turn."""
-        return self.turn_config.loses and (self.store is None or not self.turn_config.method.exact)
 
     @property
     def chunk(self) -> int:
@@ -213,9 +208,9 @@ class Turn:
             Stopped: it was cancelled.
             OutOfMemory: nothing is left to give up.
         """
-        self.say = say = callbacks.notify or _nothing
+        self.say = callbacks.say
         for note in self.notes:
-            say(note)
+            self.say(note)
         if self.store is not None and self.settings.recall_entries:
             begin_compiling(self.model.device)
         with self.run_stats.work(self.model):
@@ -228,7 +223,7 @@ class Turn:
                 raise RecallError(failed)  # nothing but the host store has what was read
             if failed:
                 self._decide(None, [failed])
-                say(failed)
+                self.say(failed)
                 self.logits = self._safely(lambda: self._prefilled(callbacks))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
@@ -381,7 +376,3 @@ class Turn:
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
             **self.run_stats.figures(read, ended=reason is not None),
         )
-
-
-def _nothing(note: str) -> None:
-    """Said to nobody."""

@@ -15,9 +15,9 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
-from kvlite.conversation.branches import Path
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
+from kvlite.conversation.history import Path
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
@@ -79,16 +79,15 @@ def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterato
     own = Context(told.context.model)
     own.oom_policy = _Careful(own.model.device)
     ids = told.context.token_ids[: told.path.read[-1]]
-    say = callbacks.notify or _nothing
     found = own.oom_policy.run(partial(_held, told, len(ids) - 1), {})
     if found is not None:
         own.cache, own.token_ids = found, ids[:-1]
     else:
-        say(f"{len(ids):,} tokens are read again")
+        callbacks.say(f"{len(ids):,} tokens are read again")
     own.noted = tuple(_notes(told, copied=found is not None))
     turn = own.next_turn(ids[len(own.token_ids) :], chosen)
     for note in own.noted:
-        say(note)
+        callbacks.say(note)
     own.read(turn, callbacks)
     yield from own.answer(turn, ignore_eos=False, cancel=callbacks.cancel)
 
@@ -180,10 +179,6 @@ def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
         return None
     head_group.used = used
     return layer
-
-
-def _nothing(note: str) -> None:
-    """Said to nobody."""
 
 
 def difference(one: str, other: str) -> list[Run]:

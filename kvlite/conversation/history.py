@@ -1,9 +1,9 @@
-"""Which way a conversation is on, and how it gets to another."""
+"""What was said, as a tree: the branches, where each message begins, and how to get there."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvlite.config.arguments import whole_number
-from kvlite.conversation.branches import Branch, Path, Said
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.turn import Turn
@@ -11,8 +11,124 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import EngineConfig
 
+Message = dict[str, str]
 
-class Ways:
+
+@dataclass
+class Node:
+    """Where a message of the user's begins.
+
+    Attributes:
+        checkpoint: how things stood.
+        messages: how many there were before it.
+        ahead: tokens of it that had been read before it was said.
+        before: where these begin, if there are any.
+    """
+
+    checkpoint: Checkpoint
+    messages: int
+    ahead: list[int]
+    before: "Node | None" = None
+
+
+@dataclass
+class Path:
+    """One way. History that have a beginning in common share what was said there.
+
+    Attributes:
+        messages: role and content, in order.
+        said: one for each message of the user's.
+        read: how many tokens had been read when each of them was.
+        frozen_upto: of these, how many cannot be gone back to, since the cache was compacted after
+            them.
+        ahead: tokens of the next message that were read before it is said.
+        before: where these begin, if there are any.
+        token_ids: what had been read when it was left, since then.
+        end: how it stood then.
+        parts: how many tokens had been read whenever a reading ended, message or not.
+        compacted: whether what was read is no longer all there, since the cache was compacted.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    said: list[Node] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    frozen_upto: int = 0
+    ahead: list[int] = field(default_factory=list)
+    before: Node | None = None
+    token_ids: list[int] = field(default_factory=list)
+    end: Checkpoint | None = None
+    parts: list[int] = field(default_factory=list)
+    compacted: bool = False
+
+    def cut(self, number: int) -> "Path":
+        """Another one that begins alike, without user message `number`, counted from 0, and all
+        that came after it."""
+        count = self.said[number].messages if number < len(self.said) else len(self.messages)
+        frozen = min(self.frozen_upto, number)
+        cut = Path(self.messages[:count], self.said[:number], self.read[:number], frozen)
+        end = self.said[number].checkpoint.seen if number < len(self.said) else None
+        cut.parts = [part for part in self.parts if end is None or part <= end]
+        cut.compacted = self.compacted
+        return cut
+
+    def took(self, start: int, end: int) -> None:
+        """The tokens from one number to another were read together."""
+        self.parts = [*(part for part in self.parts if part <= start), end]
+
+    @property
+    def stops(self) -> list[int]:
+        """How much had been read whenever reading ended."""
+        ahead = [said.checkpoint.seen for said in self.open if said.ahead]
+        return sorted({*ahead, *self.read[self.frozen_upto :], *self.parts})
+
+    @property
+    def open(self) -> list[Node]:
+        """What can be gone back to."""
+        return self.said[self.frozen_upto :]
+
+    def common(self, other: "Path") -> list[Node]:
+        """What was said on both, before they part, and can be gone back to on both."""
+        if self.frozen_upto != other.frozen_upto:
+            return []
+        pairs = zip(self.open, other.open, strict=False)
+        parts = [one is not two for one, two in pairs]
+        return self.open[: parts.index(True) if True in parts else len(parts)]
+
+    def require(self, number: object) -> int:
+        """The number of a user message, counted from 1.
+
+        Raises:
+            SettingError: there is none of that number, or it cannot be gone back to.
+        """
+        if not self.said:
+            raise SettingError("nothing has been said yet: there is no message to go back to")
+        found = whole_number(number)
+        if found is None or not 1 <= found <= len(self.said):
+            raise SettingError(
+                f"there is no message {number!r}: they are numbered from 1 to {len(self.said)}"
+            )
+        if found <= self.frozen_upto:
+            raise SettingError(
+                f"message {found} cannot be gone back to: since then the conversation outgrew the "
+                "model's context, and some of what was read is forgotten"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A way, as front ends show it.
+
+    Attributes:
+        messages: role and content, in order.
+        current: whether the conversation is on it.
+    """
+
+    messages: list[Message]
+    current: bool
+
+
+class History:
     """All ways that a conversation went.
 
     Attributes:
@@ -28,7 +144,7 @@ class Ways:
         self.context = context
         self.paths = [Path()]
         self.at = 0
-        self.here: Said | None = None
+        self.here: Node | None = None
         self.unanswered: Checkpoint | None = None
         self.former = 0
 
@@ -54,14 +170,14 @@ class Ways:
         """As front ends show them."""
         return [Branch([*path.messages], index == self.at) for index, path in enumerate(self.paths)]
 
-    def standing(self, config: EngineConfig) -> Said:
+    def node_here(self, config: EngineConfig) -> Node:
         """Where something that is said now begins."""
         if self.here is not None:
             return self.here
         made = self.context.hold(config)
-        return Said(made, len(self.path.messages), [*self.path.ahead], self.path.before)
+        return Node(made, len(self.path.messages), [*self.path.ahead], self.path.before)
 
-    def take(self, turn: Turn, callbacks: Callbacks, said: Said | None = None) -> None:
+    def take(self, turn: Turn, callbacks: Callbacks, said: Node | None = None) -> None:
         """Read a turn: from then on nothing else can be answered before it.
 
         Args:
@@ -88,7 +204,7 @@ class Ways:
         if grown and config.settings.beyond_context == "compact":
             self.context.require_readable(ids, config, answers=answers)
             ids = [*self.context.compact(), *ids]
-            self.path.sealed, self.path.parts = len(self.path.said), []
+            self.path.frozen_upto, self.path.parts = len(self.path.said), []
             self.path.compacted = True
             self._moved()
             self.path.before = None
@@ -115,7 +231,7 @@ class Ways:
         self.context.leave(read)
         return left, None
 
-    def go_back(self, left: Path, said: Said, config: EngineConfig, callbacks: Callbacks) -> None:
+    def go_back(self, left: Path, said: Node, config: EngineConfig, callbacks: Callbacks) -> None:
         """Let things stand as where something was said on a way that is left."""
         assert left.end is not None
         heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
@@ -125,7 +241,7 @@ class Ways:
         self._go(left, heard[: point.seen], point, ways[::-1], config, callbacks)
         self.path.ahead, self.path.before, self.here = [*said.ahead], said.before, said
 
-    def undo(self, config: EngineConfig, callbacks: Callbacks) -> Said:
+    def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
         """Forget the last message and its answer; where it began."""
         said = self.path.said[-1]
         left = self.leave(len(self.path.said) - 1, config)
@@ -152,7 +268,7 @@ class Ways:
         target = self.paths[branch]
         common, end = target.common(self.path), target.end
         self._kept(config)
-        self._begin(target.cut(target.sealed + len(common)))
+        self._begin(target.cut(target.frozen_upto + len(common)))
         ways = [said.checkpoint for said in reversed(common)]
         assert end is not None
         self._go(target, target.token_ids, end, ways, config, callbacks)
@@ -192,7 +308,7 @@ class Ways:
         at a message before, or as they do."""
         before = self.context.cache
         try:
-            self.context.go_to(ids, end, ways, way.stops, config, callbacks)
+            self.context.seek(ids, end, ways, way.stops, config, callbacks)
         except BaseException:
             if self.context.cache is before:
                 self.paths.pop()
@@ -200,6 +316,6 @@ class Ways:
                 raise
             seen = len(self.context.token_ids)
             number = sum(said.checkpoint.seen < seen for said in way.open)
-            self.paths[self.at] = way.cut(way.sealed + number)
+            self.paths[self.at] = way.cut(way.frozen_upto + number)
             self.here = None
             raise
