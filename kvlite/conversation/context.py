@@ -295,8 +295,11 @@ class Context:
             self.read(self.next_turn(new, config, answers=False), callbacks)
             self.turn, self._left = None, []
 
-    def return_to_answering(self, made: Checkpoint) -> bool:
-        """Let the last turn stand as it did before it was answered; False if that is lost."""
+    def seek_answer(self, made: Checkpoint, turn: Turn, config: EngineConfig) -> bool:
+        """Let the last turn stand as it did before it was answered; False if that is lost, or other
+        settings ask for more than another draw."""
+        if not turn.may_answer_again(config):
+            return False
         self._close()
         try:
             before = self._restored(made, None)
@@ -310,6 +313,7 @@ class Context:
         self.cache.layers, self.cache.seen = before.layers, before.seen
         self.cache.writing = False
         del self.token_ids[made.seen :]
+        turn.begin_again(config)
         return True
 
     @property

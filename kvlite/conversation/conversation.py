@@ -92,15 +92,14 @@ class Conversation(Exchange):
         Args and errors are those of `stream`; if it fails, the message is not said on this branch.
         """
         chosen = self.config.after_load(settings)
-        number = self._path.require(len(self._path.said))
+        self._path.require(len(self._path.said))
         said = self._path.said[-1]
         text = self.messages[said.messages]["content"]
-        left, turn = self.history.answer_again(number - 1, chosen)
-        if turn is not None:
+        turn = self.history.answer_again(chosen, callbacks)
+        if turn is None:
+            yield from self._stream(text, callbacks, chosen)
+        else:
             yield from self._answered(said, text, turn, callbacks.cancel)
-            return
-        self.history.go_back(left, said, chosen, callbacks)
-        yield from self._stream(text, callbacks, chosen)
 
     @alone_by_steps
     def check(
@@ -139,7 +138,7 @@ class Conversation(Exchange):
         ids = self._said(text, after=said, cancel=callbacks.cancel)
         if said.before is not None and not goes_on(ids, said.ahead):
             said = said.before
-        self.history.go_back(self.history.leave(number - 1, chosen), said, chosen, callbacks)
+        self.history.seek(number - 1, said, chosen, callbacks)
         yield from self._stream(text, callbacks, chosen)
 
     @alone
@@ -179,8 +178,7 @@ class Conversation(Exchange):
         number = self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
-        said, left = self._path.said[number], self.history.leave(number, self.config)
-        self.history.go_back(left, said, self.config, callbacks)
+        self.history.seek(number, self._path.said[number], self.config, callbacks)
 
     @alone
     def switch(

@@ -216,23 +216,28 @@ class History:
         self._begin(path.cut(number))
         return path
 
-    def answer_again(self, number: int, config: EngineConfig) -> tuple[Path, Turn | None]:
-        """Leave the answer to the last message, `number` counted from 0; the way that is left, and
-        the turn to answer anew, if that needs nothing to be read."""
-        read, turn = self.unanswered, self.context.turn
+    def answer_again(self, config: EngineConfig, callbacks: Callbacks) -> Turn | None:
+        """Leave the last message and its answer; the turn to answer anew, if that needs nothing to
+        be read. If not, the message has to be said again."""
+        read, turn, said = self.unanswered, self.context.turn, self.path.said[-1]
         self.unanswered = None
-        left = self.leave(number, config)
-        if read is None or turn is None:
-            return left, None
-        if turn.may_answer_again(config) and self.context.return_to_answering(read):
-            turn.begin_again(config)
+        left = self.leave(len(self.path.said) - 1, config)
+        if read is not None and turn is not None and self.context.seek_answer(read, turn, config):
             self.unanswered = read
-            return left, turn
-        self.context.leave(read)
-        return left, None
+            return turn
+        if read is not None and turn is not None:
+            self.context.leave(read)
+        self._stand_at(said, left, config, callbacks)
+        return None
 
-    def go_back(self, left: Path, said: Node, config: EngineConfig, callbacks: Callbacks) -> None:
-        """Let things stand as where something was said on a way that is left."""
+    def seek(self, number: int, node: Node, config: EngineConfig, callbacks: Callbacks) -> Path:
+        """Go another way from user message `number` on, counted from 0, and stand at a node of the
+        one that is left, which is returned."""
+        left = self.leave(number, config)
+        self._stand_at(node, left, config, callbacks)
+        return left
+
+    def _stand_at(self, said: Node, left: Path, config: EngineConfig, callbacks: Callbacks) -> None:
         assert left.end is not None
         heard, point = [*left.token_ids, *left.end.pending], said.checkpoint
         ways = [each.checkpoint for each in left.open if each.messages < said.messages]
@@ -244,8 +249,7 @@ class History:
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
         """Forget the last message and its answer; where it began."""
         said = self.path.said[-1]
-        left = self.leave(len(self.path.said) - 1, config)
-        self.go_back(left, said, config, callbacks)
+        left = self.seek(len(self.path.said) - 1, said, config, callbacks)
         self.at = self.former
         self.paths[self.at] = self.paths.pop()
         if left.end is not None:
