@@ -8,8 +8,8 @@ import gradio as gr
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import LOADING, OPTIONS, Settings
-from kvlite.conversation.meanings import require_meaning
 from kvlite.errors import KvliteError, SettingError
+from kvlite.methods.engine_config import require_meaning
 
 from .engine.service import Service
 from .engine.work import Work

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.metrics import Answer, GenerationMetrics, Piece
     from kvlite.conversation.runner import Runner, load
+    from kvlite.engine.callbacks import Callbacks
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
+    "Callbacks",
     "Conversation",
     "GenerationMetrics",
     "KvliteError",
@@ -36,6 +38,7 @@ _HOMES = {
     "Runner": "conversation.runner",
     "Conversation": "conversation.conversation",
     "Answer": "conversation.metrics",
+    "Callbacks": "engine.callbacks",
     "GenerationMetrics": "conversation.metrics",
     "Piece": "conversation.metrics",
 }

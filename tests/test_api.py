@@ -12,6 +12,7 @@ import torch
 
 import kvlite
 from kvlite.conversation.metrics import Piece
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ContextError, InterruptedCacheError, SettingError, Stopped
 from kvlite.model.cpu import SplitLinear
 
@@ -357,9 +358,13 @@ def test_a_stopped_reading_leaves_the_conversation_as_it_was(
     for chunks in (1, 7):
         stop = StopAfter(chunks)
         for call in (
-            lambda stop=stop: stopped.read(prompt, progress=stop.progress, cancel=stop.event),
+            lambda stop=stop: stopped.read(
+                prompt, callbacks=Callbacks(progress=stop.progress, cancel=stop.event)
+            ),
             lambda stop=stop: list(
-                stopped.stream("And " * 50, progress=stop.progress, cancel=stop.event)
+                stopped.stream(
+                    "And " * 50, callbacks=Callbacks(progress=stop.progress, cancel=stop.event)
+                )
             ),
         ):
             stop.event.clear()
@@ -403,7 +408,7 @@ def test_a_stopped_answer_keeps_what_was_said_and_the_next_turn_knows_it(
     runner: kvlite.Runner,
 ) -> None:
     talk, stop, pieces = runner.conversation(method="full", max_new_tokens=30), StopAfter(0), []
-    for piece in talk.stream("Tell me everything.", cancel=stop.event):
+    for piece in talk.stream("Tell me everything.", callbacks=Callbacks(cancel=stop.event)):
         pieces.append(piece)
         if len(pieces) == 3:
             stop.event.set()
@@ -567,8 +572,7 @@ def test_stopping_a_turn_by_another_method_keeps_what_the_first_remembers(
             method=during,
             budget=900,
             chunk=10,
-            progress=stop.progress,
-            cancel=stop.event,
+            callbacks=Callbacks(progress=stop.progress, cancel=stop.event),
         )
     assert stopped.cache.nbytes == fresh.cache.nbytes
     for ours, theirs in zip(stopped.cache.layers, fresh.cache.layers, strict=True):

@@ -15,6 +15,7 @@ import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.context import Context
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import METHODS
 from tests.conftest import Tiny, make_tiny
@@ -107,7 +108,7 @@ def test_an_edit_is_as_if_nothing_else_had_been_said(llama: Tiny, name: str) -> 
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
     said(talk, FIRST, SECOND, THIRD)
     left, told = [*talk.messages], list[str]()
-    edited = heard(talk.edit(2, OTHER, notify=told.append))
+    edited = heard(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
     assert not [note for note in told if "read again" in note]
     assert said(fresh, FIRST, OTHER)[1] == edited
     assert talk.branches[0].messages == left and talk.branches[1].current
@@ -182,7 +183,7 @@ def test_sliding_windows_go_back_too(architecture: str, name: str) -> None:
     talk, fresh = opened(tiny, **GIVEN[name]), opened(tiny, **GIVEN[name])
     said(talk, FIRST, SECOND, THIRD)
     told: list[str] = []
-    list(talk.edit(2, OTHER, notify=told.append))
+    list(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
     said(fresh, FIRST, OTHER)
     assert not [note for note in told if "read again" in note]
     same(talk, fresh)
@@ -249,7 +250,7 @@ def test_a_way_that_cannot_be_gone_is_left_at_a_message(llama: Tiny, limit: str)
             stop.set()
 
     with pytest.raises(Stopped):
-        talk.switch(0, progress=after_a_message, cancel=stop)
+        talk.switch(0, callbacks=Callbacks(progress=after_a_message, cancel=stop))
     assert [each.messages for each in talk.branches[:2]] == [there, here]
     assert talk.branches[2].current and talk.messages == there[: len(talk.messages)]
     fresh = opened(llama, budget="40")
@@ -275,7 +276,7 @@ def test_going_back_that_is_stopped_forgets_nothing(llama: Tiny, act: str) -> No
             stop.set()
 
     with pytest.raises(Stopped):
-        go(progress=after_a_message, notify=told.append, cancel=stop)
+        go(callbacks=Callbacks(progress=after_a_message, notify=told.append, cancel=stop))
     assert stop.is_set() and any("read again" in each for each in told)
     assert [each.messages for each in talk.branches] == [way, way[: len(talk.messages)]]
     assert talk.branches[1].current and len(talk.messages) < len(way)
@@ -292,7 +293,7 @@ def test_a_document_stays_read_when_its_question_changes(llama: Tiny) -> None:
     assert talk.read_ahead(LONG)
     said(talk, f"{LONG} 5 6 7", SECOND)
     told: list[str] = []
-    list(talk.edit(1, f"{LONG} 8 9", notify=told.append))
+    list(talk.edit(1, f"{LONG} 8 9", callbacks=Callbacks(notify=told.append)))
     assert talk.context.turn is not None and len(talk.context.turn.ids) < 5 and not told
     fresh.read_ahead(LONG)
     said(fresh, f"{LONG} 8 9")
@@ -333,7 +334,7 @@ def test_what_takes_too_much_is_let_go_of_and_read_again(llama: Tiny) -> None:
         said(talk, text)
         assert 0 < talk.checkpoint_bytes <= 60_000
     told: list[str] = []
-    list(talk.edit(2, OTHER, notify=told.append))
+    list(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
     assert any("read again" in note for note in told)
     assert [message["content"] for message in talk.messages[::2]] == [FIRST, OTHER]
 
@@ -358,12 +359,12 @@ def test_there_must_be_something_to_go_back_to(llama: Tiny) -> None:
 
 def acts(talk: Conversation, told: list[str]) -> list[Any]:
     """Everything that goes back, one after the other."""
-    edited = heard(talk.edit(2, OTHER, notify=told.append))
-    again = heard(talk.regenerate(notify=told.append))
+    edited = heard(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
+    again = heard(talk.regenerate(callbacks=Callbacks(notify=told.append)))
     undone = [talk.undo(), *said(talk, THIRD)]
     talk.branch(1)
     branched = said(talk, WORDS[0])
-    talk.switch(0, notify=told.append)
+    talk.switch(0, callbacks=Callbacks(notify=told.append))
     messages = [branch.messages for branch in talk.branches]
     return [edited, again, undone, branched, messages, said(talk, WORDS[1])]
 
@@ -381,7 +382,7 @@ def test_saved_conversations_go_back_as_others_do(llama: Tiny, name: str, tmp_pa
         branch.messages for branch in straight.branches
     ]
     told: list[str] = []
-    list(talk.edit(2, WORDS[3], notify=told.append))
+    list(talk.edit(2, WORDS[3], callbacks=Callbacks(notify=told.append)))
     list(straight.edit(2, WORDS[3]))
     assert bool(told) == (name == "recall-4")
     assert acts(talk, []) == acts(straight, [])

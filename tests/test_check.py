@@ -14,6 +14,7 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import OutOfMemory, SettingError, Stopped
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
@@ -39,7 +40,7 @@ from tests.test_light import RECALLED, again
 
 def whole(tiny: Tiny, talk: Conversation) -> list[int]:
     """What the model answers to these very tokens when it reads them anew and keeps all."""
-    ids = talk.token_ids[: talk.ways.path.read[-1]]
+    ids = talk.token_ids[: talk.history.path.read[-1]]
     fresh = opened(tiny, method="full")
     return fresh.generate(ids).token_ids
 
@@ -93,7 +94,7 @@ def test_it_answers_from_everything_and_changes_nothing(
 
 def answers(tiny: Tiny, talk: Conversation) -> tuple[list[int], list[str]]:
     notes: list[str] = []
-    return heard(talk.check(notify=notes.append)), notes
+    return heard(talk.check(callbacks=Callbacks(notify=notes.append))), notes
 
 
 @pytest.mark.cases(6)
@@ -118,9 +119,11 @@ def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
 def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
     talk = opened(llama, budget="40", recall="off")
     said(talk, FIRST, SECOND)
-    tokens, told = talk.ways.path.read[-1], list[tuple[int, int]]()
+    tokens, told = talk.history.path.read[-1], list[tuple[int, int]]()
     notes: list[str] = []
-    (*_, last) = talk.check(progress=lambda *at: told.append(at), notify=notes.append)
+    (*_, last) = talk.check(
+        callbacks=Callbacks(progress=lambda *at: told.append(at), notify=notes.append)
+    )
     assert notes == [f"{tokens} tokens are read again"] and told
     assert last.metrics.prompt_tokens == tokens and exact(last.metrics)
 
@@ -134,7 +137,7 @@ def test_what_one_head_lacks_is_read_again(llama: Tiny) -> None:
             200  # something answered took the place of what was read
         )
     (*_, last) = talk.check()
-    assert last.metrics.prompt_tokens == talk.ways.path.read[-1]
+    assert last.metrics.prompt_tokens == talk.history.path.read[-1]
 
 
 def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None:
@@ -142,18 +145,18 @@ def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None
     said(talk, FIRST)
     assert talk.cache.entries_mean == talk.cache.seen
     (*_, last) = talk.check()
-    assert last.metrics.prompt_tokens == talk.ways.path.read[-1]
+    assert last.metrics.prompt_tokens == talk.history.path.read[-1]
 
 
 def test_what_was_rounded_is_said(llama: Tiny) -> None:
     talk, notes = opened(llama, budget="40", recall_bits="4"), list[str]()
     said(talk, FIRST, SECOND)
-    (*_, last) = talk.check(notify=notes.append)
+    (*_, last) = talk.check(callbacks=Callbacks(notify=notes.append))
     (note,) = notes
     assert "kept in 4 bits" in note and "--recall-bits 16" in note and note in last.metrics.notes
     talk = opened(llama, budget="40")
     said(talk, FIRST, SECOND)
-    (*_, last) = talk.check(notify=notes.append)
+    (*_, last) = talk.check(callbacks=Callbacks(notify=notes.append))
     assert len(notes) == 1 and not last.metrics.notes
 
 
@@ -165,7 +168,7 @@ def test_what_was_forgotten_is_said(recall: str) -> None:
     for each in (talk, straight):
         said(each, FIRST, FIRST, FIRST)
     notes: list[str] = []
-    (*_, last) = talk.check(notify=notes.append)
+    (*_, last) = talk.check(callbacks=Callbacks(notify=notes.append))
     assert any("outgrew" in note for note in notes) and set(last.metrics.notes) & set(notes)
     same(talk, straight)
 
@@ -228,9 +231,18 @@ def test_however_it_ends_all_is_as_it_was(llama: Tiny, name: str) -> None:
     next(going)
     going.close()  # left in the middle
     untouched(before, state(talk))
-    assert len(heard(piece for piece in talk.check(cancel=stop) if stop.set() is None)) == 2
+    assert (
+        len(
+            heard(
+                piece
+                for piece in talk.check(callbacks=Callbacks(cancel=stop))
+                if stop.set() is None
+            )
+        )
+        == 2
+    )
     with pytest.raises(Stopped):
-        list(talk.check(cancel=stop))  # before there was anything
+        list(talk.check(callbacks=Callbacks(cancel=stop)))  # before there was anything
     untouched(before, state(talk))
     with pytest.raises(SettingError, match="temperature"):
         list(talk.check(temperature=-1))

@@ -312,7 +312,7 @@ def test_no_control_comes_out_of_a_stored_conversation(
 
 def own_tokens(talk: kvlite.Conversation) -> list[int]:
     """All that the user said, without the answers."""
-    path = talk.ways.path
+    path = talk.history.path
     ids = talk.token_ids[: path.said[0].checkpoint.seen]
     for said, end in zip(path.said, path.read, strict=True):
         ids += talk.token_ids[said.checkpoint.seen + len(said.checkpoint.pending) : end]

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import ContextError, InterruptedCacheError, Stopped
@@ -243,7 +244,10 @@ def test_reading_that_is_stopped_leaves_the_conversation_as_it_was(llama: Tiny) 
 
     with pytest.raises(Stopped):
         talk.generate(
-            list(range(3, 90)), max_new_tokens=4, progress=progress, cancel=stop, chunk=16
+            list(range(3, 90)),
+            max_new_tokens=4,
+            callbacks=Callbacks(progress=progress, cancel=stop),
+            chunk=16,
         )
     assert positions(talk.cache) == before
     assert talk.cache.seen == seen
@@ -257,7 +261,9 @@ def test_reading_that_is_stopped_leaves_the_conversation_as_it_was(llama: Tiny) 
 def test_stopping_an_answer_keeps_its_part(llama: Tiny) -> None:
     talk, stop = Conversation(llama.model, FULL), threading.Event()
     pieces = []
-    for piece in talk.stream_tokens([5, 6, 7], cancel=stop, ignore_eos=True, max_new_tokens=50):
+    for piece in talk.stream_tokens(
+        [5, 6, 7], callbacks=Callbacks(cancel=stop), ignore_eos=True, max_new_tokens=50
+    ):
         pieces.append(piece)
         if len(pieces) == 3:
             stop.set()

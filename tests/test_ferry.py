@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.engine.callbacks import Callbacks
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.store import HostKVLayer
 from kvlite.offload.kv.swap import RECENT, SINKS, swap_in, swap_in_place
@@ -358,4 +359,4 @@ def _stopped(talk: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        talk.read([3] * 200, progress=stop)
+        talk.read([3] * 200, callbacks=Callbacks(progress=stop))

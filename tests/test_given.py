@@ -14,6 +14,7 @@ import torch
 import kvlite
 from kvlite.config.settings import OPTIONS
 from kvlite.conversation.metrics import Piece
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, SnapshotError, Stopped
 
 
@@ -112,10 +113,14 @@ def test_there_is_no_message_of_that_number(runner: kvlite.Runner, wrong: Any) -
     ("option", "wrong"),
     [("cancel", 5), ("cancel", True), ("cancel", print), ("progress", 5), ("notify", "x")],
 )
-def test_what_cannot_be_told_is_refused_at_once(
-    runner: kvlite.Runner, option: str, wrong: Any
-) -> None:
-    talk, fresh, said = runner.conversation(), runner.conversation(), {option: wrong}
+def test_what_cannot_be_called_back_is_refused(option: str, wrong: Any) -> None:
+    with pytest.raises(SettingError, match=f"^{option} .* (give|: give)"):
+        kvlite.Callbacks(**{option: wrong})
+
+
+@pytest.mark.parametrize("wrong", [None, print, 5, {"cancel": None}])
+def test_callbacks_that_are_none_are_refused_at_once(runner: kvlite.Runner, wrong: Any) -> None:
+    talk, fresh, said = runner.conversation(), runner.conversation(), {"callbacks": wrong}
     for each in (talk, fresh):
         list(each.stream("One"))
         list(each.stream("Two"))
@@ -132,7 +137,7 @@ def test_what_cannot_be_told_is_refused_at_once(
         lambda: talk.switch(0, **said),
     ]
     for call in calls:
-        with pytest.raises(SettingError, match=f"^{option} .* (give|: give)"):
+        with pytest.raises(SettingError, match=r"^callbacks .* is not a .*: give one"):
             call()
     require_same(talk, fresh)
 
@@ -203,9 +208,12 @@ def test_a_conversation_goes_on_after_an_error(runner: kvlite.Runner) -> None:
 
     stopped = threading.Event()
     stopped.set()
-    for error, options in ((OSError, {"progress": fails}), (Stopped, {"cancel": stopped})):
+    for error, callbacks in (
+        (OSError, Callbacks(progress=fails)),
+        (Stopped, Callbacks(cancel=stopped)),
+    ):
         with pytest.raises(error):
-            list(talk.stream("Two " * 100, **options))  # type: ignore[arg-type]
+            list(talk.stream("Two " * 100, callbacks=callbacks))
     with pytest.raises(KvliteError):
         list(talk.stream("word " * 2000))
     require_same(talk, fresh)
@@ -237,7 +245,9 @@ def test_what_is_told_of_a_reading_cannot_read(runner: kvlite.Runner) -> None:
                 inner.pop()()
             refused.append(told)
 
-    assert ids_of(talk.stream("One", progress=progress)) == ids_of(fresh.stream("One"))
+    assert ids_of(talk.stream("One", callbacks=Callbacks(progress=progress))) == ids_of(
+        fresh.stream("One")
+    )
     assert len(refused) == 4
     require_same(talk, fresh)
 
@@ -253,7 +263,7 @@ def test_of_two_threads_one_is_refused(runner: kvlite.Runner) -> None:
         done.wait(60)
 
     def work() -> None:
-        heard.extend(ids_of(talk.stream("One", progress=progress)))
+        heard.extend(ids_of(talk.stream("One", callbacks=Callbacks(progress=progress))))
 
     thread = threading.Thread(target=work)
     thread.start()

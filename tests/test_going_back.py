@@ -13,6 +13,7 @@ from kvlite.cache.copying import copied
 from kvlite.config.settings import Settings
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import OutOfMemory, SettingError
 from kvlite.memory.device_budget import checkpoint_limit
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint, mark_bytes
@@ -122,7 +123,10 @@ def test_bits_of_the_tier_that_are_given_up(llama: Tiny) -> None:
     for text, bits in ((FIRST, "4"), (SECOND, "4"), (THIRD, "16")):
         heard(talk.stream(text, recall_bits=bits))
     told: list[str] = []
-    assert len(heard(talk.edit(2, OTHER, recall_bits="4", notify=told.append))) == 5
+    assert (
+        len(heard(talk.edit(2, OTHER, recall_bits="4", callbacks=Callbacks(notify=told.append))))
+        == 5
+    )
     assert told and talk.cache.seen == len(talk.token_ids)
 
 
@@ -219,7 +223,7 @@ def test_nothing_is_copied_that_could_not_be_kept(
 
 def made_by(talk: Conversation) -> list[Checkpoint]:
     """Checkpoints before its messages."""
-    return [each.checkpoint for each in talk.ways.path.said]
+    return [each.checkpoint for each in talk.history.path.said]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

@@ -11,6 +11,7 @@ import kvlite
 from kvlite.bench.fork import Choice, read_once
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache, prefill
 from kvlite.engine.reconstruct import BEGIN, GO_ON, REMINDER
 from kvlite.errors import SettingError, Stopped
@@ -115,7 +116,10 @@ def test_reading_and_its_first_token_are_exact(llama: Tiny) -> None:
     within = conversation(llama, method="kvzip", budget=500)
     told: list[tuple[int, int]] = []
     answer = within.generate(
-        prompt(), max_new_tokens=6, progress=lambda *at: told.append(at), ignore_eos=True
+        prompt(),
+        max_new_tokens=6,
+        callbacks=Callbacks(progress=lambda *at: told.append(at)),
+        ignore_eos=True,
     )
     again = conversation(llama, method="full").generate(prompt(), max_new_tokens=6, ignore_eos=True)
     assert answer.token_ids == again.token_ids
@@ -141,7 +145,7 @@ def test_a_later_turn_repeats_what_is_new_and_keeps_what_was_found(llama: Tiny) 
     talk.read(prompt(90))
     before = remembered(talk)
     told: list[tuple[int, int]] = []
-    talk.read(prompt(20), progress=lambda *at: told.append(at))
+    talk.read(prompt(20), callbacks=Callbacks(progress=lambda *at: told.append(at)))
     encode = talk.model.tokenizer.encode
     asked = len(encode(GO_ON)) + REMINDER + len(encode("\n\n"))
     assert told[-1] == (4 * (20 + asked + 20),) * 2
@@ -200,7 +204,7 @@ def test_stopping_while_it_repeats_loses_nothing(llama: Tiny) -> None:
             cancel.set()
 
     with pytest.raises(Stopped):
-        talk.read(prompt(20), progress=after_the_tokens, cancel=cancel)
+        talk.read(prompt(20), callbacks=Callbacks(progress=after_the_tokens, cancel=cancel))
     assert (held(talk), remembered(talk), talk.cache.reconstructed) == (lines, found, 90)
 
 
@@ -252,7 +256,7 @@ def test_a_passage_is_no_longer_than_the_model_can_see(llama: Tiny) -> None:
     asked = len(llama.model.tokenizer.encode(GO_ON)) + REMINDER + 2
     told: list[tuple[int, int]] = []
     talk = conversation(llama, method="kvzip:window=4", budget=40)
-    talk.read(prompt(room - asked - 300), progress=lambda *at: told.append(at))
+    talk.read(prompt(room - asked - 300), callbacks=Callbacks(progress=lambda *at: told.append(at)))
     passages = -(-talk.cache.seen // 300)
     begin = len(llama.model.tokenizer.encode(BEGIN))
     assert told[-1][1] == 4 * (2 * talk.cache.seen + begin + (passages - 1) * (asked - 2))

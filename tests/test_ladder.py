@@ -13,6 +13,7 @@ import torch
 from kvlite.cache import segment
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
 from kvlite.engine.prefill_oom import prefill_oom_actions
 from kvlite.engine.reading import Prefill
@@ -218,7 +219,9 @@ def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:
     told: list[str] = []
     with Faults(range(at, 10**6)):
         try:
-            answer = talk.generate(TURNS[0], ignore_eos=True, notify=told.append)
+            answer = talk.generate(
+                TURNS[0], ignore_eos=True, callbacks=Callbacks(notify=told.append)
+            )
         except OutOfMemory as error:
             return [], str(error)
     assert answer.finish_reason == answer.metrics.finish_reason == "memory"
@@ -320,7 +323,9 @@ def test_another_process_takes_memory_while_a_prompt_is_read(
             faults.cap = int(share * free.peak)
 
     with faults:
-        answer = talk.generate(ids, ignore_eos=True, progress=taken_by_others, notify=told.append)
+        answer = talk.generate(
+            ids, ignore_eos=True, callbacks=Callbacks(progress=taken_by_others, notify=told.append)
+        )
     assert faults.failed and faults.live <= share * free.peak
     assert {*answer.metrics.fallbacks} == fallbacks
     assert all(any(name in note for note in told) for name in fallbacks)

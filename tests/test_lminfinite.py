@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.reading import Prefill
 from kvlite.engine.sparse_attention import PositionClamp, SparseAttentionMask
 from kvlite.errors import SettingError
@@ -233,7 +234,7 @@ def test_stopping_leaves_the_conversation_as_it_was(llama: Tiny) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        talk.generate(list(range(3, 90)), progress=progress, chunk=8)
+        talk.generate(list(range(3, 90)), callbacks=Callbacks(progress=progress), chunk=8)
     assert held(talk) == lines
     for layer, before in zip(talk.cache.layers, keys, strict=True):
         assert torch.equal(layer.keys, before)

@@ -15,6 +15,7 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.pair import Half
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError, Stopped
@@ -339,7 +340,7 @@ def test_stopping_while_a_later_turn_is_read_loses_nothing(llama: Tiny) -> None:
                 stop.set()
 
         with pytest.raises(Stopped):
-            stopped.generate(second, progress=progress, cancel=stop, chunk=16)
+            stopped.generate(second, callbacks=Callbacks(progress=progress, cancel=stop), chunk=16)
         assert positions(stopped.cache) == before and stopped.cache.nbytes == held
         after = held_keys(stopped.cache)
         assert all(old.equal(new) for old, new in zip(keys, after, strict=True))

@@ -14,6 +14,7 @@ from kvlite.cache.packed import Packed
 from kvlite.cache.selection import Selection
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.quantized_attention import attend_segment
@@ -265,7 +266,7 @@ def test_reading_that_is_stopped_leaves_a_quantized_cache_as_it_was(llama: Tiny)
             stop.set()
 
     with pytest.raises(Stopped):
-        talk.read([5] * 90, progress=progress, cancel=stop)
+        talk.read([5] * 90, callbacks=Callbacks(progress=progress, cancel=stop))
     assert codes(talk.cache) == before and talk.cache.seen == seen
 
 

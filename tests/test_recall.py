@@ -13,6 +13,7 @@ from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import rotation
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import decode_step
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.device_budget import ram_limit
@@ -99,7 +100,7 @@ def test_a_turn_that_is_stopped_leaves_everything_as_it_was(llama: Tiny, name: s
             cancel.set()
 
     with pytest.raises(Stopped):
-        talk.read(random_ids(90, 5)[0].tolist(), progress=stop, cancel=cancel)
+        talk.read(random_ids(90, 5)[0].tolist(), callbacks=Callbacks(progress=stop, cancel=cancel))
     assert talk.store is not None and talk.store.seen == 150
     for seed in (1, 2):
         more = random_ids(40, seed)[0].tolist()
@@ -206,7 +207,7 @@ def test_what_was_judged_is_as_before_after_a_turn_that_was_stopped(llama: Tiny)
             cancel.set()
 
     with pytest.raises(Stopped):
-        talk.read(random_ids(90, 5)[0].tolist(), progress=stop, cancel=cancel)
+        talk.read(random_ids(90, 5)[0].tolist(), callbacks=Callbacks(progress=stop, cancel=cancel))
     assert len(before) == 4
     for layer, was in zip(store.layers, before, strict=True):
         assert layer.cached_scores is not None and layer.cached_scores.equal(was)
@@ -277,14 +278,16 @@ def said_once(talk: Conversation) -> None:
 
     def notes(**settings: Any) -> tuple[str, ...]:
         told.clear()
-        metrics = talk.generate([5, 6], max_new_tokens=2, notify=told.append, **settings).metrics
+        metrics = talk.generate(
+            [5, 6], max_new_tokens=2, callbacks=Callbacks(notify=told.append), **settings
+        ).metrics
         assert tuple(told) == metrics.notes
         return metrics.notes
 
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Stopped):  # nothing was read, so it is said again
-        talk.generate([5, 6], cancel=cancel)
+        talk.generate([5, 6], callbacks=Callbacks(cancel=cancel))
     (note,) = notes()
     assert note.startswith("--recall auto cannot begin now")
     assert notes() == notes() == ()

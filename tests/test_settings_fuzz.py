@@ -17,10 +17,10 @@ from kvlite.config.profiles import Profiles
 from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.config.units import parse_bytes, size_or_auto
 from kvlite.conversation.library import path_of
-from kvlite.conversation.meanings import require_meaning, require_meanings
 from kvlite.errors import LONGEST, KvliteError
 from kvlite.methods import METHODS, parse_method
 from kvlite.methods.budget import method_and_budget, parse_budget
+from kvlite.methods.engine_config import require_meaning, require_meanings
 
 pytestmark = pytest.mark.long
 

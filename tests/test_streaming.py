@@ -13,6 +13,7 @@ from kvlite.bench.batch_decode import answers
 from kvlite.bench.fork import Choice, read_once
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import InterruptedCacheError, ModelError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
@@ -323,7 +324,7 @@ def test_a_cancelled_reading_changes_nothing(both: Pair) -> None:
 
     talk = runner(both.streamed, chunk=16).conversation()
     with pytest.raises(Stopped):
-        talk.generate(prompt(50), progress=progress, cancel=cancel)
+        talk.generate(prompt(50), callbacks=Callbacks(progress=progress, cancel=cancel))
     answer = talk.generate(prompt(50), ignore_eos=True)
     assert answer.token_ids == tokens(both.whole, prompt(50))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.reading import Prefill
 from kvlite.errors import RecallError, SettingError, Stopped
 from kvlite.offload import HostKVStore
@@ -81,9 +82,9 @@ def test_auto_goes_to_disk_where_memory_is_short_and_says_so(
 ) -> None:
     talk = chat(llama.model, recall="auto", recall_limit="200KiB", **SMALL)
     said: list[str] = []
-    first = talk.generate(random_ids(120)[0].tolist(), notify=said.append)
+    first = talk.generate(random_ids(120)[0].tolist(), callbacks=Callbacks(notify=said.append))
     assert first.metrics.host_kv_place == "ram" and not said
-    second = talk.generate(random_ids(300, 2)[0].tolist(), notify=said.append)
+    second = talk.generate(random_ids(300, 2)[0].tolist(), callbacks=Callbacks(notify=said.append))
     assert second.metrics.host_kv_place == "disk" and list(second.metrics.notes) == said
     assert str(cache / "recall") in said[0] and "200.0 KiB" in said[0]
     third = talk.generate([5, 6], recall_limit="auto")
@@ -112,7 +113,7 @@ def test_a_disk_without_room_is_said_before_anything_is_read(
     told: list[str] = []
     ids = random_ids(300)[0].tolist()
     progress = (lambda *_: told.append("read")) if recall == "disk" else None
-    answer = talk.generate(ids, notify=told.append, progress=progress)
+    answer = talk.generate(ids, callbacks=Callbacks(progress=progress, notify=told.append))
     assert "which has 12.0 KiB free" in told[0] and answer.metrics.notes == (told[0],)
     assert (
         talk.store is None
@@ -153,7 +154,7 @@ def test_a_disk_that_fills_up_costs_the_tier_and_nothing_else(
     (cache / "recall").mkdir(parents=True, exist_ok=True)
     told: list[str] = []
     ids = random_ids(200, 7)[0].tolist()
-    answer = talk.generate(ids, ignore_eos=True, notify=told.append)
+    answer = talk.generate(ids, ignore_eos=True, callbacks=Callbacks(notify=told.append))
     assert calls == 3 and "No space left" in told[0] and answer.metrics.notes == (told[0],)
     assert talk.store is None and len(answer.token_ids) == 9
     assert talk.cache.seen == len(talk.token_ids) == 208 + 69 * turn
@@ -263,7 +264,9 @@ def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall
         gc.collect()
         alive.append(sum(each() is not None for each in old))
 
-    talk.generate(random_ids(300, 2)[0].tolist(), progress=look, ignore_eos=True)
+    talk.generate(
+        random_ids(300, 2)[0].tolist(), callbacks=Callbacks(progress=look), ignore_eos=True
+    )
     assert alive[0] == 4 and alive[-1] == 1  # the last layer's is let go once it was read
     gc.collect()
     assert not any(each() for each in old) and not talk.store.marked
@@ -280,7 +283,7 @@ def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
             cancel.set()
 
     with pytest.raises(Stopped):
-        talk.read(random_ids(300, 5)[0].tolist(), progress=stop, cancel=cancel)
+        talk.read(random_ids(300, 5)[0].tolist(), callbacks=Callbacks(progress=stop, cancel=cancel))
     more = random_ids(40, 1)[0].tolist()
     answers = [each.generate(more, ignore_eos=True).token_ids for each in (talk, straight)]
     assert answers[0] == answers[1]
@@ -314,9 +317,9 @@ def test_nothing_is_read_ahead_that_would_be_lost(
     text = " ".join(map(str, random_ids(150)[0].tolist()))
     told: list[str] = []
     exact = method.startswith("snapkv")
-    assert talk.read_ahead(text, notify=told.append) == (room and exact)
+    assert talk.read_ahead(text, callbacks=Callbacks(notify=told.append)) == (room and exact)
     assert bool(talk.token_ids) == (room and exact) and not told
-    pieces = list(talk.stream(f"{text} 5 6 7", notify=told.append))
+    pieces = list(talk.stream(f"{text} 5 6 7", callbacks=Callbacks(notify=told.append)))
     assert pieces[0].metrics.notes == tuple(told) and bool(told) != room
     assert len(talk.token_ids) == 153 + len(pieces) - 1
 
@@ -326,8 +329,11 @@ def test_what_was_noted_while_reading_ahead_is_in_the_answers_ledger(
 ) -> None:
     talk = chat(llama.model, recall="auto", recall_limit="1KB", **SMALL)
     text, told = " ".join(map(str, random_ids(150)[0].tolist())), list[str]()
-    assert talk.read_ahead(text, notify=told.append) and "temporary file" in told[0]
-    first = list(talk.stream(f"{text} 5 6 7", notify=told.append))[-1].metrics
+    assert (
+        talk.read_ahead(text, callbacks=Callbacks(notify=told.append))
+        and "temporary file" in told[0]
+    )
+    first = list(talk.stream(f"{text} 5 6 7", callbacks=Callbacks(notify=told.append)))[-1].metrics
     assert first.notes == tuple(told) and len(told) == 1
     assert talk.generate([5, 6]).metrics.notes == ()
 
@@ -420,7 +426,7 @@ def test_a_stopped_turn_does_not_move_a_tier(llama: Tiny, cache: Path) -> None:
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Stopped):
-        talk.generate([5, 6], recall="disk", cancel=cancel)
+        talk.generate([5, 6], recall="disk", callbacks=Callbacks(cancel=cancel))
     assert talk.store is not None and talk.store.place == "ram"
     assert talk.generate([5, 6]).metrics.host_kv_place == "ram"
 

@@ -9,7 +9,6 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Begin, Session
-from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Part, weights_of
@@ -80,7 +79,7 @@ class Open:
             reading_s: seconds that reading its documents took before.
         """
         looker, last = Looker(self.session), None
-        for piece in begin(*work.callbacks):
+        for piece in begin(work.callbacks):
             work.hear(piece)
             looker.saw(piece)
             last = piece.metrics
@@ -151,7 +150,7 @@ class Open:
                 pass  # it can be read again, unless it is another model's
         if light.is_file():
             work.begin(f"Reading {self.record.title} again")
-            reading = Callbacks(*work.callbacks)
+            reading = work.callbacks
             try:
                 self.session.resume(runner.open(light, reading=reading, **changed))
             except SnapshotError as error:

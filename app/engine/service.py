@@ -130,7 +130,7 @@ class Service:
                 work.begin(f"Reading {names}")
                 now.record.name_after(names)
                 begun = time.monotonic()
-                if now.session.read(documents, *work.callbacks):
+                if now.session.read(documents, work.callbacks):
                     reading_s = time.monotonic() - begun
                 self.uploads.remove(unread)
                 unread.clear()
@@ -182,7 +182,7 @@ class Service:
 
         def task(now: Open, work: Work) -> None:
             _, message = now.session.message(None)
-            now.session.undo(*work.callbacks)
+            now.session.undo(work.callbacks)
             now.record.draft = message.text
 
         return self._with(owner, id, "Going back", task)
@@ -191,7 +191,7 @@ class Service:
         """Go back to just after the answer to message `number`, counted from 1."""
 
         def task(now: Open, work: Work) -> None:
-            now.session.branch(number, *work.callbacks)
+            now.session.branch(number, work.callbacks)
 
         return self._with(owner, id, "Going back", task)
 
@@ -199,7 +199,7 @@ class Service:
         """Go to a branch, counted from 1."""
 
         def task(now: Open, work: Work) -> None:
-            now.session.switch(branch, *work.callbacks)
+            now.session.switch(branch, work.callbacks)
 
         return self._with(owner, id, "Going to the branch", task, Sent(branch=branch))
 
@@ -208,7 +208,7 @@ class Service:
         conversation."""
 
         def task(now: Open, work: Work) -> None:
-            for piece in now.session.check()(*work.callbacks):
+            for piece in now.session.check()(work.callbacks):
                 work.hear(piece)
 
         return self._with(owner, id, "Answering from everything", task, Sent(check=True))

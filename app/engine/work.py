@@ -9,6 +9,7 @@ from threading import Condition, Event
 from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics, Piece
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, Stopped
 
 _LOG = logging.getLogger(__name__)
@@ -96,10 +97,9 @@ class Work:
         self._changed = Condition()
 
     @property
-    def callbacks(self) -> tuple[Callable[[int, int], None], Callable[[str], None], Event]:
-        """Who follows what is read for it: `progress`, `notify` and `cancel`, as those who read
-        take them."""
-        return self.progress, self.note, self.cancel
+    def callbacks(self) -> Callbacks:
+        """What follows a reading or an answer that is done for it."""
+        return Callbacks(self.progress, self.note, self.cancel)
 
     def show(self, **values: Any) -> None:
         """Show something else of it."""

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
+from kvlite.engine.callbacks import Callbacks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +24,7 @@ def print_answer(
     """
     pieces = []
     with reading(screen) as (bar, cancel):
-        for piece in begin(bar.update, bar.note, cancel):
+        for piece in begin(Callbacks(bar.update, bar.note, cancel)):
             bar.close()
             pieces.append(piece)
             if not as_json:

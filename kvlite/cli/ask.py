@@ -21,17 +21,14 @@ from kvlite.cli.opening import (
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, reading
 from kvlite.config.resolve import Resolved
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
 if TYPE_CHECKING:
-    from threading import Event
-
     from rich.console import Console
 
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.metrics import FinishReason, Piece
-    from kvlite.engine.callbacks import Notify
-    from kvlite.engine.reading import Progress
 
 _USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -125,7 +122,7 @@ def ask(
             return
         if not known:
             with reading(screen) as (bar, cancel):
-                talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
+                talk.read_ahead(said, callbacks=Callbacks(bar.update, bar.note, cancel))
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
@@ -181,7 +178,7 @@ def _answer(
 ) -> "FinishReason | None":
     """Say a message and print what is answered; why it ended."""
 
-    def begin(progress: "Progress", notify: "Notify", cancel: "Event") -> "Iterator[Piece]":
-        return talk.stream(text, progress=progress, notify=notify, cancel=cancel)
+    def begin(callbacks: "Callbacks") -> "Iterator[Piece]":
+        return talk.stream(text, callbacks=callbacks)
 
     return print_answer(begin, screen, as_json).finish_reason

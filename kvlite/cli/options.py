@@ -37,7 +37,7 @@ def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command
 
     @wraps(command)
     def told(resolved: Resolved, **values: Any) -> None:
-        from kvlite.conversation.meanings import require_meanings
+        from kvlite.methods.engine_config import require_meanings
 
         origins = resolved.origins
         try:

@@ -112,7 +112,7 @@ def save(
     if not given:
         raise SettingError("there is nothing to save: give settings, such as --kv-bits 8")
     settings = Settings().replace(given)
-    from kvlite.conversation.meanings import require_meaning
+    from kvlite.methods.engine_config import require_meaning
     from kvlite.model.source import lasting_name
 
     values = {each: getattr(settings, each) for each in given}

@@ -14,6 +14,7 @@ from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError, Stopped
 
 
@@ -68,7 +69,7 @@ def read(
     begun = perf_counter()
     try:
         with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
-            whole = talk.read_ahead(said, progress=bar.update, notify=bar.note, cancel=cancel)
+            whole = talk.read_ahead(said, callbacks=Callbacks(bar.update, bar.note, cancel))
     except Stopped:
         screen.print("Stopped while reading; nothing was kept.")
         raise typer.Exit(INTERRUPTED) from None

@@ -6,8 +6,7 @@ from functools import partial
 from threading import Event
 from weakref import ref
 
-from kvlite.cache import KVCache, parse_kv_bits
-from kvlite.config.settings import Settings
+from kvlite.cache import KVCache
 from kvlite.conversation.checkpoint import (
     Checkpoint,
     bytes_of,
@@ -17,16 +16,14 @@ from kvlite.conversation.checkpoint import (
     restored,
 )
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.session_state import Held
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
 from kvlite.engine.shift import compacted
 from kvlite.errors import OutOfMemory
-from kvlite.memory.device_budget import checkpoint_limit, ram_limit
 from kvlite.memory.oom import OOMPolicy
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, require_in_sight
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
@@ -63,13 +60,20 @@ class Context:
         """What was answered last and has not been read."""
         return self._left if self.turn is None else self.turn.pending
 
-    def resume(self, held: Held) -> None:
+    def resume(
+        self,
+        cache: KVCache,
+        store: HostKVStore | None,
+        token_ids: list[int],
+        pending: list[int],
+        noted: tuple[str, ...],
+        given_up: list[str],
+    ) -> None:
         """Go on from what another held."""
-        self.cache, self.store, self.token_ids = held.cache, held.store, held.token_ids
-        self._left, self.noted = held.pending, held.noted
-        self.oom_policy.taken = held.given_up
+        self.cache, self.store, self.token_ids = cache, store, token_ids
+        self._left, self.noted, self.oom_policy.taken = pending, noted, given_up
 
-    def end_step(self, settings: Settings) -> None:
+    def end_step(self, config: EngineConfig) -> None:
         """Go on with a token for which there was no memory in the middle of an answer, unless the
         next turn reads it from the host store anyway.
 
@@ -77,31 +81,31 @@ class Context:
             OutOfMemory: there is still not enough.
         """
         turn = self.turn
-        if turn is not None and (turn.store is None or self._store_for(settings) is None):
+        if turn is not None and (turn.store is None or self._store_for(config) is None):
             turn.finish_step()
 
-    def next_turn(self, ids: list[int], settings: Settings, *, answers: bool = True) -> Turn:
+    def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
         """A turn that reads tokens, checked and not begun.
 
         Raises:
             ContextError, SettingError: as `Turn`.
         """
-        turn = self._turn(ids, settings, self._store_for(settings), answers)
+        turn = self._turn(ids, config, self._store_for(config), answers)
         if turn.store is None and self.emptied:
             notes = turn.notes
-            turn = self._turn([*self._fill(), *ids], settings, None, answers)
+            turn = self._turn([*self._fill(), *ids], config, None, answers)
             turn.notes = tuple(dict.fromkeys([*notes, *turn.notes]))
         return turn
 
     def _turn(
-        self, ids: list[int], settings: Settings, store: HostKVStore | None, answers: bool
+        self, ids: list[int], config: EngineConfig, store: HostKVStore | None, answers: bool
     ) -> Turn:
         return Turn(
             self.model,
             self.cache,
             self.token_ids,
             ids,
-            settings,
+            config,
             oom_policy=self.oom_policy,
             store=store,
             answers=answers,
@@ -127,16 +131,16 @@ class Context:
         self._forget(0)
         return again
 
-    def require_readable(self, ids: list[int], settings: Settings, *, answers: bool) -> None:
+    def require_readable(self, ids: list[int], config: EngineConfig, *, answers: bool) -> None:
         """Raises what `next_turn` would if nothing else had been read."""
         cache, oom_policy = empty_cache(self.model), OOMPolicy(self.model.device)
-        Turn(self.model, cache, [], ids, settings, oom_policy=oom_policy, answers=answers)
+        Turn(self.model, cache, [], ids, config, oom_policy=oom_policy, answers=answers)
 
-    def outgrows(self, count: int, settings: Settings, *, answers: bool) -> bool:
+    def outgrows(self, count: int, config: EngineConfig, *, answers: bool) -> bool:
         """Whether `count` tokens and an answer would not fit the model's trained context any more,
         but might if there were nothing else."""
         limit = self.model.shape.max_context
-        longest = settings.max_new_tokens if answers else 0
+        longest = config.settings.max_new_tokens if answers else 0
         grown = self.cache.seen + count + min(longest, limit // 4) > limit
         return grown and can_compact(count, longest, limit)
 
@@ -171,7 +175,7 @@ class Context:
         self._close()
         gives_back = turn.store is not None and turn.store.bits is None
         if turn.turn_config.loses and not gives_back:
-            self._copy_out(turn.settings)
+            self._copy_out(turn.config)
         self.oom_policy.never_lossy, self.oom_policy.tell = (
             turn.settings.never_lossy,
             _telling(turn),
@@ -181,7 +185,7 @@ class Context:
         turn.notes = tuple(dict.fromkeys([*self.noted, *turn.notes]))
         self.noted = () if turn.answers else turn.notes
         self._told.update(turn.notes)
-        if turn.store is not None or not _set_aside(turn.settings):
+        if turn.store is not None or not turn.config.ignores_recall:
             self.store = turn.store
 
     def answer(self, turn: Turn, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
@@ -189,43 +193,43 @@ class Context:
         self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
         yield from self._answer
 
-    def hold(self, settings: Settings) -> Checkpoint:
+    def hold(self, config: EngineConfig) -> Checkpoint:
         """A checkpoint of how things stand, before anything else is read."""
         self._close()
-        return self._held(self._standing(self.store, settings), settings)
+        return self._held(self._standing(self.store, config), config)
 
-    def hold_answering(self, settings: Settings) -> Checkpoint:
+    def hold_answering(self, config: EngineConfig) -> Checkpoint:
         """A checkpoint of what was read, before it is answered."""
-        return self._held(self._standing(None, settings), settings)
+        return self._held(self._standing(None, config), config)
 
-    def _standing(self, store: HostKVStore | None, settings: Settings) -> Checkpoint:
+    def _standing(self, store: HostKVStore | None, config: EngineConfig) -> Checkpoint:
         """How things stand; lost from the beginning where there is no memory to keep it, or it
         would be let go of at once."""
         pending, noted = [*self.pending], self.noted
-        most = checkpoint_limit(settings.checkpoint_limit)
+        most = config.checkpoint_limit
         work = partial(checkpoint, self.model, self.cache, store, most, pending, noted)
         try:
             return self.oom_policy.run(work, {})
         except OutOfMemory:
             return Checkpoint(self.cache.seen, pending, noted, self.cache.reconstructed, lost=True)
 
-    def _copy_out(self, settings: Settings) -> None:
+    def _copy_out(self, config: EngineConfig) -> None:
         """Copy what checkpoints need, as far as there is memory for that, and it may be taken."""
-        most = checkpoint_limit(settings.checkpoint_limit)
+        most = config.checkpoint_limit
         try:
             self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
         except OutOfMemory:
             self._forget(0)
         self._drop_lost()
-        self._keep_within(settings)
+        self._keep_within(config)
 
-    def go_to(
+    def seek(
         self,
         ids: Sequence[int],
         end: Checkpoint,
         ways: Sequence[Checkpoint],
         stops: Sequence[int],
-        settings: Settings,
+        config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
         """Let things stand as when just `ids` had been read. What no checkpoint gives back is read
@@ -247,16 +251,15 @@ class Context:
         known = next(way for way in (end, *ways, beginning) if self._stand(way, ids))
         if len(ids) == known.seen:
             return
-        if callbacks.notify is not None:
-            callbacks.notify(f"{len(ids) - known.seen:,} tokens are read again")
+        callbacks.say(f"{len(ids) - known.seen:,} tokens are read again")
         try:
-            self._read_again(ids, stops, settings, callbacks)
+            self._read_again(ids, stops, config, callbacks)
         except BaseException:
             self._stand(known, ids)
             raise
         self.turn, self._left, self.noted = None, [*end.pending], end.noted
-        end.take_over(self._standing(self.store, settings))
-        self._held(end, settings)
+        end.take_over(self._standing(self.store, config))
+        self._held(end, config)
 
     def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
         """Let things stand as at a checkpoint, if anything has what it takes."""
@@ -277,7 +280,7 @@ class Context:
         return self.oom_policy.run(work, {})
 
     def _read_again(
-        self, ids: Sequence[int], stops: Sequence[int], settings: Settings, callbacks: Callbacks
+        self, ids: Sequence[int], stops: Sequence[int], config: EngineConfig, callbacks: Callbacks
     ) -> None:
         """Read on to the end of `ids`, in parts."""
         for stop in (*(each for each in stops if len(self.token_ids) < each < len(ids)), len(ids)):
@@ -289,11 +292,14 @@ class Context:
                 self.token_ids = [*ids]
                 continue
             new = [*ids[len(self.token_ids) : stop]]
-            self.read(self.next_turn(new, settings, answers=False), callbacks)
+            self.read(self.next_turn(new, config, answers=False), callbacks)
             self.turn, self._left = None, []
 
-    def return_to_answering(self, made: Checkpoint) -> bool:
-        """Let the last turn stand as it did before it was answered; False if that is lost."""
+    def seek_answer(self, made: Checkpoint, turn: Turn, config: EngineConfig) -> bool:
+        """Let the last turn stand as it did before it was answered; False if that is lost, or other
+        settings ask for more than another draw."""
+        if not turn.may_answer_again(config):
+            return False
         self._close()
         try:
             before = self._restored(made, None)
@@ -307,6 +313,7 @@ class Context:
         self.cache.layers, self.cache.seen = before.layers, before.seen
         self.cache.writing = False
         del self.token_ids[made.seen :]
+        turn.begin_again(config)
         return True
 
     @property
@@ -319,15 +326,15 @@ class Context:
         made.release_memory()
         self._drop_lost()
 
-    def _held(self, made: Checkpoint, settings: Settings) -> Checkpoint:
+    def _held(self, made: Checkpoint, config: EngineConfig) -> Checkpoint:
         if not made.lost:
             self.checkpoints.append(made)
-            self._keep_within(settings)
+            self._keep_within(config)
         return made
 
-    def _keep_within(self, settings: Settings) -> None:
+    def _keep_within(self, config: EngineConfig) -> None:
         """Let go of the oldest checkpoints that hold anything, while all take too much."""
-        limit = checkpoint_limit(settings.checkpoint_limit)
+        limit = config.checkpoint_limit
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
             self.leave(holding)
@@ -347,33 +354,23 @@ class Context:
             self._answer.close()  # nobody listened to its end
         self._answer = None
 
-    def _store_for(self, settings: Settings) -> HostKVStore | None:
+    def _store_for(self, config: EngineConfig) -> HostKVStore | None:
         """What a turn recalls from, if its settings ask for that."""
-        method, _ = method_and_budget(settings.method, settings.budget)
-        ram_limit(settings.recall_limit, 0)
-        if settings.recall == "off" or _set_aside(settings):
+        recall = config.settings.recall
+        if recall == "off" or config.ignores_recall:
             return None
-        require_in_sight(method, settings.recall)
-        bits = parse_kv_bits(settings.recall_bits)
+        require_in_sight(config.method, recall)
         if self.store is not None:
-            self.store.bits = bits
+            self.store.bits = config.recall_bits
             return self.store
-        if not can_recall(method):
+        if not can_recall(config.method):
             return None
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
         if any(
             layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
         ):
             return None  # some of it is gone
-        return HostKVStore.empty(self.model.shape, self.model.dtype, bits)
-
-
-def _set_aside(settings: Settings) -> bool:
-    """Whether a turn does not look at the host store, which later ones may: they read again what
-    they
-    missed."""
-    method, _ = method_and_budget(settings.method, settings.budget)
-    return method.prefilling.mask is not None and settings.recall == "auto"
+        return HostKVStore.empty(self.model.shape, self.model.dtype, config.recall_bits)
 
 
 def _telling(turn: Turn) -> Callable[[str], None]:

@@ -6,16 +6,15 @@ from threading import Event
 from typing import Any
 
 from kvlite.config.arguments import require_text
-from kvlite.config.settings import Settings
-from kvlite.conversation.branches import Branch, Message, Path, Said
 from kvlite.conversation.exchange import Exchange
 from kvlite.conversation.exclusive import alone, alone_by_steps
+from kvlite.conversation.history import Branch, Message, Node, Path
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import Answered, checked
-from kvlite.engine.callbacks import Callbacks, Notify
-from kvlite.engine.reading import Progress
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import SettingError
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens
 
 
@@ -31,16 +30,14 @@ class Conversation(Exchange):
     @property
     def branches(self) -> list[Branch]:
         """The ways it went, in the order in which they were begun."""
-        return self.ways.branches
+        return self.history.branches
 
     @alone
     def read_ahead(
         self,
         text: str,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> bool:
         """Read what the user's next message will begin with: a document, before the first question
         about it is there. Only what differs is read when that is said to `stream`.
@@ -52,21 +49,20 @@ class Conversation(Exchange):
             want.
         """
         require_text(text)
-        callbacks = Callbacks(progress, notify, cancel)
         if self._path.ahead:
             raise SettingError("something was read ahead already: say what goes on from it")
-        self.context.end_step(self.settings)
-        ahead = certain(partial(self._said, cancel=cancel), text)
+        self.context.end_step(self.config)
+        ahead = certain(partial(self._said, cancel=callbacks.cancel), text)
         ids, turn = [*self._unread, *ahead], None
         if ahead:
-            turn = self.ways.next_turn(ids, self.settings, answers=False)
+            turn = self.history.next_turn(ids, self.config, answers=False)
         if turn is None or (
             turn.turn_config.loses
             and (turn.store is None or not turn.turn_config.method.prefilling.exact)
         ):
             return False
-        before = self.ways.standing(self.settings)
-        self.ways.take(turn, callbacks, before)
+        before = self.history.node_here(self.config)
+        self.history.take(turn, callbacks, before)
         self._path.ahead, self._path.before = ahead, before
         return True
 
@@ -75,25 +71,20 @@ class Conversation(Exchange):
         self,
         text: str,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
         """Say `text` as the user, in the model's chat template, and stream the answer.
 
         Args and errors are those of `generate`; they are raised when the first piece is asked for.
         """
-        callbacks = Callbacks(progress, notify, cancel)
-        yield from self._stream(text, callbacks, self.settings.after_load(settings))
+        yield from self._stream(text, callbacks, self.config.after_load(settings))
 
     @alone_by_steps
     def regenerate(
         self,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
         """Answer the last message again; the former answer stays, on a branch of its own. Without a
@@ -101,24 +92,21 @@ class Conversation(Exchange):
 
         Args and errors are those of `stream`; if it fails, the message is not said on this branch.
         """
-        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
-        number = self._path.require(len(self._path.said))
+        chosen = self.config.after_load(settings)
+        self._path.require(len(self._path.said))
         said = self._path.said[-1]
         text = self.messages[said.messages]["content"]
-        left, turn = self.ways.answer_again(number - 1, chosen)
-        if turn is not None:
-            yield from self._answered(said, text, turn, cancel)
-            return
-        self.ways.go_back(left, said, chosen, callbacks)
-        yield from self._stream(text, callbacks, chosen)
+        turn = self.history.answer_again(chosen, callbacks)
+        if turn is None:
+            yield from self._stream(text, callbacks, chosen)
+        else:
+            yield from self._answered(said, text, turn, callbacks.cancel)
 
     @alone_by_steps
     def check(
         self,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
         """Answer the last message again from a cache that drops nothing, drawn as the answer was;
@@ -126,8 +114,8 @@ class Conversation(Exchange):
 
         Args and errors are those of `check.checked`.
         """
-        told = Answered(self.context, self._path, self.ways.unanswered, self.settings)
-        return checked(told, Callbacks(progress, notify, cancel), **settings)
+        told = Answered(self.context, self._path, self.history.unanswered, self.config)
+        return checked(told, callbacks, **settings)
 
     @alone_by_steps
     def edit(
@@ -135,9 +123,7 @@ class Conversation(Exchange):
         number: int,
         text: str,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
         """Say user message `number`, counted from 1, in other words; what was said from there on
@@ -146,23 +132,21 @@ class Conversation(Exchange):
         Args and errors are those of `stream`; if it fails, nothing is said from there on on this
         branch.
         """
-        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
+        chosen = self.config.after_load(settings)
         require_text(text)
         number = self._path.require(number)
         said = self._path.said[number - 1]
-        ids = self._said(text, after=said, cancel=cancel)
+        ids = self._said(text, after=said, cancel=callbacks.cancel)
         if said.before is not None and not goes_on(ids, said.ahead):
             said = said.before
-        self.ways.go_back(self.ways.leave(number - 1, chosen), said, chosen, callbacks)
+        self.history.seek(number - 1, said, chosen, callbacks)
         yield from self._stream(text, callbacks, chosen)
 
     @alone
     def undo(
         self,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> str:
         """Go back before the last message of the user's, which is forgotten with its answer and all
         that was read since. What was read ahead of it stays read.
@@ -174,18 +158,16 @@ class Conversation(Exchange):
             SettingError: there is none.
             Stopped, OutOfMemory: as `switch`; then nothing is forgotten.
         """
-        path, callbacks = self._path, Callbacks(progress, notify, cancel)
+        path = self._path
         path.require(len(path.said))
-        return path.messages[self.ways.undo(self.settings, callbacks).messages]["content"]
+        return path.messages[self.history.undo(self.config, callbacks).messages]["content"]
 
     @alone
     def branch(
         self,
         number: int,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         """Go back to just after the answer to user message `number`, counted from 1; what was said
         since stays, on a branch of its own.
@@ -194,20 +176,17 @@ class Conversation(Exchange):
             SettingError: there is no such message, or nothing was said since.
             Stopped, OutOfMemory: as `switch`.
         """
-        callbacks, number = Callbacks(progress, notify, cancel), self._path.require(number)
+        number = self._path.require(number)
         if number == len(self._path.said):
             raise SettingError(f"message {number} is the last one: nothing was said since")
-        said, left = self._path.said[number], self.ways.leave(number, self.settings)
-        self.ways.go_back(left, said, self.settings, callbacks)
+        self.history.seek(number, self._path.said[number], self.config, callbacks)
 
     @alone
     def switch(
         self,
         branch: int,
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         """Go on with one of the `branches`. What it has beyond the one that is left is read again,
         unless the cache was copied.
@@ -217,25 +196,25 @@ class Conversation(Exchange):
             Stopped, OutOfMemory: while that was read; then the conversation stands where the two
                 part, or at a message before, on a branch of its own.
         """
-        self.ways.switch(branch, self.settings, Callbacks(progress, notify, cancel))
+        self.history.switch(branch, self.config, callbacks)
 
     @property
     def _path(self) -> Path:
-        return self.ways.path
+        return self.history.path
 
-    def _stream(self, text: str, callbacks: Callbacks, chosen: Settings) -> Iterator[Piece]:
+    def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
-        turn = self.ways.next_turn(
+        turn = self.history.next_turn(
             [*self._unread, *self._after_ahead(text, callbacks.cancel)], chosen
         )
         turn.note(self._not_read(text))
-        said = self.ways.standing(chosen)
-        self.ways.take(turn, callbacks, said)
-        self.ways.unanswered = self.context.hold_answering(chosen)
+        said = self.history.node_here(chosen)
+        self.history.take(turn, callbacks, said)
+        self.history.unanswered = self.context.hold_answering(chosen)
         yield from self._answered(said, text, turn, callbacks.cancel)
 
-    def _answered(self, said: Said, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
+    def _answered(self, said: Node, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
         """Stream the answer to a message that was read."""
         answer = {"role": "assistant", "content": ""}
         self._path.said.append(said)
@@ -253,7 +232,7 @@ class Conversation(Exchange):
         return [token for token in self.context.pending if token not in self.model.stop_ids]
 
     def _said(
-        self, text: str, *, after: Said | None = None, cancel: Event | None = None
+        self, text: str, *, after: Node | None = None, cancel: Event | None = None
     ) -> list[int]:
         """The tokens of a user message.
 

@@ -12,17 +12,15 @@ from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
-from kvlite.conversation.meanings import require_meanings
+from kvlite.conversation.history import History
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.session_state import Held
 from kvlite.conversation.tensor_file import Progress as Saving
-from kvlite.conversation.ways import Ways
 from kvlite.documents import Document
-from kvlite.engine.callbacks import Callbacks, Notify
-from kvlite.engine.reading import Progress
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import SettingError
 from kvlite.memory.oom import OOMPolicy
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.model.chat_template import text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -35,9 +33,10 @@ class Exchange:
 
     Attributes:
         busy: held while something is done.
+        config: settings of the turns to come, parsed.
         context: what was read, as tokens.
         documents: what it is about, for whoever saves it, and quotes from it once it is opened.
-        ways: that it went.
+        history: what was said, on every branch.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
@@ -48,14 +47,22 @@ class Exchange:
                 or the method needs a calibration of the model.
         """
         require_meanings(settings)
-        method, _ = method_and_budget(settings.method, settings.budget)
-        method.fitted(model.shape, model.calibration)
+        self.config = EngineConfig.from_settings(settings)
+        self.config.method.fitted(model.shape, model.calibration)
         self.busy = Lock()
         self.model = model
-        self.settings = settings
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
-        self.ways = Ways(self.context)
+        self.history = History(self.context)
+
+    @property
+    def settings(self) -> Settings:
+        """Of the turns to come; setting them raises SettingError if they mean nothing."""
+        return self.config.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self.config = EngineConfig.from_settings(settings)
 
     @property
     def cache(self) -> KVCache:
@@ -93,9 +100,7 @@ class Exchange:
         self,
         content: str | Sequence[int],
         *,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         """Read text or token ids without answering.
 
@@ -104,45 +109,41 @@ class Exchange:
                 text is read as its characters: give token ids to have one. What does not fit the
                 budget is dropped now, chosen without a question: to ask about a text, say both in
                 one message to `stream`.
-            progress, cancel: as in `engine.prefill.prefill`.
-            notify: told what the metrics will note, a sentence each, before anything is read.
+            callbacks: follow the reading, and can end it; notified of what the metrics will note, a
+                sentence each, before anything is read.
 
         Raises:
             ContextError: it does not fit the model's trained context.
             SettingError: a token is not in the model's vocabulary.
-            Stopped: `cancel` was set; nothing of it was read.
+            Stopped: `callbacks.cancel` was set; nothing of it was read.
         """
-        callbacks = Callbacks(progress, notify, cancel)
         if isinstance(content, str):
             ids = self._tokenized(
                 partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids),
                 content,
-                cancel,
+                callbacks.cancel,
             )
         else:
             ids = token_list(content)
         if ids:
-            self.context.end_step(self.settings)
+            self.context.end_step(self.config)
             ids = [*self.context.pending, *ids]
-            turn = self.ways.next_turn(ids, self.settings, answers=False)
-            self.ways.take(turn, callbacks)
+            turn = self.history.next_turn(ids, self.config, answers=False)
+            self.history.take(turn, callbacks)
 
     def generate(
         self,
         token_ids: Sequence[int],
         *,
         ignore_eos: bool = False,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Answer:
         """Read `token_ids` (at least one) and answer.
 
         Args:
             ignore_eos: go on past the model's end-of-text tokens.
-            progress, cancel: as in `engine.prefill.prefill`; `cancel` also ends the answer.
-            notify: as in `read`.
+            callbacks: as in `read`; `cancel` also ends the answer.
             settings: override the conversation's for this turn, e.g. `max_new_tokens`.
 
         Raises:
@@ -154,9 +155,7 @@ class Exchange:
             self.stream_tokens(
                 token_ids,
                 ignore_eos=ignore_eos,
-                progress=progress,
-                notify=notify,
-                cancel=cancel,
+                callbacks=callbacks,
                 **settings,
             )
         )
@@ -172,20 +171,18 @@ class Exchange:
         token_ids: Sequence[int],
         *,
         ignore_eos: bool = False,
-        progress: Progress | None = None,
-        notify: Notify | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
         """`generate`, piece by piece. A new turn ends one that is still being answered."""
-        chosen, callbacks = self.settings.after_load(settings), Callbacks(progress, notify, cancel)
+        chosen = self.config.after_load(settings)
         ids = token_list(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
-        turn = self.ways.next_turn([*self.context.pending, *ids], chosen)
-        self.ways.take(turn, callbacks)
-        yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=cancel)
+        turn = self.history.next_turn([*self.context.pending, *ids], chosen)
+        self.history.take(turn, callbacks)
+        yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
 
     @alone
     def save(
@@ -213,16 +210,16 @@ class Exchange:
             InterruptedCacheError: a step was interrupted, and nothing can go on from that.
         """
         context = self.context
-        if not light or self.ways.path.compacted:
-            context.end_step(self.settings)
+        if not light or self.history.path.compacted:
+            context.end_step(self.config)
             if context.store is None:
                 context.cache.require_whole()
         return Held(
             cache=context.cache,
             store=context.store,
             token_ids=context.token_ids,
-            paths=self.ways.paths,
-            at=self.ways.at,
+            paths=self.history.paths,
+            at=self.history.at,
             documents=self.documents,
             pending=context.pending,
             noted=context.noted,
@@ -241,7 +238,9 @@ class Exchange:
         """One that goes on from what another held, which must not go on itself. Errors as of a new
         one."""
         talk = cls(model, settings)
-        talk.context.resume(held)
+        talk.context.resume(
+            held.cache, held.store, held.token_ids, held.pending, held.noted, held.given_up
+        )
         talk.documents = held.documents
-        talk.ways.resume(held.paths, held.at)
+        talk.history.resume(held.paths, held.at)
         return talk

@@ -6,6 +6,7 @@ from functools import wraps
 from threading import Lock
 from typing import Any, Protocol, TypeVar, cast
 
+from kvlite.engine.callbacks import NO_CALLBACKS, require_callbacks
 from kvlite.errors import SettingError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -23,10 +24,11 @@ class Shared(Protocol):
 
 def alone(work: Method) -> Method:
     """A method of something shared that raises SettingError while another one is at work: in
-    another thread, or as what called this one."""
+    another thread, or as what called this one; or if its `callbacks` are none."""
 
     @wraps(work)
     def guarded(self: Shared, *args: Any, **options: Any) -> Any:
+        require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with _held(self.busy):
             return work(self, *args, **options)
 
@@ -39,6 +41,7 @@ def alone_by_steps(work: Method) -> Method:
 
     @wraps(work)
     def guarded(self: Shared, *args: Any, **options: Any) -> Iterator[Any]:
+        require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with _held(self.busy):
             pieces = work(self, *args, **options)
         try:

@@ -14,7 +14,7 @@ _MARKDOWN = (".md", ".markdown")
 _FORCE = " --force"
 
 
-def save(session: Session, name: str, progress: Progress) -> tuple[str, list[str]]:
+def save(session: Session, name: str, progress: Progress | None) -> tuple[str, list[str]]:
     """Keep the conversation.
 
     Args:

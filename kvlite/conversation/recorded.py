@@ -6,8 +6,8 @@ what was copied is not saved, and is read again if it is gone back to."""
 from typing import Any
 
 from kvlite.cache.layer import Mark
-from kvlite.conversation.branches import Path, Said
 from kvlite.conversation.checkpoint import Checkpoint, LayerState
+from kvlite.conversation.history import Node, Path
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
@@ -21,7 +21,7 @@ def recorded(paths: list[Path], at: int, store: HostKVStore | None) -> Plain:
         at: the current one's index.
         store: of the current one.
     """
-    said: dict[int, Said] = {}
+    said: dict[int, Node] = {}
     for path in paths:
         for each in (*path.said, path.before):
             if each is not None:
@@ -54,7 +54,7 @@ def walked(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[list[P
     return paths, at
 
 
-def _said(said: Said, number: dict[int, int], store: HostKVStore | None) -> Plain:
+def _said(said: Node, number: dict[int, int], store: HostKVStore | None) -> Plain:
     return {
         "checkpoint": _checkpoint(said.checkpoint, store),
         "messages": said.messages,
@@ -63,7 +63,7 @@ def _said(said: Said, number: dict[int, int], store: HostKVStore | None) -> Plai
     }
 
 
-def _number(said: Said | None, number: dict[int, int]) -> int | None:
+def _number(said: Node | None, number: dict[int, int]) -> int | None:
     return None if said is None else number[id(said)]
 
 
@@ -89,7 +89,7 @@ def _path(path: Path, number: dict[int, int], store: HostKVStore | None) -> Plai
         "messages": path.messages,
         "said": [number[id(each)] for each in path.said],
         "read": path.read,
-        "sealed": path.sealed,
+        "sealed": path.frozen_upto,
         "token_ids": path.token_ids,
         "end": None if path.end is None else _checkpoint(path.end, store) | {"kind": ""},
         "ahead": path.ahead,
@@ -99,9 +99,9 @@ def _path(path: Path, number: dict[int, int], store: HostKVStore | None) -> Plai
     }
 
 
-def _said_again(plain: Plain, store: HostKVStore | None, layers: int) -> Said:
+def _said_again(plain: Plain, store: HostKVStore | None, layers: int) -> Node:
     made = _checkpoint_again(plain["checkpoint"], store, layers)
-    return Said(made, _whole(plain["messages"]), _ids(plain["ahead"]))
+    return Node(made, _whole(plain["messages"]), _ids(plain["ahead"]))
 
 
 def _checkpoint_again(plain: Plain, store: HostKVStore | None, layers: int) -> Checkpoint:
@@ -117,7 +117,7 @@ def _checkpoint_again(plain: Plain, store: HostKVStore | None, layers: int) -> C
     return made
 
 
-def _path_again(plain: Plain, said: list[Said]) -> Path:
+def _path_again(plain: Plain, said: list[Node]) -> Path:
     every = [said[_whole(index)] for index in plain["said"]]
     path = Path(
         messages=[
@@ -126,7 +126,7 @@ def _path_again(plain: Plain, said: list[Said]) -> Path:
         ],
         said=every,
         read=_ids(plain["read"]),
-        sealed=_whole(plain["sealed"]),
+        frozen_upto=_whole(plain["sealed"]),
         token_ids=_ids(plain["token_ids"]),
         end=None if plain["end"] is None else _checkpoint_again(plain["end"], None, 0),
         ahead=_ids(plain["ahead"]),
@@ -139,7 +139,7 @@ def _path_again(plain: Plain, said: list[Said]) -> Path:
     return path
 
 
-def _one(said: list[Said], index: Any) -> Said | None:
+def _one(said: list[Node], index: Any) -> Node | None:
     return None if index is None else said[_whole(index)]
 
 

@@ -6,20 +6,18 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from kvlite.cache.bits import parse_kv_bits
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.meanings import require_meanings
 from kvlite.conversation.metrics import Answer
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.conversation.tensor_file import Progress
 from kvlite.conversation.token_snapshot import read_again
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.memory.device_budget import hold
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
@@ -92,10 +90,7 @@ class Runner:
             Stopped: `reading.cancel` was set; the file is as it was.
         """
         require_callable(progress, "progress")
-        if not isinstance(reading, Callbacks):
-            raise SettingError(
-                f"reading {reading!r} is not a kvlite.engine.callbacks.Callbacks: give one"
-            )
+        require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
             return self.resumed(saved, chosen, progress, reading)
@@ -210,14 +205,13 @@ def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> No
     Args:
         tokens: that will be read; None if nobody knows, and answers may be shorter then, too.
     """
-    method, budget_spec = method_and_budget(settings.method, settings.budget)
-    method = method.fitted(planner.shape, planner.forecaster.calibration)
-    bits, shape = parse_kv_bits(settings.kv_bits), planner.shape
+    config, shape = EngineConfig.from_settings(settings), planner.shape
+    method = config.method.fitted(shape, planner.forecaster.calibration)
     seen = min(max(1, tokens or 1), shape.max_context)
 
     def budget(longest: int) -> int:
         itemsize = planner.oom_actions[0][1].dtype.itemsize
-        return budget_spec.resolve(shape, method, seen, longest, itemsize, bits)
+        return config.budget.resolve(shape, method, seen, longest, itemsize, config.kv_bits)
 
     try:
         average = budget(1 if tokens is None else settings.max_new_tokens)
@@ -226,7 +220,7 @@ def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> No
         raise
     if average < seen:
         method.check(average)
-    layer_policies(method, shape, average, seen, bits=bits)
+    layer_policies(method, shape, average, seen, bits=config.kv_bits)
 
 
 def _planned(planner: Planner, tokens: int) -> Plan | None:

@@ -4,22 +4,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from kvlite.config.settings import Settings
-from kvlite.conversation.branches import Path as Way
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.history import Path as Way
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
 from kvlite.documents import Document
-from kvlite.engine.callbacks import Notify
-from kvlite.engine.reading import Progress
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ContextError, SettingError
 from kvlite.model.chat_template import BETWEEN, all_of, asked_of, name_of, question_about, tokens_of
 
-# What reads or answers, told where to show how far it is, and stopped by an event.
-Begin = Callable[[Progress, Notify, Event], Iterator[Piece]]
+# What reads or answers, and whom it calls back meanwhile.
+Begin = Callable[[Callbacks], Iterator[Piece]]
 
 
 @dataclass(frozen=True)
@@ -98,10 +96,10 @@ class Session:
         for each in (each for message in found for each in message.documents):
             if each in rest:
                 rest.remove(each)
-        ways = [*enumerate(talk.ways.paths)]
+        ways = [*enumerate(talk.history.paths)]
         self._left = {at: self._ahead(path, rest) for at, path in ways if path.ahead}
         ahead = [each for waiting in self._left.values() for each in waiting]
-        own = self._left.pop(talk.ways.at, [])
+        own = self._left.pop(talk.history.at, [])
         self.waiting = own + [each for each in rest if each not in ahead]
 
     def _ahead(self, path: Way, rest: Sequence[Document]) -> list[Document]:
@@ -150,9 +148,7 @@ class Session:
             raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
         return number, messages[number - 1]
 
-    def read(
-        self, documents: Sequence[Document], progress: Progress, notify: Notify, cancel: Event
-    ) -> bool:
+    def read(self, documents: Sequence[Document], callbacks: Callbacks) -> bool:
         """Take documents for the next message.
 
         Returns:
@@ -161,14 +157,14 @@ class Session:
 
         Raises:
             ContextError: they do not fit the model's trained context.
-            Stopped: `cancel` was set; nothing of them was read.
+            Stopped: `callbacks.cancel` was set; nothing of them was read.
         """
         text = all_of(documents)
         if self.waiting:
             self._require_room(text)
             read = False
         else:
-            read = self.talk.read_ahead(text, progress=progress, notify=notify, cancel=cancel)
+            read = self.talk.read_ahead(text, callbacks=callbacks)
         self.waiting += documents
         self.talk.documents = (*self.talk.documents, *documents)
         return read
@@ -187,8 +183,8 @@ class Session:
         """What answers a new message."""
         message = Message(text, tuple(self.waiting))
 
-        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
-            pieces = self.talk.stream(message.said, progress=progress, notify=notify, cancel=cancel)
+        def begin(callbacks: Callbacks) -> Iterator[Piece]:
+            pieces = self.talk.stream(message.said, callbacks=callbacks)
             return self._heard(pieces, lambda: self._sent(message))
 
         return begin
@@ -201,9 +197,9 @@ class Session:
         """What answers the last message again."""
         number, message = self.message(None)
 
-        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+        def begin(callbacks: Callbacks) -> Iterator[Piece]:
             self._leave()
-            pieces = self.talk.regenerate(progress=progress, notify=notify, cancel=cancel)
+            pieces = self.talk.regenerate(callbacks=callbacks)
             return self._again(number, message, pieces)
 
         return begin
@@ -212,8 +208,8 @@ class Session:
         """What answers the last message from all that was read; the conversation stays as it is."""
         self.message(None)
 
-        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
-            return self.talk.check(progress=progress, notify=notify, cancel=cancel)
+        def begin(callbacks: Callbacks) -> Iterator[Piece]:
+            return self.talk.check(callbacks=callbacks)
 
         return begin
 
@@ -222,11 +218,9 @@ class Session:
         _, former = self.message(number)
         message = Message(text, former.documents)
 
-        def begin(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
+        def begin(callbacks: Callbacks) -> Iterator[Piece]:
             self._leave()
-            pieces = self.talk.edit(
-                number, message.said, progress=progress, notify=notify, cancel=cancel
-            )
+            pieces = self.talk.edit(number, message.said, callbacks=callbacks)
             self._typed[message.said] = message
             return self._again(number, message, pieces)
 
@@ -252,7 +246,7 @@ class Session:
             self.last = piece.metrics
             yield piece
 
-    def undo(self, progress: Progress, notify: Notify, cancel: Event) -> None:
+    def undo(self, callbacks: Callbacks) -> None:
         """Go back before the last message, whose documents wait for the next one.
 
         Raises:
@@ -262,10 +256,10 @@ class Session:
         _, message = self.message(None)
         self._leave()
         with self._moving():
-            self.talk.undo(progress=progress, notify=notify, cancel=cancel)
+            self.talk.undo(callbacks=callbacks)
         self.waiting = [*message.documents, *self.waiting]
 
-    def branch(self, number: int, progress: Progress, notify: Notify, cancel: Event) -> None:
+    def branch(self, number: int, callbacks: Callbacks) -> None:
         """Go back to just after the answer to message `number`: documents that were read before the
         next one wait again.
 
@@ -276,10 +270,10 @@ class Session:
         messages = self.messages
         self._leave()
         with self._moving():
-            self.talk.branch(number, progress=progress, notify=notify, cancel=cancel)
+            self.talk.branch(number, callbacks=callbacks)
         self.waiting = list(messages[number].documents)
 
-    def switch(self, number: int, progress: Progress, notify: Notify, cancel: Event) -> None:
+    def switch(self, number: int, callbacks: Callbacks) -> None:
         """Go to a branch, counted from 1; what waited there when it was left waits again.
 
         Raises:
@@ -288,20 +282,20 @@ class Session:
         """
         self._leave()
         with self._moving():
-            self.talk.switch(number - 1, progress=progress, notify=notify, cancel=cancel)
+            self.talk.switch(number - 1, callbacks=callbacks)
         self.waiting = self._left.pop(number - 1, [])
 
     def _leave(self) -> None:
         """Remember what waits on this branch, of which some may have been read ahead."""
-        self._left[self.talk.ways.at] = [*self.waiting]
+        self._left[self.talk.history.at] = [*self.waiting]
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
         """Around going back, which may end half-way."""
-        path = self.talk.ways.path
+        path = self.talk.history.path
         try:
             yield
         except BaseException:
-            if self.talk.ways.path is not path:
+            if self.talk.history.path is not path:
                 self.waiting = []
             raise

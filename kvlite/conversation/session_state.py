@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlite.cache import KVCache
-from kvlite.conversation.branches import Path
+from kvlite.conversation.history import Path
 from kvlite.documents import Document
 from kvlite.offload import HostKVStore
 

@@ -8,6 +8,7 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.recorded import walked
 from kvlite.conversation.session_state import Held, Unread
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
@@ -29,11 +30,12 @@ def read_again(
         OutOfMemory, ContextError, SettingError: as of a turn.
     """
     ids, layers = saved.token_ids, model.shape.layers
+    config = EngineConfig.from_settings(settings)
     (paths, at), context = walked(saved.ways, None, layers), Context(model)
     stops = [stop for stop in paths[at].stops if stop <= len(ids)]
     context.oom_policy.taken = saved.given_up
     end = Checkpoint(len(ids), saved.pending, saved.noted, 0, lost=True)
-    context.go_to(ids, end, (), stops, settings, _over_all(callbacks, context, stops, len(ids)))
+    context.seek(ids, end, (), stops, config, _over_all(callbacks, context, stops, len(ids)))
     context.leave(end)
     if callbacks.progress is not None and ids:
         callbacks.progress(len(ids), len(ids))  # the next turn may be what reads the last answer

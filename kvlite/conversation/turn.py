@@ -15,7 +15,7 @@ from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
 from kvlite.conversation.turn_config import TurnConfig, store_in_effect
 from kvlite.conversation.warnings import notes
-from kvlite.engine.callbacks import Callbacks, Notify
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
 from kvlite.engine.oom_actions import cache_oom_actions
@@ -28,6 +28,7 @@ from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
 from kvlite.memory.oom import CHUNK, OOMPolicy, T
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.model.load import LoadedModel
@@ -84,7 +85,7 @@ class Turn:
         cache: KVCache,
         context: list[int],
         ids: list[int],
-        settings: Settings,
+        config: EngineConfig,
         *,
         oom_policy: OOMPolicy,
         store: HostKVStore | None = None,
@@ -109,17 +110,18 @@ class Turn:
         self.cache = cache
         self.context = context
         self.ids = ids
-        self.settings = settings
+        self.config = config
+        settings = config.settings
         self.answers = answers
         self.pending: list[int] = []
         self.as_read: AsRead | None = None
         self.step: Step | None = None
         self.oom_policy = oom_policy
-        self.say: Notify = _nothing
+        self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self.given_up = len(oom_policy.taken)
         self.turn_config = TurnConfig.of(
-            model, cache.seen, ids, settings, oom_policy, answers=answers
+            model, cache.seen, ids, config, oom_policy, answers=answers
         )
         self._decide(*store_in_effect(store, model, settings, self.turn_config, told))
         self.backend = host_scoring_backend(settings.scores, model.device)
@@ -139,11 +141,9 @@ class Turn:
             self.run_stats.planned_phases = self._planned()
 
     @property
-    def forgets(self) -> bool:
-        """Whether something of it will be out of reach of any later turn."""
-        return self.turn_config.loses and (
-            self.store is None or not self.turn_config.method.prefilling.exact
-        )
+    def settings(self) -> Settings:
+        """As they were given."""
+        return self.config.settings
 
     @property
     def chunk(self) -> int:
@@ -208,9 +208,9 @@ class Turn:
             Stopped: it was cancelled.
             OutOfMemory: nothing is left to give up.
         """
-        self.say = say = callbacks.notify or _nothing
+        self.say = callbacks.say
         for note in self.notes:
-            say(note)
+            self.say(note)
         if self.store is not None and self.settings.recall_entries:
             begin_compiling(self.model.device)
         with self.run_stats.work(self.model):
@@ -223,7 +223,7 @@ class Turn:
                 raise RecallError(failed)  # nothing but the host store has what was read
             if failed:
                 self._decide(None, [failed])
-                say(failed)
+                self.say(failed)
                 self.logits = self._safely(lambda: self._prefilled(callbacks))
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
@@ -279,21 +279,21 @@ class Turn:
                 yield self._broken_off(text, error)
                 return
 
-    def may_answer_again(self, settings: Settings) -> bool:
+    def may_answer_again(self, config: EngineConfig) -> bool:
         """Whether another answer can be drawn from what was read: nothing was given up since, and
         settings differ from this turn's in how tokens are drawn at most."""
-        drawn = {name: getattr(settings, name) for name in DRAWING}
+        drawn = {name: getattr(config.settings, name) for name in DRAWING}
         whole = self.as_read is not None and len(self.oom_policy.taken) == self.as_read.fallbacks
-        return whole and self.settings.replace(drawn) == settings
+        return whole and self.settings.replace(drawn) == config.settings
 
-    def begin_again(self, settings: Settings) -> None:
+    def begin_again(self, config: EngineConfig) -> None:
         """Forget an answer, once cache and context stand as before it."""
         assert self.as_read is not None
         self.logits = self.as_read.logits.to(self.model.device, copy=True)
         self.policies = [*self.as_read.policies]
-        self.notes, self.settings = self.as_read.notes, settings
+        self.notes, self.config = self.as_read.notes, config
         if self.store is not None:
-            self.recall = Recall(self.store, settings.recall_entries)
+            self.recall = Recall(self.store, config.settings.recall_entries)
         self.pending, self.step = [], None
         self.run_stats.begin_again()
 
@@ -376,7 +376,3 @@ class Turn:
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
             **self.run_stats.figures(read, ended=reason is not None),
         )
-
-
-def _nothing(note: str) -> None:
-    """Said to nobody."""

@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvlite.cache import KVBits, parse_kv_bits
+from kvlite.cache import KVBits
 from kvlite.config.settings import Settings
 from kvlite.engine.oom_actions import LEAST
 from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, loses
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
@@ -42,7 +42,7 @@ class TurnConfig:
         model: LoadedModel,
         before: int,
         ids: list[int],
-        settings: Settings,
+        config: EngineConfig,
         oom_policy: OOMPolicy,
         *,
         answers: bool,
@@ -59,15 +59,14 @@ class TurnConfig:
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
         _require_known(ids, model.shape.vocab)
-        seen = before + len(ids)
+        seen, settings = before + len(ids), config.settings
         wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
         if seen >= most + (wanted == 0):
             raise _too_long(before, len(ids), wanted, most, settings)
         longest = min(wanted, most - seen)
-        method, budget_spec = method_and_budget(settings.method, settings.budget)
-        method = method.fitted(model.shape, model.calibration)
-        bits = _fewer(parse_kv_bits(settings.kv_bits), oom_policy)
-        budget = budget_spec.resolve(model.shape, method, seen, longest, model.dtype.itemsize, bits)
+        method = config.method.fitted(model.shape, model.calibration)
+        bits, itemsize = _fewer(config.kv_bits, oom_policy), model.dtype.itemsize
+        budget = config.budget.resolve(model.shape, method, seen, longest, itemsize, bits)
         if times := oom_policy.times(BUDGET):
             least = max(method.least_budget, LEAST)
             budget = max(min(budget, seen) >> times, min(budget, least))

@@ -15,15 +15,14 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
-from kvlite.config.settings import Settings
-from kvlite.conversation.branches import Path
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
+from kvlite.conversation.history import Path
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import empty_cache
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
-from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.offload import HostKVStore
 
 _WHOLE = {
@@ -45,19 +44,19 @@ class Answered:
         context: what was read, and is not changed.
         path: the way it is on.
         unanswered: the last message as it was read, if that is known.
-        settings: of the conversation: by these it was read.
+        config: of the conversation: by this it was read.
     """
 
     context: Context
     path: Path
     unanswered: Checkpoint | None
-    settings: Settings
+    config: EngineConfig
 
     @property
-    def drawn(self) -> Settings:
-        """The settings by which the last answer was drawn, as far as that is known."""
+    def drawn(self) -> EngineConfig:
+        """By which the last answer was drawn, as far as that is known."""
         turn = self.context.turn
-        return self.settings if turn is None or self.unanswered is None else turn.settings
+        return self.config if turn is None or self.unanswered is None else turn.config
 
 
 def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
@@ -75,20 +74,20 @@ def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterato
         Stopped: it was cancelled while it was read.
     """
     told.path.require(len(told.path.said))
-    chosen = told.drawn.after_load(settings).replace(_WHOLE)
+    drawn = told.drawn.settings.after_load(settings)
+    chosen = EngineConfig.from_settings(drawn.replace(_WHOLE))
     own = Context(told.context.model)
     own.oom_policy = _Careful(own.model.device)
     ids = told.context.token_ids[: told.path.read[-1]]
-    say = callbacks.notify or _nothing
     found = own.oom_policy.run(partial(_held, told, len(ids) - 1), {})
     if found is not None:
         own.cache, own.token_ids = found, ids[:-1]
     else:
-        say(f"{len(ids):,} tokens are read again")
+        callbacks.say(f"{len(ids):,} tokens are read again")
     own.noted = tuple(_notes(told, copied=found is not None))
     turn = own.next_turn(ids[len(own.token_ids) :], chosen)
     for note in own.noted:
-        say(note)
+        callbacks.say(note)
     own.read(turn, callbacks)
     yield from own.answer(turn, ignore_eos=False, cancel=callbacks.cancel)
 
@@ -131,9 +130,8 @@ def _rounded(store: HostKVStore) -> bool:
 @torch.inference_mode()
 def _held(told: Answered, seen: int) -> KVCache | None:
     """A cache of its own with all of the first `seen` tokens; None if nothing has them, exact."""
-    context, settings = told.context, told.settings
-    method, _ = method_and_budget(settings.method, settings.budget)
-    if not method.prefilling.exact or not seen:
+    context = told.context
+    if not told.config.method.prefilling.exact or not seen:
         return None
     windows = context.model.shape.windows
     layers = empty_cache(context.model).layers
@@ -181,10 +179,6 @@ def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
         return None
     head_group.used = used
     return layer
-
-
-def _nothing(note: str) -> None:
-    """Said to nobody."""
 
 
 def difference(one: str, other: str) -> list[Run]:

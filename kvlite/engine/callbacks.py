@@ -36,5 +36,16 @@ class Callbacks:
                 f"cancel {self.cancel!r} is not a threading.Event: give one, or None"
             )
 
+    def say(self, note: str) -> None:
+        """Notify, if anyone wants to know."""
+        if self.notify is not None:
+            self.notify(note)
+
 
 NO_CALLBACKS = Callbacks()
+
+
+def require_callbacks(given: object, name: str = "callbacks") -> None:
+    """Raises SettingError unless `given` is an `Callbacks`."""
+    if not isinstance(given, Callbacks):
+        raise SettingError(f"{name} {given!r} is not a kvlite.Callbacks: give one")

@@ -16,6 +16,7 @@ from kvlite.cli.chat.terminal import Begin, T, Work
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Session
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.reading import Progress
 from kvlite.errors import KvliteError
 
@@ -47,12 +48,12 @@ class Recorder:
         self.shown.append(captured.get())
 
     def answer(self, begin: Begin) -> GenerationMetrics:
-        pieces = list(begin(lambda done, total: None, self.say, self.cancel))
+        pieces = list(begin(Callbacks(lambda done, total: None, self.say, self.cancel)))
         self.answers.append("".join(piece.text for piece in pieces))
         return pieces[-1].metrics
 
     def work(self, title: str, work: Work[T]) -> T:
-        return work(lambda done, total: None, self.say, self.cancel)
+        return work(Callbacks(lambda done, total: None, self.say, self.cancel))
 
     def ask(self, prefill: str) -> str:
         self.asked = prefill

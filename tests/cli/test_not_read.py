@@ -5,7 +5,6 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -15,6 +14,7 @@ from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Session
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.model.chat_template import all_of, asked_of, question_about
 from tests.cli.conftest import Run
 from tests.documents.files import raw_word, run
@@ -45,7 +45,7 @@ def begun(runner: Runner) -> Conversation:
 
 
 def notes(talk: Conversation, message: str, told: list[str]) -> tuple[str, ...]:
-    *_, last = talk.stream(message, notify=told.append)
+    *_, last = talk.stream(message, callbacks=Callbacks(notify=told.append))
     return last.metrics.notes
 
 
@@ -81,9 +81,9 @@ def test_a_chat_notes_it(runner: Runner) -> None:
     def nothing(*_: object) -> None:
         pass
 
-    session.read([REPORT], nothing, nothing, Event())
+    session.read([REPORT], NO_CALLBACKS)
     told = list[str]()
-    *_, last = session.say("10 11")(nothing, told.append, Event())
+    *_, last = session.say("10 11")(Callbacks(notify=told.append))
     assert last.metrics.notes == (NOTE,) and told == [NOTE]
 
 

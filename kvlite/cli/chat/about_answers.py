@@ -1,7 +1,6 @@
 """Commands about answers: is this what the whole text says?"""
 
 from collections.abc import Iterator
-from threading import Event
 
 from rich.style import Style
 from rich.text import Text
@@ -10,8 +9,7 @@ from kvlite.cli.chat.terminal import Terminal
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.session import Session
 from kvlite.conversation.verify import Run, difference
-from kvlite.engine.callbacks import Notify
-from kvlite.engine.reading import Progress
+from kvlite.engine.callbacks import Callbacks
 from kvlite.printable import harmless
 
 # Marks tell them apart where colours do not; the colours are a pair that nobody confuses.
@@ -28,8 +26,8 @@ def check(session: Session, terminal: Terminal, argument: str) -> None:
     begin, heard = session.check(), list[str]()
     former = session.talk.messages[-1]["content"]
 
-    def listened(progress: Progress, notify: Notify, cancel: Event) -> Iterator[Piece]:
-        for piece in begin(progress, notify, cancel):
+    def listened(callbacks: Callbacks) -> Iterator[Piece]:
+        for piece in begin(callbacks):
             heard.append(piece.text)
             yield piece
 

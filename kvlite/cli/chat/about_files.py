@@ -7,7 +7,7 @@ from kvlite.cli.chat.terminal import Terminal
 from kvlite.conversation import export as saving
 from kvlite.conversation.session import Session
 from kvlite.documents import Document, read_apart
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.errors import SettingError
 from kvlite.model.text_limit import text_limit
 
@@ -21,8 +21,8 @@ def read(session: Session, terminal: Terminal, argument: str) -> None:
     def opened(path: str) -> Document:
         return terminal.work(
             f"Opening {Path(path).name}",
-            lambda progress, _, cancel: read_apart(
-                path, limit=limit, progress=progress, cancel=cancel
+            lambda callbacks: read_apart(
+                path, limit=limit, progress=callbacks.progress, cancel=callbacks.cancel
             ),
         )
 
@@ -34,7 +34,7 @@ def take(session: Session, terminal: Terminal, documents: list[Document]) -> Non
     seen = session.talk.cache.seen
     read = terminal.work(
         "Reading",
-        lambda progress, notify, cancel: session.read(documents, progress, notify, cancel),
+        lambda callbacks: session.read(documents, callbacks),
     )
     names = ", ".join(document.name for document in documents)
     new = session.talk.cache.seen - seen
@@ -68,7 +68,7 @@ def save(session: Session, terminal: Terminal, argument: str) -> None:
     if not argument:
         raise SettingError("give it a name: /save trip, or /save trip.md to read it elsewhere")
     where, gone = terminal.work(
-        "Saving", lambda progress, notify, cancel: saving.save(session, argument, progress)
+        "Saving", lambda callbacks: saving.save(session, argument, callbacks.progress)
     )
     terminal.say(f"Saved as {where}.")
     if gone:
@@ -83,9 +83,7 @@ def load(session: Session, terminal: Terminal, argument: str) -> None:
     if about.light:
         terminal.work(
             "Reading",
-            lambda progress, notify, cancel: saving.load(
-                session, about.path, None, Callbacks(progress, notify, cancel)
-            ),
+            lambda callbacks: saving.load(session, about.path, None, callbacks),
         )
     else:
         with terminal.leaving_on_interrupt("Loading") as progress:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlite.cli.chat.terminal import Terminal, Work
-from kvlite.conversation.branches import Branch
+from kvlite.conversation.history import Branch
 from kvlite.conversation.session import Message, Session
 from kvlite.documents import Document
 from kvlite.errors import SettingError, Stopped

@@ -24,6 +24,7 @@ from kvlite.cli.opening import (
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.config.resolve import Resolved
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _piped(
     try:
         if documents:
             with reading(screen) as (bar, cancel):
-                session.read(documents, bar.update, bar.note, cancel)
+                session.read(documents, Callbacks(bar.update, bar.note, cancel))
         for line in sys.stdin or ():
             if not line.strip():
                 continue

@@ -19,6 +19,7 @@ from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt, unechoed
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief
 from kvlite.conversation.session import Begin
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.reading import Progress
 
 
@@ -79,7 +80,7 @@ class ChatTerminal:
             stop_on_interrupt() as cancel,
             reading_bar(self.screen, title) as bar,
         ):
-            return work(bar.update, bar.note, cancel)
+            return work(Callbacks(bar.update, bar.note, cancel))
 
     def answer(self, begin: Begin) -> GenerationMetrics:
         """Show an answer while it comes, then what it was made from."""
@@ -103,7 +104,7 @@ class ChatTerminal:
                 (bar.note if stream is None else stream.note)(text)
 
             try:
-                for piece in begin(bar.update, note, cancel):
+                for piece in begin(Callbacks(bar.update, note, cancel)):
                     if stream is None:
                         bar.close()
                         stream = self._stream()

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from threading import Event
 from typing import Protocol, TypeVar
 
 from rich.console import RenderableType
 
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Begin
-from kvlite.engine.callbacks import Notify
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.reading import Progress
 
 T = TypeVar("T")
 
 # What is told where to show how far it is, and stopped by an event.
-Work = Callable[[Progress, Notify, Event], T]
+Work = Callable[[Callbacks], T]
 
 
 class Quit(Exception):
