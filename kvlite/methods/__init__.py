@@ -30,7 +30,7 @@ __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method", "renam
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(Spans, Full, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
+        *(Full, Spans, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
         *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, SimLayerKV, MInference),
     )
 }
