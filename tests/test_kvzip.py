@@ -20,7 +20,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.rotary import rotations_after
 from tests.conftest import Tiny, make_tiny
 from tests.oracles.attention import FloatArray
-from tests.oracles.rehearsal import repetition_scores
+from tests.oracles.reconstruction import repetition_scores
 from tests.test_api import held
 from tests.test_registry import prompt
 

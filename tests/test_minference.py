@@ -13,7 +13,7 @@ from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy
 from tests.conftest import Tiny
-from tests.oracles.columns import read_by_columns
+from tests.oracles.vertical_slash import read_by_columns
 from tests.test_api import held
 from tests.test_registry import prompt
 

@@ -175,8 +175,7 @@ def _bits(layer: LayerCache, seen: int) -> Bits:
 
 def _held(head_group: KVHeadGroup, seen: int) -> Tensor:
     """Whether a head group holds a position, `(1, heads, seen + 1)` bool. The last one stands for
-    what a
-    step that was interrupted left."""
+    what a step that was interrupted left."""
     at = head_group.positions[:1, :, : head_group.used].long()
     held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
     return held.scatter_(2, at, True)

@@ -155,10 +155,10 @@ class LayerCache:
         origins: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
-        """A copy with head groups of `capacities` slots, entries ascending in position. Fronts that
-        never
-        change are shared with it; what is quantized is written out, or with `bits` stays so, and
-        what is no longer recent joins it; `origins` and `prepare` as in `gathered`."""
+        """A copy with head groups of `capacities` slots, entries ascending in position. Segments
+        that
+        never change are shared with it; what is quantized is written out, or with `bits` stays so,
+        and what is no longer recent joins it; `origins` and `prepare` as in `gathered`."""
         ordered = [Selection.everything(head_group) for head_group in self.head_groups]
         segments = (
             [head_group.segment for head_group in self.head_groups] if self.computed else None
@@ -191,9 +191,8 @@ class LayerCache:
         )
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
-        """One tensor a head group, `(batch, heads of the head_group, ...)`, as one with the layer's
-        KV heads
-        in order, no head missing; of a single head group the one itself."""
+        """One tensor a head group, `(batch, heads of the group, ...)`, as one with the layer's
+        KV heads in order, no head missing; of a single head group the one itself."""
         if len(each) == 1:
             return each[0]
         lines = {

@@ -14,8 +14,7 @@ from kvlite.cache.segment import Places, Write
 @dataclass(frozen=True)
 class Packed:
     """The middle of a head group's line, between its first few entries and its recent ones, which
-    are
-    exact. Each entry was rounded once, as it left the recent ones, and can be replaced; it is
+    are exact. Each entry was rounded once, as it left the recent ones, and can be replaced; it is
     rounded anew only if a cut made it one of the first or the recent ones again.
 
     Attributes:

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[str, typer.Argument(help="a method, to read what its options mean")] = "",
+    papers: Annotated[bool, typer.Option("--papers", help="show the paper of each method")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of a table")
+        bool, typer.Option("--json", help="print one JSON object instead of lines")
     ] = False,
 ) -> None:
-    """List the ways to compress a cache, their options and papers; or explain one.
-
-    A method's line is what a KV head keeps. While an answer is written, some keep their line as it
-    is, each new token in the place of another; others let it grow.
+    """List the methods that compress a KV cache; or explain one, with its options.
 
     Examples:
 
       kvlite methods
+
+      kvlite methods --papers
 
       kvlite methods kvx
 
@@ -41,14 +41,12 @@ def methods(
         return
     from rich.table import Table
 
-    screen = output()
-    table = Table("method", "what it does", "frees memory", "answering", "paper", show_lines=True)
+    listed = Table.grid("name", "about", padding=(0, 2, 0, 0))
     for method in chosen:
-        row = _row(method)
-        freed = "yes" if row["frees_memory"] else "no"
-        table.add_row(row["name"], row["summary"], freed, row["while_answering"], row["paper"])
-    screen.print(table)
-    screen.print("Options: kvlite methods NAME")
+        listed.add_row(method.name, method.paper if papers else method.summary)
+    screen = output()
+    screen.print(listed)
+    screen.print("\nkvlite methods NAME explains one, with its options.")
 
 
 def _row(method: "type[Method]") -> dict[str, Any]:
@@ -57,7 +55,7 @@ def _row(method: "type[Method]") -> dict[str, Any]:
         "summary": method.summary,
         "paper": method.paper,
         "frees_memory": method().frees_memory,
-        "while_answering": "keeps its line" if method().decoding.bounded else "grows",
+        "while_answering": "keeps its size" if method().decoding.bounded else "grows",
         "options": method.defaults(),
     }
 
@@ -71,4 +69,7 @@ def _explained(method: "type[Method]") -> str:
     ]
     options = ",".join(f"{option}={value}" for option, value in method.defaults().items())
     written = f"{method.name}:{options}" if options else method.name
-    return "\n\n".join([*texts, f"Defaults: --method {written}"])
+    row = _row(method)
+    freed = "frees memory" if row["frees_memory"] else "frees no memory by itself"
+    course = f"This method {freed}; while an answer is written, the cache {row['while_answering']}."
+    return "\n\n".join([*texts, course, f"Defaults: --method {written}"])

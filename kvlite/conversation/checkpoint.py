@@ -153,9 +153,8 @@ def restored(
     model: LoadedModel, made: Checkpoint, cache: KVCache, store: HostKVStore | None
 ) -> KVCache | None:
     """A cache that stands as it did, and the host store likewise if it had begun; None if nothing
-    has
-    what it takes. The cache may be changed for it, the host store too, but not where memory runs
-    out."""
+    has what it takes. The cache may be changed for it, the host store too, but not where memory
+    runs out."""
     if made.lost or (made.store is not None and not made.store.fits(store)):
         return None
     before = KVCache(empty_cache(model).layers, made.seen, made.reconstructed)

@@ -119,8 +119,7 @@ class Context:
 
     def _fill(self) -> list[int]:
         """Let an emptied cache hold all that the host store has; what of the last answer that has
-        not, to
-        be read before anything else."""
+        not, to be read before anything else."""
         store = self.store
         assert store is not None
         work = partial(everything, self.model, self.cache, store)

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvlite.cache.bits import UNCHANGED
-from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 
 FinishReason = Literal["stop", "length", "interrupted", "memory"]
@@ -97,14 +96,14 @@ class GenerationMetrics:
         """One line for people."""
         kept, seen = self.kept_entries_mean, self.seen_tokens
         if kept < seen:
-            held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self.method_shown}"
+            held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self.method}"
             size = f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
                 size += f" of {readable(self.full_kv_bytes)}"
         else:
             held, size = f"kept all {seen:,}", f"KV{self._quantized} {readable(self.kv_bytes)}"
             if self.kv_bytes < self.full_kv_bytes:
-                held += f" with {self.method_shown}"
+                held += f" with {self.method}"
                 size += f" of {readable(self.full_kv_bytes)}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
         streamed = (
@@ -169,11 +168,6 @@ class GenerationMetrics:
         if self.kv_bits == UNCHANGED:
             return ""
         return f" in {self.kv_bits}" + (" bits" if self.kv_bits.isdigit() else "")
-
-    @property
-    def method_shown(self) -> str:
-        """As the user wrote it; the default, whose options are long, by that name."""
-        return "the default method" if self.method == Settings.method else self.method
 
 
 @dataclass(frozen=True)

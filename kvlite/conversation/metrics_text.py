@@ -82,7 +82,7 @@ def _held(metrics: GenerationMetrics) -> Iterator[str]:
         f"The cache holds {kept:,.0f} of {seen:,} tokens, {metrics.kept_shown}, on average over "
         f"layers and heads: {size}, where everything would take {readable(metrics.full_kv_bytes)}."
     )
-    yield f"They were chosen by {metrics.method_shown}, {metrics.budget:,} a head allowed."
+    yield f"They were chosen by {metrics.method}, {metrics.budget:,} a head allowed."
 
 
 def _recalled(metrics: GenerationMetrics) -> Iterator[str]:

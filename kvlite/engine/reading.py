@@ -272,8 +272,7 @@ class Prefill:
 
     def rewind(self) -> None:
         """Make the cache, and the host store, what they were before; but for what was given up and,
-        where
-        there is no memory for that, room that was made."""
+        where there is no memory for that, room that was made."""
         if self.store is not None:
             self.store.rewind()
         for index, marks in self.marks.items():

@@ -241,8 +241,7 @@ class Telling:
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
         """Put the next chunk through a decoder layer, as `layer_prefill.through` does, or leave
-        everything
-        as it was; ratings that are raised twice are the same."""
+        everything as it was; ratings that are raised twice are the same."""
         self.answers = answers
         span = slice(self.done, self.done + hidden.shape[1])
         cos, sin = self.rotation

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods.across import Across
 from kvlite.methods.allocation import uniform
@@ -104,7 +103,7 @@ class Method(ABC):
         """
         if calibration is None:
             raise SettingError(
-                f"{self.called} needs to know this model's heads and layers: run `kvlite calibrate "
+                f"{self.spec} needs to know this model's heads and layers: run `kvlite calibrate "
                 "MODEL` once, which takes a few minutes"
             )
         return calibration
@@ -137,8 +136,8 @@ class Method(ABC):
     @property
     def by_attention(self) -> bool:
         """Whether it chooses by attention, of queries in `view.window` or remembered by a head
-        group, so
-        that `view.window.backend` may lie elsewhere; else it is given one on the device."""
+        group, so that `view.window.backend` may lie elsewhere; else it is given one on the
+        device."""
         return False
 
     def observation(self, budget: int) -> int:
@@ -186,7 +185,7 @@ class Method(ABC):
         if average < self.least_budget:
             smaller = ", or a smaller window" if "window" in self.defaults() else ""
             raise SettingError(
-                f"a budget of {average} is too small for {self.called}: "
+                f"a budget of {average} is too small for {self.spec}: "
                 f"give it at least {self.least_budget} entries (--budget){smaller}"
             )
 
@@ -204,13 +203,6 @@ class Method(ABC):
             for option in fields(cls)
             if option.metadata.get("option", True)
         }
-
-    @property
-    def called(self) -> str:
-        """What sentences call it: as a user writes it, unless that need not be written."""
-        from kvlite.methods import parse_method
-
-        return "the default method" if self == parse_method(Settings.method) else self.spec
 
     @property
     def spec(self) -> str:

@@ -61,7 +61,7 @@ class Budget:
         assert self.nbytes is not None
         if not method.keeps_to_budget:
             raise SettingError(
-                f"--budget {self.nbytes} bytes cannot be kept by {method.called}, whose lines vary "
+                f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
                 "in length: give a number of entries"
             )
         line = _LineBytes(shape, itemsize, 4 * method.decoding.rows, bits)
@@ -76,7 +76,7 @@ class Budget:
         if entries < needed:
             least = sliding + line.of(needed + grown) * heads
             raise SettingError(
-                f"--budget {self.nbytes} bytes is too little for {method.called} with this model "
+                f"--budget {self.nbytes} bytes is too little for {method.spec} with this model "
                 f"and {longest} new tokens: give at least {least} bytes"
             )
         return entries

@@ -31,7 +31,7 @@ class ExpectedAttention(Scored):
     """
 
     name: ClassVar[str] = "expectedattention"
-    summary: ClassVar[str] = "keeps what queries to come are expected to look at; asks no window"
+    summary: ClassVar[str] = "keeps what future queries are expected to attend to"
     paper: ClassVar[str] = (
         "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries "
         "Distribution, section 3"

@@ -14,7 +14,7 @@ class Full(Method):
     """Every token stays in the cache, as in any other runner; nothing is freed."""
 
     name: ClassVar[str] = "full"
-    summary: ClassVar[str] = "keeps every entry; the yardstick the others are measured by"
+    summary: ClassVar[str] = "keeps everything; what the others are measured against"
     paper: ClassVar[str] = "Attention Is All You Need, section 3.2"
 
     @property

@@ -31,7 +31,7 @@ class H2O(Scored):
     """
 
     name: ClassVar[str] = "h2o"
-    summary: ClassVar[str] = "keeps what got most attention from all tokens, and the recent half"
+    summary: ClassVar[str] = "keeps the most attended tokens so far, and the latest"
     paper: ClassVar[str] = (
         "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models, "
         "section 4"

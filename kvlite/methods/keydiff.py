@@ -23,7 +23,7 @@ class KeyDiff(Scored):
     """
 
     name: ClassVar[str] = "keydiff"
-    summary: ClassVar[str] = "keeps the keys least like the others; asks no query"
+    summary: ClassVar[str] = "keeps the keys least like the others; needs no attention"
     paper: ClassVar[str] = (
         "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in "
         "Resource-Constrained Environments, section 3"

@@ -48,7 +48,7 @@ class KVX(Observed):
     """
 
     name: ClassVar[str] = "kvx"
-    summary: ClassVar[str] = "keeps sink, stream and the middle's top k; also while answering"
+    summary: ClassVar[str] = "keeps first, latest and top-k tokens, also while answering"
     paper: ClassVar[str] = (
         "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference, sections 3.1-3.3"
     )

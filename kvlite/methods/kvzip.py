@@ -35,7 +35,7 @@ class KVzip(Scored):
     """
 
     name: ClassVar[str] = "kvzip"
-    summary: ClassVar[str] = "keeps what it takes to repeat the text; for questions to come"
+    summary: ClassVar[str] = "keeps what it takes to repeat the text, whatever is asked"
     paper: ClassVar[str] = (
         "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, section 3"
     )

@@ -265,7 +265,7 @@ def require_growing(bits: KVBits | None, method: Method, windows: bool = False) 
     """
     if bits is None or not bits.by_channel or (method.decoding.append_only and not windows):
         return
-    what = method.called if not method.decoding.append_only else "this model's sliding windows"
+    what = method.spec if not method.decoding.append_only else "this model's sliding windows"
     raise SettingError(
         f"--kv-bits {bits} holds the keys of neighbouring entries together, which {what} would "
         "drop one by one: use --kv-bits 4, or a method that only adds while answering"
@@ -281,7 +281,7 @@ def require_in_sight(method: Method, recall: str) -> None:
     """
     if recall not in ("auto", "off") and method.prefilling.mask is not None:
         raise SettingError(
-            f"{method.called} never looks at what is out of its sight, so --recall {recall} has "
+            f"{method.spec} never looks at what is out of its sight, so --recall {recall} has "
             "nothing to bring back: use --recall off"
         )
 

@@ -33,7 +33,7 @@ class LMInfinite(Method):
     """
 
     name: ClassVar[str] = "lminfinite"
-    summary: ClassVar[str] = "reads and answers with the first and the most recent tokens in sight"
+    summary: ClassVar[str] = "reads and answers seeing only the first and latest tokens"
     paper: ClassVar[str] = (
         "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, section 4"
     )

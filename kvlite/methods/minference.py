@@ -30,7 +30,7 @@ class MInference(Holding):
     """
 
     name: ClassVar[str] = "minference"
-    summary: ClassVar[str] = "reads faster, looking at parts; keeps as another method (+snapkv)"
+    summary: ClassVar[str] = "reads faster by sparse attention; keeps as snapkv (+snapkv)"
     paper: ClassVar[str] = (
         "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse "
         "Attention, section 3.2"

@@ -36,7 +36,7 @@ class MiniCache(Method):
     """
 
     name: ClassVar[str] = "minicache"
-    summary: ClassVar[str] = "merges the upper layers in pairs: one direction, two magnitudes"
+    summary: ClassVar[str] = "merges the upper layers in pairs"
     paper: ClassVar[str] = (
         "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models, section 4"
     )

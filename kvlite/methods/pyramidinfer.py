@@ -35,7 +35,7 @@ class PyramidInfer(Method):
     """
 
     name: ClassVar[str] = "pyramidinfer"
-    summary: ClassVar[str] = "leaves tokens behind from layer to layer; reads faster"
+    summary: ClassVar[str] = "drops tokens from layer to layer; reads faster"
     paper: ClassVar[str] = (
         "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference, section 4"
     )

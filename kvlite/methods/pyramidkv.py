@@ -22,7 +22,7 @@ class PyramidKV(SnapKV):
     """
 
     name: ClassVar[str] = "pyramidkv"
-    summary: ClassVar[str] = "SnapKV with budgets that shrink from the first layer to the last"
+    summary: ClassVar[str] = "like snapkv, with larger budgets in the lower layers"
     paper: ClassVar[str] = (
         "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, "
         "section 4.2"

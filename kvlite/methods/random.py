@@ -20,7 +20,7 @@ class Random(Method):
     """
 
     name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "keeps entries at random and the last few; the control"
+    summary: ClassVar[str] = "keeps tokens at random; the control of every comparison"
     paper: ClassVar[str] = "none; the control every selection is compared with"
 
     window: int = 32

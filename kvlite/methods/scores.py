@@ -160,7 +160,7 @@ def window_scores(
         weights: `(rows,)` float32, what a row's attention is multiplied by, at the window's place.
 
     Returns:
-        `(batch, heads of the head_group, used)` float32, at the window's place.
+        `(batch, heads of the group, used)` float32, at the window's place.
     """
     import torch
 
@@ -192,7 +192,7 @@ def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
         head_group: entries ascending in position.
 
     Returns:
-        `(batch, heads of the head_group, rows, used)` float32, at the window's place.
+        `(batch, heads of the group, rows, used)` float32, at the window's place.
     """
     import torch
 

@@ -17,8 +17,7 @@ def ends(
     head_group: "KVHeadGroup", first: int, last: int, device: "torch.device | None" = None
 ) -> "Tensor":
     """Slots of a head group's `first` and `last` entries: `(batch, heads, first + last)`, on the
-    head group's
-    device or another."""
+    head group's device or another."""
     import torch
 
     used, device = head_group.used, device or head_group.residual_keys.device

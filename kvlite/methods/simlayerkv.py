@@ -45,7 +45,7 @@ class SimLayerKV(Holding):
     """
 
     name: ClassVar[str] = "simlayerkv"
-    summary: ClassVar[str] = "trims lazy layers to sink and window; others by any method (+kvx)"
+    summary: ClassVar[str] = "trims lazy layers to their ends; the rest as kvx (+kvx)"
     paper: ClassVar[str] = (
         "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
     )

@@ -19,7 +19,7 @@ class SnapKV(Observed):
     """
 
     name: ClassVar[str] = "snapkv"
-    summary: ClassVar[str] = "keeps what the prompt's last tokens attend to, the same in all layers"
+    summary: ClassVar[str] = "keeps what the prompt's last tokens attend to"
     paper: ClassVar[str] = "SnapKV: LLM Knows What You are Looking for Before Generation, section 4"
 
     window: int = 32

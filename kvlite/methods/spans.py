@@ -19,7 +19,7 @@ class Spans(KVX):
     """
 
     name: ClassVar[str] = "spans"
-    summary: ClassVar[str] = "the default: KV-X keeping spans of 31 tokens; grows while answering"
+    summary: ClassVar[str] = "the default: keeps spans of text by the attention they get"
     paper: ClassVar[str] = KVX.paper
 
     pool: int = 31

@@ -29,7 +29,7 @@ class Streaming(Method):
     """
 
     name: ClassVar[str] = "streaming"
-    summary: ClassVar[str] = "keeps the first tokens and the most recent ones; the middle is lost"
+    summary: ClassVar[str] = "keeps the first and the latest tokens, forgets the middle"
     paper: ClassVar[str] = "Efficient Streaming Language Models with Attention Sinks, section 3.2"
 
     sinks: int = 4

@@ -25,7 +25,7 @@ class TOVA(Scored):
     """
 
     name: ClassVar[str] = "tova"
-    summary: ClassVar[str] = "keeps what the newest token attends to, the same in all heads"
+    summary: ClassVar[str] = "keeps what the newest token attends to, at every step"
     paper: ClassVar[str] = "Transformers are Multi-State RNNs, section 3.2"
 
     @property

@@ -38,7 +38,7 @@ class UNComp(Observed):
     """
 
     name: ClassVar[str] = "uncomp"
-    summary: ClassVar[str] = "heads grouped by effective rank; with stage=true reads faster too"
+    summary: ClassVar[str] = "budgets heads by their entropy; can also read faster"
     paper: ClassVar[str] = "UNComp: Can Matrix Entropy Uncover Sparsity?, section 3.3"
 
     window: int = 8

@@ -234,11 +234,11 @@ def fill(queries, scores, heads, source, head_group, slots, count, candidates, f
     """Let a head group hold the `count` entries that one token wants most.
 
     Args:
-        queries: `(heads of the head_group, rows, dim)` float32, scaled.
+        queries: `(heads of the group, rows, dim)` float32, scaled.
         scores: `(KV heads, n)` float32, roughly the attention that entries get.
-        heads: `(heads of the head_group,)` int64, which of the KV heads they are.
+        heads: `(heads of the group,)` int64, which of the KV heads they are.
         source: keys and values `(KV heads, capacity, dim)` of everything; place is position.
-        head_group: keys and values `(heads of the head_group, capacity, dim)` and positions `(heads
+        head_group: keys and values `(heads of the group, capacity, dim)` and positions `(heads
             of the head group, capacity)` int32; written.
         slots: how many are filled.
         candidates: how many entries' keys are looked at.

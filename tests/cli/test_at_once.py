@@ -118,12 +118,12 @@ def test_bytes_too_few_for_a_model_are_refused_before_a_weight_is_read(
     refused: Refused, model: Path, text: Path
 ) -> None:
     flags = ["--model", model, "--budget", "2KiB"]
-    refused(["ask", text, "What?", *flags], "--budget 2048 bytes is too little", "the default")
+    refused(["ask", text, "What?", *flags], "--budget 2048 bytes is too little", "spans")
     refused(["chat", *flags], "--budget 2048 bytes is too little", "give at least")
 
 
 def test_a_default_method_is_not_named_by_its_options(refused: Refused, text: Path) -> None:
-    refused(["ask", text, "What?", "--budget", "2"], "too small for the default method")
+    refused(["ask", text, "What?", "--budget", "2"], "too small for spans")
 
 
 @pytest.mark.long

@@ -29,17 +29,24 @@ def test_methods_as_json(kvlite: Run) -> None:
     assert (done.code, done.err) == (0, "")
 
 
-def test_methods_as_a_table(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_methods_in_two_columns_of_80_characters(
+    kvlite: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     done = kvlite("methods")
-    names = re.findall(r"^│ (\w+) ", done.out, re.MULTILINE)
-    assert names == list(METHODS)
-    assert (
-        done.out.count("keeps its line")
-        == sum(kind().decoding.bounded for kind in METHODS.values())
-        > 2
-    )
     assert (done.code, done.err) == (0, "")
+    rows = [line.split(maxsplit=1) for line in done.out.split("\n\n")[0].splitlines()]
+    assert [(name, about.strip()) for name, about in rows] == [
+        (name, method.summary) for name, method in METHODS.items()
+    ]
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_papers_of_methods(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [line.split(maxsplit=1) for line in kvlite("methods", "--papers").out.splitlines()]
+    found = {row[0]: row[1].strip() for row in rows if len(row) == 2}
+    assert all(found[name] == method.paper for name, method in METHODS.items())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -56,7 +63,7 @@ def test_help(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     done = kvlite("--help")
     assert re.search(r"ask +Ask a question about", done.out)
-    assert re.search(r"methods +List the ways", done.out)
+    assert re.search(r"methods +List the methods", done.out)
     assert 'kvlite ask report.pdf "' in done.out
     assert (done.code, done.err) == (0, "")
     assert kvlite("--version") == Done(0, f"kvlite {__version__}\n", "")
@@ -77,7 +84,7 @@ def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.Monkey
         for choice in about["choices"]:
             assert choice in line.replace(about["help"], "").partition("[default")[0]
     assert {"--json", "--quiet"} < set(shown)
-    assert kvlite("methods", "--help").out.count("kvlite methods") == 3
+    assert kvlite("methods", "--help").out.count("kvlite methods") == 4
 
 
 @pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["ask", "a", "b", "--top-p", "2"]])

@@ -40,8 +40,7 @@ def wanted(
 
 def swapped(held: set[int], wanted: set[int], rough: FloatArray) -> set[int]:
     """What a head group then holds: as much as before, what is wanted, and of the rest what looks
-    best
-    roughly."""
+    best roughly."""
     others = sorted(held - wanted, key=lambda i: -rough[i])
     return wanted | set(others[: len(held) - len(wanted)])
 

@@ -34,8 +34,7 @@ def host_kv_bytes(
 
 def index_bytes(shape: ModelShape, tokens: int) -> int:
     """Bytes of the device that a host store's indexes take, after `tokens` read at once, the room
-    for an
-    answer included."""
+    for an answer included."""
     line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
     return len(shape.full_layers) * shape.kv_heads * line
 

@@ -61,9 +61,8 @@ class Recall:
         self, layer: int, head_group: KVHeadGroup, queries: Tensor, scores: Tensor
     ) -> None:
         """Let a head group that is reached hold what one token wants most; `scores` are those of
-        all KV
-        heads. The device is waited for once at most where all is exact and on CUDA, not at all
-        where that reads the host's memory by itself."""
+        all KV heads. The device is waited for once at most where all is exact and on CUDA, not at
+        all where that reads the host's memory by itself."""
         if queries.is_meta:  # it takes next to nothing
             return
         source, count, transfer = (

@@ -20,12 +20,11 @@ def swap_in(
     head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
 ) -> int:
     """Let a head group hold what one token wants most, of everything that was read; for any head
-    group and any
-    source. How much comes is looked at in the midst of it, so a device is waited for.
+    group and any source. How much comes is looked at in the midst of it, so a device is waited for.
 
     Args:
         head_group: holds that token already, and nothing that `source` does not.
-        queries: `(batch, heads of the head_group, rows, dim)` float32, scaled.
+        queries: `(batch, heads of the group, rows, dim)` float32, scaled.
         scores: roughly the attention they pay to each entry of the source, `(batch, heads of the
             head group, n)` float32.
         source: everything, n entries of all KV heads in the order they were read.
@@ -68,9 +67,8 @@ def swap_in_place(
     fetch: Fetch,
 ) -> Tensor:
     """As `swap_in`, for a head group and a source that are all exact, in which places are
-    positions: work
-    of the same size whatever comes, so that nothing on the device is looked at. Who waits is
-    `fetch`, at most once.
+    positions: work of the same size whatever comes, so that nothing on the device is looked at. Who
+    waits is `fetch`, at most once.
 
     The head group is asked first: what neighbouring steps want is nearly the same, and mostly
         there.
@@ -78,7 +76,7 @@ def swap_in_place(
     tried again after an error.
 
     Args:
-        fetch: takes the head group, the source, places there `(batch, heads of the head_group, n)`,
+        fetch: takes the head group, the source, places there `(batch, heads of the group, n)`,
             and the slots in which the head group holds them, -1 for none.
 
     Returns:
@@ -118,8 +116,7 @@ def _exchange(
     positions: Tensor,
 ) -> None:
     """Put entries `(batch, heads, n, dim)` in the slots of an exact head group, `(batch, heads, n)`
-    and
-    no slot twice, where they come; elsewhere what is there is written again."""
+    and no slot twice, where they come; elsewhere what is there is written again."""
     along, chosen = wide(slots, keys), comes[..., None]
     new_keys = torch.where(chosen, keys, head_group.residual_keys.gather(2, along))
     new_values = torch.where(chosen, values, head_group.residual_values.gather(2, along))
@@ -144,8 +141,7 @@ def _first(missing: Tensor) -> tuple[Tensor, Tensor]:
 
 def _slots(head_group: KVHeadGroup, source: KVHeadGroup) -> Tensor:
     """Where entries of a head group lie in the source, `(batch, heads, used)`: layers that were
-    given
-    only some of the tokens have gaps between positions."""
+    given only some of the tokens have gaps between positions."""
     order = source.positions[0, 0, : source.used].to(head_group.residual_positions.device)
     return torch.searchsorted(order, head_group.positions[:, :, : head_group.used].contiguous())
 

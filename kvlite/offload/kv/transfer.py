@@ -67,8 +67,7 @@ class KVTransfer:
         self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, positions: Tensor
     ) -> None:
         """As `KVHeadGroup.append` for a head group in host memory that is all exact and has the
-        room, beside
-        what the device does next; not to be read before `wait`."""
+        room, beside what the device does next; not to be read before `wait`."""
         count = keys.shape[2]
         own = slice(head_group.used, head_group.used + count)
         with self._aside():
@@ -90,8 +89,7 @@ class KVTransfer:
 
     def put(self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, position: int) -> None:
         """Add a token, `(batch, kv heads, 1, dim)` on the device, to a head group in host memory
-        that has
-        the room; there once `fetch` or `wait` returned."""
+        that has the room; there once `fetch` or `wait` returned."""
         slot = head_group.residual_len
         own = slice(slot, slot + 1)
         if self._reads(head_group):
@@ -119,7 +117,7 @@ class KVTransfer:
 
         Args:
             source: everything, in host memory, all exact.
-            places: which, `(batch, heads of the head_group, n)` int64.
+            places: which, `(batch, heads of the group, n)` int64.
             slots: where the head group holds them, -1 if it does not.
         """
         if self._reads(source):

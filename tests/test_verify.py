@@ -34,8 +34,8 @@ from tests.test_branches import (
     said,
     same,
 )
-from tests.test_compact import SMALL
-from tests.test_light import RECALLED, again
+from tests.test_context_shift import SMALL
+from tests.test_token_snapshot import RECALLED, again
 
 
 def whole(tiny: Tiny, talk: Conversation) -> list[int]:

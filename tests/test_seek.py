@@ -31,7 +31,7 @@ from tests.test_branches import (
     opened,
     said,
 )
-from tests.test_compact import SMALL
+from tests.test_context_shift import SMALL
 
 
 def alike(one: Conversation, two: Conversation) -> None:

@@ -39,7 +39,7 @@ from tests.test_branches import (
     said,
     same,
 )
-from tests.test_compact import SMALL
+from tests.test_context_shift import SMALL
 from tests.test_snapshot import killed_at, refused
 
 RECALLED = [
