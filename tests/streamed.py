@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlite.engine.decode import decode_step
-from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, require_whole
@@ -70,7 +70,7 @@ def prompt(count: int, seed: int = 0) -> list[int]:
 
 def two_turns(model: LoadedModel) -> list[Tensor]:
     """Logits after each of two prompts in chunks, and after each of four tokens that follow."""
-    cache, heard = empty_cache(model), []
+    cache, heard = model.empty_cache(), []
     for turn in range(2):
         ids = torch.tensor([prompt(40, turn)])
         policies = layer_policies(parse_method("full"), model.shape, 400, cache.seen + 40)

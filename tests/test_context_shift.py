@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvlite.cache import KVCache
-from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.prefill import prefill
 from kvlite.engine.shift import compacted
 from kvlite.errors import ContextError, SettingError
 from kvlite.methods.base import Method
@@ -19,7 +19,7 @@ SMALL = {"max_position_embeddings": 256}
 
 
 def read(tiny: Tiny, count: int, method: Method | None = None) -> tuple[KVCache, torch.Tensor]:
-    cache = empty_cache(tiny.model)
+    cache = tiny.model.empty_cache()
     torch.manual_seed(3)
     ids = torch.randint(3, 199, (1, count))
     policies = layer_policies(method or Full(), tiny.model.shape, 10**6, count, None, count, None)

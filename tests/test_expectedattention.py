@@ -8,8 +8,8 @@ from torch import Tensor
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.engine.prefill import Prefill
 from kvlite.engine.query_stats import QueryStatistics
-from kvlite.engine.reading import Prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 

@@ -14,7 +14,7 @@ import torch
 
 import kvlite
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.reading import Prefill
+from kvlite.engine.prefill import Prefill
 from kvlite.errors import RecallError, SettingError, Stopped
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.disk import Disk

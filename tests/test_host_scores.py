@@ -13,7 +13,7 @@ from torch import Tensor
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
-from kvlite.engine.reading import Prefill
+from kvlite.engine.prefill import Prefill
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, LayerView, Method, parse_method

@@ -12,7 +12,7 @@ from kvlite.bench.fork import Choice, read_once
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.prefill import prefill
 from kvlite.engine.reconstruct import BEGIN, GO_ON, REMINDER
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods import parse_method
@@ -214,7 +214,7 @@ def test_sequences_of_a_batch_are_repeated_each_for_itself() -> None:
     method = parse_method("kvzip:window=4,passage=24,layers=uniform")
     found = []
     for batch in (rows, rows[:1], rows[1:]):
-        cache = empty_cache(model)
+        cache = model.empty_cache()
         cache.layers = KVCache.empty(
             model.shape.layers,
             model.shape.kv_heads,

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.reading import Prefill
+from kvlite.engine.prefill import Prefill
 from kvlite.engine.sparse_attention import PositionClamp, SparseAttentionMask
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter

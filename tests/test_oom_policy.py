@@ -14,9 +14,8 @@ from kvlite.cache import segment
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import empty_cache
+from kvlite.engine.prefill import Prefill
 from kvlite.engine.prefill_oom import prefill_oom_actions
-from kvlite.engine.reading import Prefill
 from kvlite.errors import OutOfMemory
 from kvlite.memory.oom import BUDGET, CHUNK, EIGHT_BITS, FOUR_BITS, HIDDEN, OOM_STEPS, OOMPolicy
 from kvlite.methods import parse_method
@@ -353,7 +352,7 @@ def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int)
     """Unless they were asked for so; in this turn, and in later ones."""
     reading = Prefill(
         model,
-        empty_cache(model),
+        model.empty_cache(),
         torch.tensor([[5] * 5000]),
         layer_policies(parse_method("full"), model.shape, 5000, 5000),
         chunk=chunk,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
-from kvlite.engine.reading import Prefill
+from kvlite.engine.prefill import Prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.allocation import LayerLine, layer_line

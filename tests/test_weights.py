@@ -20,7 +20,7 @@ import kvlite
 import kvlite.model.load as load
 import kvlite.model.weights as choice
 from kvlite.bench.speed import load_reference
-from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.prefill import prefill
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.methods import parse_method
@@ -205,7 +205,7 @@ def test_logits_of_the_embedded_model_are_near_those_of_transformers(
         theirs = reference(ids, logits_to_keep=1).logits[:, -1].log_softmax(-1)
     for chunk in (300, 64):
         policies = layer_policies(parse_method("full"), model.shape, 300, 300)
-        ours = prefill(model, empty_cache(model), ids, policies, chunk=chunk).log_softmax(-1)
+        ours = prefill(model, model.empty_cache(), ids, policies, chunk=chunk).log_softmax(-1)
         assert (theirs.exp() * (theirs - ours)).sum() < 0.03
 
 
@@ -223,7 +223,7 @@ def test_activations_and_cache_are_not_of_the_weights_type(tiny_folder: Path) ->
         model = kvlite.load(str(tiny_folder), weights=name).model
         packed = {p.dtype for p in model.module.parameters() if not p.is_floating_point()}
         assert packed == {torch.uint8 if name == "nf4" else torch.int8}
-        assert model.dtype == torch.float32 == empty_cache(model).layers[0].keys.dtype
+        assert model.dtype == torch.float32 == model.empty_cache().layers[0].keys.dtype
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

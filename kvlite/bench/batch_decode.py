@@ -15,7 +15,7 @@ from torch import Tensor
 from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
 from kvlite.engine.decode import LayerStep
-from kvlite.engine.reading import Prefill
+from kvlite.engine.prefill import Prefill
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import LayerPolicy

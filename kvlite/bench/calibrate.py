@@ -11,9 +11,8 @@ from torch import Tensor
 
 from kvlite.bench.batch_decode import each_token, told
 from kvlite.bench.fork import Choice, read_once
-from kvlite.engine.prefill import empty_cache
+from kvlite.engine.prefill import Prefill, Progress
 from kvlite.engine.probe import Probe
-from kvlite.engine.reading import Prefill, Progress
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.rank import effective_rank, elbow, spectrum
@@ -165,7 +164,7 @@ def _measured(model: LoadedModel, piece: list[int], lazy: SimLayerKV) -> Iterato
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
     policies = [LayerPolicy(Probe(len(piece)), len(piece), window) for window in shape.windows]
-    run = Prefill(model, empty_cache(model), ids, policies)
+    run = Prefill(model, model.empty_cache(), ids, policies)
     for index in range(shape.layers):
         view = run.read_layer(index).view(index)
         yield _Layer(

@@ -15,8 +15,8 @@ from kvlite.bench.intervals import Estimate, mean_of
 from kvlite.bench.multi_turn import parties, read_turns
 from kvlite.cache import KVCache, KVHeadGroup
 from kvlite.config.units import readable
+from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe
-from kvlite.engine.reading import Prefill
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import LayerPolicy

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
-from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.prefill import Prefill, prefill
 from kvlite.engine.probe import Probe
-from kvlite.engine.reading import Prefill
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import ROOM, LayerPolicy, layer_policies, merge_below, share_out
@@ -182,7 +181,7 @@ class _Past:
 
     def cache(self, reconstruction: Reconstruction | None) -> KVCache:
         """To read into: layers read on from the host store, whatever a cache still has of it."""
-        cache, seen = empty_cache(self.model), self.before.shape[1]
+        cache, seen = self.model.empty_cache(), self.before.shape[1]
         cache.seen, cache.reconstructed = seen, seen if reconstruction else 0
         return cache
 

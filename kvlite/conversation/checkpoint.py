@@ -15,7 +15,6 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
 from kvlite.cache.layer import Mark
 from kvlite.cache.segment import bytes_held
-from kvlite.engine.prefill import empty_cache
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
@@ -157,7 +156,7 @@ def restored(
     runs out."""
     if made.lost or (made.store is not None and not made.store.fits(store)):
         return None
-    before = KVCache(empty_cache(model).layers, made.seen, made.reconstructed)
+    before = KVCache(model.empty_cache().layers, made.seen, made.reconstructed)
     if made.store is not None:
         assert store is not None
         made.store.put_back(store)

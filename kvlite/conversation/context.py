@@ -19,7 +19,6 @@ from kvlite.conversation.metrics import Piece
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import empty_cache
 from kvlite.engine.shift import compacted
 from kvlite.errors import OutOfMemory
 from kvlite.memory.oom import OOMPolicy
@@ -44,7 +43,7 @@ class Context:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
-        self.cache = empty_cache(model)
+        self.cache = model.empty_cache()
         self.store: HostKVStore | None = None
         self.token_ids: list[int] = []
         self.turn: Turn | None = None
@@ -132,7 +131,7 @@ class Context:
 
     def require_readable(self, ids: list[int], config: EngineConfig, *, answers: bool) -> None:
         """Raises what `next_turn` would if nothing else had been read."""
-        cache, oom_policy = empty_cache(self.model), OOMPolicy(self.model.device)
+        cache, oom_policy = self.model.empty_cache(), OOMPolicy(self.model.device)
         Turn(self.model, cache, [], ids, config, oom_policy=oom_policy, answers=answers)
 
     def outgrows(self, count: int, config: EngineConfig, *, answers: bool) -> bool:
@@ -286,7 +285,7 @@ class Context:
             answer = stop == len(ids) and stop not in stops
             if answer and self.store is not None and self.store.begun:
                 # The next turn reads it from here.
-                empty = empty_cache(self.model).layers
+                empty = self.model.empty_cache().layers
                 self.cache = KVCache(empty, len(ids), self.cache.reconstructed)
                 self.token_ids = [*ids]
                 continue

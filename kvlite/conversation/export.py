@@ -7,7 +7,7 @@ from kvlite.conversation import library
 from kvlite.conversation.file_info import SUFFIX, About, about
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.reading import Progress
+from kvlite.engine.prefill import Progress
 from kvlite.errors import SettingError
 
 _MARKDOWN = (".md", ".markdown")

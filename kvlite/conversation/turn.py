@@ -19,9 +19,9 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
 from kvlite.engine.oom_actions import cache_oom_actions
+from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
-from kvlite.engine.reading import CHUNK as USUAL
 from kvlite.engine.sampling import Sampler
 from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes

@@ -20,7 +20,6 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.history import Path
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import empty_cache
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.offload import HostKVStore
@@ -134,7 +133,7 @@ def _held(told: Answered, seen: int) -> KVCache | None:
     if not told.config.method.prefilling.exact or not seen:
         return None
     windows = context.model.shape.windows
-    layers = empty_cache(context.model).layers
+    layers = context.model.empty_cache().layers
     for index, window in enumerate(windows):
         first = 0 if window is None else max(0, seen + 1 - window)
         givers = _givers(told, index)

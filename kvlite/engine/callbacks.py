@@ -9,7 +9,7 @@ from kvlite.config.arguments import require_callable
 from kvlite.errors import SettingError
 
 if TYPE_CHECKING:  # what is told of a reading need not load what reads
-    from kvlite.engine.reading import Progress
+    from kvlite.engine.prefill import Progress
 
 Notify = Callable[[str], None]
 

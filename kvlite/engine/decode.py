@@ -212,7 +212,7 @@ class Step:
         """Go through the layers that are left; logits of the next token.
 
         Raises:
-            OutOfMemory: with a OOM policy, if nothing is left to give up; the step can be run
+            OutOfMemory: with an OOM policy, if nothing is left to give up; the step can be run
                 again.
         """
         self.cache.writing = True

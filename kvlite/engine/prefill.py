@@ -1,29 +1,335 @@
-"""A whole reading, or none of it: the cache, and the host store, are those after it, or as they
-were."""
+"""New tokens on their way: all through one layer, that layer compressed, then the next layer.
 
+Exact (the same logits as reading in one piece) unless the method reads otherwise, and its peak is
+the hidden states, one layer's keys and values, the compressed layers before it, and one chunk's
+activations.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from threading import Event
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache
+from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.layer import Mark
+from kvlite.engine.cache_growth import grows, rewound, roomy_copy
+from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
-from kvlite.engine.prefill_oom import may_wait
-from kvlite.engine.reading import CHUNK, Prefill, Progress
-from kvlite.memory.oom import HIDDEN, OOMPolicy
-from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
+from kvlite.engine.reconstruct import ReconstructionPass, asked_for
+from kvlite.engine.sparse_attention import require_served, sparse_masks
+from kvlite.errors import require_uncancelled
+from kvlite.memory.free import is_oom
+from kvlite.memory.oom import HIDDEN, OOMPolicy, T
+from kvlite.methods.base import LayerView, Outlook
+from kvlite.methods.layer_policy import ROOM, LayerPolicy, merge_below, shares, take_share
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import Rotation
 from kvlite.offload import HostKVStore
 
+CHUNK = 1024
 
-def empty_cache(model: LoadedModel) -> KVCache:
-    """A cache for one sequence of this model, which has seen nothing."""
-    shape = model.shape
-    return KVCache.empty(
-        shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
-    )
+Progress = Callable[[int, int], None]
+
+
+class Prefill:
+    """New tokens on their way through the layers, one layer at a time.
+
+    Attributes:
+        layers: what was kept of those that were read.
+        hidden: `(batch, n, hidden size)` of the tokens still on their way, on the device, or in
+            host memory where it was short on the device.
+        rows: `(n,)` int64, which of the new tokens these are; None while it is all of them.
+        reconstruction_pass: of what was read, if a method judges by that.
+        reconstructed: tokens that the cache will hold judgements of.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        token_ids: Tensor,
+        policies: list[LayerPolicy],
+        *,
+        reserve: int = 0,
+        chunk: int = CHUNK,
+        progress: Progress | None = None,
+        cancel: Event | None = None,
+        context: Tensor | None = None,
+        store: HostKVStore | None = None,
+        backend: ScoringBackend = ON_DEVICE,
+        oom_policy: OOMPolicy | None = None,
+        whole: bool = False,
+    ) -> None:
+        """As in `prefill`.
+
+        Args:
+            whole: take every token, not the last alone, through the rest of the final layer, so
+                that `hidden` has what follows each of them.
+        """
+        if store is None or not store.begun:
+            cache.require_whole()
+        require_served(model, policies, cache.layers, cache.seen)
+        self.model = model
+        self.cache = cache
+        self.store = store
+        self.backend = backend
+        if store is not None:
+            store.mark()
+        self.oom_policy = oom_policy
+        self.layers: list[LayerCache] = []
+        self.policies = policies
+        self.reserve = reserve
+        self.room = min(reserve, ROOM)
+        self.chunk = chunk
+        self.progress = progress
+        self.cancel = cancel
+        self.whole = whole
+        self.start = store.seen if store is not None and store.begun else cache.seen
+        self.new = token_ids.shape[1]
+        self.end = self.start + self.new
+        self.hidden = embedded(model, token_ids, chunk, oom_policy)
+        self.rows: Tensor | None = None
+        self.rotations = model.rotations(self.start, self.new)
+        self.sparse_masks = sparse_masks(model, policies)
+        outlooks = [policy.method.outlook for policy in policies]
+        coming = {each: self._coming(each) for each in {*outlooks} if each is not None}
+        self.coming = [
+            None if each is None else coming[each][layer] for layer, each in enumerate(outlooks)
+        ]
+        self.positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
+        self.marks: dict[int, list[Mark]] = {}
+        self.reconstruction_pass = self._reconstruction_pass(
+            token_ids if context is None else torch.cat([context, token_ids], 1)
+        )
+        reconstructs = any(policy.method.prefilling.reconstruction for policy in policies)
+        self.reconstructed = (
+            self.end if self.reconstruction_pass else cache.reconstructed if reconstructs else 0
+        )
+        self.capacities = [
+            [head_group.capacity for head_group in layer.head_groups] for layer in cache.layers
+        ]
+
+    def read_layer(self, index: int) -> LayerPrefill:
+        """Take all tokens through one layer. Let go of the reader before the next: it holds the
+        layer's whole keys and values.
+
+        Raises:
+            Stopped: `cancel` was set.
+        """
+        if self.oom_policy is not None:
+            reserve_for(self, index, self.oom_policy)
+        layer_prefill = self._safely(partial(self._layer_prefill, index))
+        at, length = self._begin(index), self.hidden.shape[1]
+        layer_prefill.done = at
+        while at < length:
+            self._require_wanted()
+            at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
+            self._passed(index, at * self.new // length)
+        if self.reconstruction_pass is not None:
+            answers = index < len(self.policies) - 1
+            passed, safely = partial(self._repeated, index), self._safely
+            layer, policy = layer_prefill.layer, layer_prefill.policy
+            self.reconstruction_pass.rate(
+                index, layer, policy, answers=answers, passed=passed, safely=safely
+            )
+        return layer_prefill
+
+    def _layer_prefill(self, index: int) -> LayerPrefill:
+        """What reads a layer, with room for all that it will."""
+        cos, sin, positions = *self.rotations[index], self.positions
+        if self.rows is not None:
+            cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
+        policy, layer = self.policies[index], self._roomy(index)
+        layer_prefill = LayerPrefill(
+            layer,
+            policy,
+            positions,
+            self.end,
+            (cos, sin),
+            self.sparse_masks[index],
+            self.coming[index],
+            measures=self.store is not None,
+        )
+        if policy.method.decoding.cumulative and self.cache.reconstructed:
+            layer.clear_rows()  # they hold what a reconstruction found, not sums
+        return layer_prefill
+
+    def _begin(self, index: int) -> int:
+        """The row of the hidden states to begin with."""
+        return 0
+
+    def _read_chunk(self, index: int, layer_prefill: LayerPrefill, at: int) -> int:
+        """Take a chunk through a layer, from row `at` of the hidden states on; the row after it."""
+        length = self.hidden.shape[1]
+        # In the final layer the last token is a chunk by itself.
+        end = length - 1 if self._final(index) and at < length - 1 else length
+        span = slice(at, min(at + self.chunk, end))
+        # Nothing reads the final layer's output but the last token: of the others it needs
+        # keys, values and queries alone.
+        answers = (
+            not self._final(index)
+            or span.stop == length
+            or layer_prefill.policy.method.decoding.cumulative
+        )
+        hidden = self.hidden[:, span].to(self.model.device)
+        out = layer_prefill.take(self.model.layers[index], hidden, answers=answers)
+        self.hidden[:, span] = out
+        return span.stop
+
+    def _passed(self, index: int, rows: int) -> None:
+        """Say how far reading is: rows of layer `index`, those of a repetition after the tokens."""
+        if self.progress is not None:
+            each = self.new + (
+                0 if self.reconstruction_pass is None else self.reconstruction_pass.rows
+            )
+            self.progress(index * each + rows, len(self.policies) * each)
+
+    def _repeated(self, index: int, rows: int) -> None:
+        self._passed(index, self.new + rows)
+        self._require_wanted()
+
+    def _require_wanted(self) -> None:
+        require_uncancelled(self.cancel)
+
+    def read(self) -> Tensor:
+        """Take all tokens through all layers, compressing each as soon as it is done; next-token
+        logits, as of `logits`.
+
+        Raises:
+            Stopped: `cancel` was set.
+            OutOfMemory: nothing is left to give up that may be.
+        """
+        for index in range(len(self.policies)):
+            layer = self.compressed(index)
+            self.layers.append(layer)
+            del layer
+            self._safely(partial(merge_below, self.layers, self.policies, index, self.room))
+        shared = self._safely(lambda: shares(self.layers, self.policies, self.backend))
+        for index, kept in shared:
+            cut = partial(take_share, self.layers, self.policies, index, kept, self.room)
+            self._safely(cut)
+        return self._safely(self.logits)
+
+    def compressed(self, index: int) -> LayerCache:
+        """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
+        layer_prefill = self.read_layer(index)
+        view = self._safely(lambda: layer_prefill.view(index, self.backend))
+        self.remember(index, layer_prefill)
+        self._safely(lambda: self._narrow(view))
+        return self._safely(lambda: self._cut(index, layer_prefill.layer, view))
+
+    def _cut(self, index: int, layer: LayerCache, view: LayerView) -> LayerCache:
+        """What the policy of a layer keeps of it."""
+        # It may have been given less since the layer began.
+        policy = self.policies[index]
+        view = replace(view, budget=policy.budget)
+        if policy.method.across.resolves_at == "read":
+            policy = policy.settled(view)
+        if index not in self.marks and policy.partner is None:
+            layer = policy.cut(view, self.room)
+        else:
+            if policy.packs is not None:  # since it began
+                sizes = [head_group.capacity for head_group in layer.head_groups]
+                layer = layer.resized(sizes, layer.rows, policy.packs)
+            policy.cast_first_votes(layer, view.window)
+        if index in self.marks:
+            self.cache.layers[index] = layer
+        self.policies[index] = policy
+        return layer
+
+    def remember(self, index: int, layer_prefill: LayerPrefill) -> None:
+        """Hand the host store, if there is one, what was read and how a method scored it."""
+        store, query_sq_sum = self.store, layer_prefill.query_sq_sum
+        if store is None or query_sq_sum is None:
+            return
+        layer, method, new = layer_prefill.layer, self.policies[index].method, self.hidden.shape[1]
+        self._safely(lambda: store.add(index, layer, query_sq_sum, new, self.reserve))
+        if method.judges_once and layer.rows:
+            scores = layer.in_order([head_group.scores() for head_group in layer.head_groups])
+            self._safely(lambda: store.add_scores(index, scores, method.spec))
+
+    def _narrow(self, view: LayerView) -> None:
+        """Leave behind the tokens that the next layer is not given."""
+        after, through = self.policies[view.layer + 1 :], self.hidden.shape[1]
+        narrowing = after[0].narrowing if after else None
+        if narrowing is None or narrowing.width >= through:
+            return
+        with self.backend.timed():
+            going = narrowing.pruning.narrow(view, through, narrowing.width)
+            going = self.backend.slots(going).long()
+        rows = going if self.rows is None else self.rows[going]
+        self.hidden = self.hidden[:, going.to(self.hidden.device)]
+        self.rows = rows
+
+    def logits(self) -> Tensor:
+        """Next-token logits `(batch, vocab)` float32, after the last layer."""
+        return self.model.logits(self.hidden[:, -1].to(self.model.device))
+
+    def rewind(self) -> None:
+        """Restore the cache and the host store; what was given up for memory stays given up."""
+        if self.store is not None:
+            self.store.rewind()
+        for index, marks in self.marks.items():
+            policy = self.policies[index]
+            layer = self.cache.layers[index] = rewound(self.cache.layers[index], marks)
+            try:
+                sizes, rows = self.capacities[index], policy.method.decoding.rows
+                self.cache.layers[index] = layer.resized(sizes, rows, policy.packs)
+            except Exception as error:
+                if not is_oom(error):
+                    raise
+
+    def _safely(self, work: Callable[[], T]) -> T:
+        """Do a part of the reading that can be done again."""
+        if self.oom_policy is None:
+            return work()
+        return self.oom_policy.run(work, prefill_oom_actions(self))
+
+    def _roomy(self, index: int) -> LayerCache:
+        """A layer with room for the new tokens: the cache's own, grown, if nothing of it will be
+        dropped; else a copy, so that stopping loses nothing; or, with a host store, all that it
+        ever read."""
+        policy, layer = self.policies[index], self.cache.layers[index]
+        self.marks.pop(index, None)
+        if self.store is not None and self.store.begun:
+            scored_by = policy.method.spec if policy.method.judges_once else ""
+            return self.store.restored(index, self.hidden.shape[1], layer.keys.device, scored_by)
+        new = self.hidden.shape[1]
+        if not grows(policy, layer, new):
+            return roomy_copy(policy, layer, new, self.chunk)
+        lines = [(heads, used + new) for heads, used in layer.lines]
+        layer = layer.resized(policy.capacities(lines, self.room), policy.method.decoding.rows)
+        self.marks[index], self.cache.layers[index] = layer.mark(), layer
+        return layer
+
+    def _reconstruction_pass(self, context: Tensor) -> ReconstructionPass | None:
+        """What has to be repeated before layers are cut, if any method wants that.
+
+        Args:
+            context: `(batch, n)` int64, all that was read, these tokens included.
+        """
+        asked, begin = asked_for(self.policies, self.cache, self.store, self.new)
+        if asked is None:
+            return None
+        if context.shape[1] != self.end:
+            raise ValueError("a method that has the model repeat what it read needs all of it")
+        return ReconstructionPass(self.model, context, begin, asked, chunk=self.chunk)
+
+    def _coming(self, outlook: Outlook) -> list[Rotation]:
+        """Mean rotations of the positions after the last, as far as the model's context goes."""
+        count = max(1, min(outlook.future, self.model.shape.max_context - self.end))
+        return [
+            (cos.float().mean(1, keepdim=True), sin.float().mean(1, keepdim=True))
+            for cos, sin in self.model.rotations(self.end, count)
+        ]
+
+    def _final(self, index: int) -> bool:
+        return index == len(self.policies) - 1 and not self.whole
 
 
 @torch.inference_mode()
@@ -47,16 +353,14 @@ def prefill(
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen; or,
             with a host store that has begun, what that has seen.
-        policies: one a layer; where a method leaves layers to others once it has read, that is put
-            here.
+        policies: one a layer; a layer that its method leaves to another gets that one's here.
         context: `(batch, seen)` int64, the tokens before them; only methods that have the model
             repeat what it read need it.
         store: takes everything that is read. Once it has, layers read on from there, not from the
             cache: reading is exact, and what is kept is chosen anew from all.
         backend: where attention becomes a choice of what is kept.
         oom_policy: what is given up where memory runs out; without it, that is an error.
-        reserve: tokens the answer may have; lines that grow get room for up to `ROOM` of them at
-            once.
+        reserve: tokens the answer may have; caches that grow get room for up to `ROOM` at once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
             method looks at parts of what lies before a chunk.
         progress: told (layer-tokens done, of how many) after every chunk.
@@ -67,19 +371,13 @@ def prefill(
 
     Raises:
         Stopped: `cancel` was set; the cache is as it was, as after any other exception.
-        OutOfMemory: with a OOM policy, if nothing is left to give up.
+        OutOfMemory: with an OOM policy, if nothing is left to give up.
     """
     beginning = cache_oom_actions(model, cache, policies, token_ids.shape[1]) | {
         HIDDEN: lambda: may_wait(model, oom_policy)
     }
     begin = partial(
-        Prefill,
-        model,
-        cache,
-        token_ids,
-        policies,
-        context=context,
-        store=store,
+        partial(Prefill, model, cache, token_ids, policies, context=context, store=store),
         backend=backend,
         oom_policy=oom_policy,
         reserve=reserve,

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvlite.engine.prefill import empty_cache, prefill
+from kvlite.engine.prefill import prefill
 from kvlite.errors import ModelError
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
@@ -28,7 +28,7 @@ def require_own_answers(model: LoadedModel) -> None:
     ids = torch.linspace(0, vocab - 1, TOKENS, device=model.device).long()[None]
     theirs = _own_logits(model, ids)
     policies = layer_policies(Full(), model.shape, TOKENS, TOKENS)
-    ours = prefill(model, empty_cache(model), ids, policies)
+    ours = prefill(model, model.empty_cache(), ids, policies)
     error = ((ours - theirs).square().mean().sqrt() / theirs.std()).item()
     if not error <= TOLERANCE:
         raise ModelError(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kvlite.cache import KVCache
 from kvlite.errors import ModelError, SettingError, Stopped, reason
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
@@ -73,6 +74,13 @@ class LoadedModel:
         """What is on the device for it, all of it; some come twice, as views of one storage."""
         yield from held_tensors(self.module)
         yield from self.layers.tensors()
+
+    def empty_cache(self) -> KVCache:
+        """A cache for one sequence of this model, which has seen nothing."""
+        shape = self.shape
+        return KVCache.empty(
+            shape.layers, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device
+        )
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""

@@ -17,7 +17,7 @@ from kvlite.cache.quantized import rotation
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
-from kvlite.engine.reading import CHUNK, Prefill
+from kvlite.engine.prefill import CHUNK, Prefill
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.errors import ForecastError, KvliteError, reason
 from kvlite.methods.layer_policy import LayerPolicy, merge_below, share_out

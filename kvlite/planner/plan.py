@@ -8,7 +8,7 @@ from typing import Any
 from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.engine.reading import CHUNK
+from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, method_and_budget

@@ -17,7 +17,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.reading import Progress
+from kvlite.engine.prefill import Progress
 from kvlite.errors import KvliteError
 
 

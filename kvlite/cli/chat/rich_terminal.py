@@ -20,7 +20,7 @@ from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.reading import Progress
+from kvlite.engine.prefill import Progress
 
 
 class ChatTerminal:

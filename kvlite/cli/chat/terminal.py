@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.reading import Progress
+from kvlite.engine.prefill import Progress
 
 T = TypeVar("T")
 

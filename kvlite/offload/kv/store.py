@@ -214,7 +214,7 @@ class HostKVStore:
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
         self.layers[index] = layer
 
-    def scored_by(self, index: int, found: Tensor, scored_by: str) -> None:
+    def add_scores(self, index: int, found: Tensor, scored_by: str) -> None:
         """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
         float32."""
         with aside():
