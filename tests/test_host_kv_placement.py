@@ -1,4 +1,4 @@
-"""Where the recall host store is, how large, and what happens when there is no room for it."""
+"""Where the recall store is, how large, and what happens when there is no room for it."""
 
 import errno
 import gc

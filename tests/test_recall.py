@@ -1,4 +1,4 @@
-"""The recall host store: turns read as if nothing had ever been dropped."""
+"""The recall store: turns read as if nothing had ever been dropped."""
 
 import threading
 from typing import Any

@@ -11,7 +11,7 @@ _KINDS = {
     "activations and scores": "work",
     "other tensors": "work",
     "recall index": "index",
-    "recall host store": "tier",
+    "recall store": "tier",
     "checkpoints": "checkpoints",
     "this program": "program",
     "allocator": "allocator",

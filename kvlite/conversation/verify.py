@@ -61,7 +61,7 @@ class Answered:
 def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
     """Answer the last message again from all that was read before it, drawn as the former answer.
 
-    What the recall host store or the cache has of that is copied, and just one token is computed;
+    What the recall store or the cache has of that is copied, and just one token is computed;
     where they lack any of it, all is read again, and the callbacks is told so first.
 
     Args:

@@ -94,7 +94,7 @@ def holding(
     if store is not None and store.begun:
         disks = [layer.disk for layer in store.layers if layer.disk is not None]
         bits = "as the model has it" if store.bits is None else f"in {store.bits} bits"
-        kept = Part("recall host store", store.nbytes, f"all {store.seen:,} tokens read, {bits}")
+        kept = Part("recall store", store.nbytes, f"all {store.seen:,} tokens read, {bits}")
         if disks:
             disk, folder = kept, str(disks[0].folder)
         else:

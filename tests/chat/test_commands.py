@@ -156,7 +156,7 @@ def test_reading_that_is_stopped_leaves_nothing(chat: Chat, text: Path) -> None:
         ("/load trip", "the library has no 'trip'"),
         ("/load ./none.kv", "none.kv"),
         ("/save trip", "nothing has been said yet"),
-        ("/ledger", "nothing has been answered yet"),
+        ("/metrics", "nothing has been answered yet"),
         ("/edit", "nothing has been said yet"),
         ("/regen", "nothing has been said yet"),
         ("/branch", "nothing has been said yet"),
@@ -250,7 +250,7 @@ def test_memory_plan_and_ledger(chat: Chat) -> None:
     assert "fits" in chat("/plan") and "weights" in chat("/plan")
     chat.terminal.width = 40
     assert max(len(line) for line in chat("/plan").split("\n")) <= 40
-    assert "Answered 6 tokens" in chat("/ledger")
+    assert "Answered 6 tokens" in chat("/metrics")
 
 
 def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_every_byte_is_somewhere(runner: kvlite.Runner, monkeypatch: pytest.Monk
     assert sizes["weights"] >= sum(each.nbytes for each in weights.values())
     assert sizes["KV, full attention"] == talk.cache.nbytes
     assert talk.store is not None
-    assert sizes["recall host store"] == talk.store.nbytes > 10 * 1024
+    assert sizes["recall store"] == talk.store.nbytes > 10 * 1024
     assert sizes["recall index"] == talk.store.index_bytes > 0
     assert sizes["checkpoints"] == 1000
     assert sum(sizes.values()) == pytest.approx(memory.total, rel=0.02)
@@ -101,7 +101,7 @@ def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
     talk.generate(list(range(300, 600)))
     assert talk.store is not None
     host, disk = places(CPU, holding(runner.model, talk.cache, talk.store), "auto")
-    assert "recall host store" not in {part.name for part in host.parts}
+    assert "recall store" not in {part.name for part in host.parts}
     assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.store.nbytes)
 
 
@@ -147,9 +147,7 @@ PLACES = [
     Place(
         "NVIDIA RTX", "VRAM", 100, (Part("weights", 50, "bf16"), Part("KV", 1), Part("free", 49))
     ),
-    Place(
-        "host memory", "RAM", 200, (Part("recall host store", 100, "all of it"), Part("free", 100))
-    ),
+    Place("host memory", "RAM", 200, (Part("recall store", 100, "all of it"), Part("free", 100))),
 ]
 
 
@@ -162,7 +160,7 @@ def test_the_picture_of_memory(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert any(set(line.strip()) == {"█", "▓", "░"} for line in lines)
     assert ("bf16" in captured.get()) is (width >= 70)
-    for name in ("weights", "KV", "recall host store"):
+    for name in ("weights", "KV", "recall store"):
         assert any(name in line for line in lines)
 
 

@@ -186,7 +186,7 @@ def test_interrupts(roomy: Path, tmp_path: Path) -> None:
         player.child.send("\x03")
         player.sees("Ctrl-C once more quits")
         player.sees_prompt()
-        player.type("/ledger")
+        player.type("/metrics")
         player.sees("You ended it; what had come was kept.")
         player.sees_prompt()
         player.child.send("\x03")
@@ -194,7 +194,7 @@ def test_interrupts(roomy: Path, tmp_path: Path) -> None:
         player.sees_prompt()
         player.child.send("\x03")
         assert player.ends() == 0
-    assert said(tmp_path) == ["Who sat?", "And then?", "/ledger"]
+    assert said(tmp_path) == ["Who sat?", "And then?", "/metrics"]
 
 
 @pytest.mark.long

@@ -123,7 +123,7 @@ COMMANDS = (
     Command("show", "", "shows settings that are not the usual ones", about_settings.show),
     Command("memory", "", "draws where every megabyte is", about_memory.memory),
     Command("plan", "", "shows what was planned before the model was loaded", about_memory.plan),
-    Command("ledger", "", "says what the last answer was made from", about_memory.metrics),
+    Command("metrics", "", "says what the last answer was made from", about_memory.metrics),
     Command("clear", "", "begins a new conversation", _clear),
     Command("exit", "", "quits", _exit),
 )

@@ -1,4 +1,4 @@
-"""The recall host store as named tensors and a plain description, and back: in memory or on
+"""The recall store as named tensors and a plain description, and back: in memory or on
 disk."""
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The recall host store: everything a conversation has read, kept aside for the next turn."""
+"""The recall store: everything a conversation has read, kept aside for the next turn."""
 
 from dataclasses import dataclass, field, replace
 
