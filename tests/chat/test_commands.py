@@ -577,7 +577,7 @@ def test_completion(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch)
         f"/set recall {each}" for each in ("auto", "ram", "disk", "off")
     ]
     assert offered("/set never-lossy t") == ["/set never-lossy true"]
-    assert offered("/help me") == ["/help memory"]
+    assert offered("/help me") == ["/help memory", "/help metrics"]
     for typed in (
         "hello",
         "/read nowhere/x",
