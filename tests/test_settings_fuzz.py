@@ -87,7 +87,7 @@ def test_methods(text: str) -> None:
         method = parse_method(text)
         assert parse_method(method.spec) == method
         taken(lambda: method.check(100))
-        assert len(method.called) > 2
+        assert len(method.spec) > 2
 
 
 @many

@@ -123,7 +123,7 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     )
     rows = ask(smollm.model, recipes, choices, ["known"])
     found = {tally.method.split(":")[0]: tally.hits for tally in tallies(list(rows))}
-    assert found == {"full": 2, "kvx": 2, "random": 0}
+    assert found == {"full": 2, "spans": 2, "random": 0}
 
 
 def test_the_embedded_model_comes_calibrated(
