@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .routes import user_of
+
+_LOG = logging.getLogger(__name__)
 
 # Bytes of whatever is sent that is no document, and of all of that at once.
 LONGEST, TOGETHER = 32 << 20, 128 << 20
@@ -104,7 +107,7 @@ class OwnBodies:
             refused = await self._read(scope, receive, body)
             answer = refused or self._refusal(scope, bytes(body))
             again = receive if _looks(scope) else sent_again(bytes(body), receive)
-            await (answer or self.app)(scope, again, send)
+            await (answer or _answering(self.app))(scope, again, send)
         except ClientDisconnect:
             return
         finally:
@@ -139,6 +142,31 @@ class OwnBodies:
         if own and all(_asker(scope, each) in (None, user) for each in _events(scope, plain)):
             return None
         return _refused("This is another user's.", 403)
+
+
+def _answering(app: ASGIApp) -> ASGIApp:
+    """The app, which answers in a sentence where gradio stumbles over what was sent."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if begun:
+                raise
+            _LOG.warning("%s could not be answered: %s", scope["path"], type(error).__name__)
+            said = {"error": "Something is wrong with what was sent: load the page again."}
+            await JSONResponse(said, status_code=500)(scope, receive, send)
+
+    return answer
 
 
 def _looks(scope: Scope) -> bool:
