@@ -156,6 +156,27 @@ def no_traceback(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert "Traceback" not in out + err, (out + err)[-6000:]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/gradio_api/call/v2/say", {}),
+        (
+            "/gradio_api/queue/join",
+            {"data": [], "fn_index": [], "session_hash": [], "event_id": {"\ud800": None}},
+        ),
+    ],
+)
+def test_what_gradio_stumbles_over_is_answered_in_a_sentence(
+    web: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = web.post(
+        f"http://127.0.0.1{path}",
+        content=json.dumps(body),
+        headers=JSON,
+    )
+    assert answer.status_code == 500 and "load the page again" in answer.json()["error"]
+
+
 @MANY
 @given(st.sampled_from(GETS), texts, headers, st.dictionaries(texts, texts, max_size=3))
 def test_paths_and_headers(
@@ -232,24 +253,3 @@ def _path(name: str) -> str:
 
 def _is_whole(text: str) -> bool:
     return text.encode("utf-8", "replace").decode() == text
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/gradio_api/call/v2/say", {}),
-        (
-            "/gradio_api/queue/join",
-            {"data": [], "fn_index": [], "session_hash": [], "event_id": {"\ud800": None}},
-        ),
-    ],
-)
-def test_what_gradio_stumbles_over_is_answered_in_a_sentence(
-    web: TestClient, path: str, body: dict[str, Any]
-) -> None:
-    answer = web.post(
-        f"http://127.0.0.1{path}",
-        content=json.dumps(body),
-        headers={"Content-Type": "application/json"},
-    )
-    assert answer.status_code == 500 and "load the page again" in answer.json()["error"]
