@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlite.bench.folder import CONFIG, ROWS, RunFolder
+from kvlite.bench.questions import QuestionRow
 from kvlite.errors import SettingError
 
 CONFIGURATION = {"command": "niah", "options": {"tokens": [100], "kind": "pairs"}}
@@ -87,3 +88,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (run / CONFIG).write_text("{")
     with pytest.raises(SettingError, match="is damaged: name a new folder"):
         opened(run)
+
+
+def test_rows_of_an_older_version_go_on_by_the_names_of_this_one(tmp_path: Path) -> None:
+    row = dict.fromkeys(("depth", "tokens", "entries_mean", "kv_bytes", "found", "leading"), 0)
+    row |= {name: "" for name in QuestionRow.KEY if name != "depth"}
+    row |= {"hit": True, "rouge": 0.0, "surprise": 0.0, "answer": "", "tier_bytes": 7}
+    opened(tmp_path).begin()
+    (tmp_path / ROWS).write_text(json.dumps(row) + "\n")
+    (found,) = opened(tmp_path).rows
+    assert QuestionRow(**found).host_kv_bytes == 7

@@ -8,6 +8,8 @@ from typing import Any
 from kvlite.errors import SettingError
 
 CONFIG, ROWS = "config.json", "rows.jsonl"
+# Names of values in rows of older versions, and of this one.
+RENAMED = {"tier_bytes": "host_kv_bytes"}
 
 
 class RunFolder:
@@ -96,9 +98,14 @@ def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
     text = path.read_bytes() if path.exists() else b""
     whole = text.rfind(b"\n") + 1
     try:
-        return whole, [json.loads(line) for line in text[:whole].splitlines()]
+        return whole, [_renamed(json.loads(line)) for line in text[:whole].splitlines()]
     except ValueError:
         raise SettingError(f"{path} is damaged: name a new folder (--out)") from None
+
+
+def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row by the names of this version."""
+    return {RENAMED.get(name, name): value for name, value in row.items()}
 
 
 def _flat(values: Any, name: str = "") -> dict[str, Any]:
