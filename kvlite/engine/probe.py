@@ -1,6 +1,7 @@
 """A method that keeps what it is shown: to look on, where others are measured or repeated to."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from kvlite.cache import Selection
@@ -28,12 +29,12 @@ class Probe(Method):
         """What it judges by: one that judges alike goes on from what it found."""
         return f"{self.name}:sums={self.sums},rehearsal={self.reconstruction}"
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """Repeated, where one of them asks for it."""
         return Prefilling(reconstruction=self.reconstruction)
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """One row where one of them sums or repeats."""
         rows = int(self.sums or self.reconstruction is not None)

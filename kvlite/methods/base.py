@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.errors import SettingError
@@ -67,7 +68,9 @@ NO_OPTION = {"option": False}
 class Method(ABC):
     """A way to keep a cache small. Pure: all state is in the head groups it is shown.
 
-    Subclasses are frozen dataclasses; their fields are the options a user can set.
+    Subclasses are frozen dataclasses; their fields are the options a user can set. What they say
+    of reading, answering and whole layers depends on these alone, and is made once: the engine
+    asks for it in every layer of every step.
     """
 
     name: ClassVar[str]
@@ -108,7 +111,7 @@ class Method(ABC):
             )
         return calibration
 
-    @property
+    @cached_property
     def across(self) -> Across:
         """What it decides about whole layers: merges them, lets them share the budget, or leaves
         them to other methods."""
@@ -149,12 +152,12 @@ class Method(ABC):
         """Whether `select` wants to know what queries are to be expected, in `view.window`."""
         return None
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """What is left out, or done once more, while a text is read."""
         return Prefilling()
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """What becomes of entries while answering."""
         return Decoding()

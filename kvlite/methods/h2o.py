@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.methods.decoding import Decoding
@@ -48,7 +49,7 @@ class H2O(Scored):
         """The recent entries."""
         return 0, self.recent or max(1, budget // 2)
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """All queries so far vote; one token in, one out."""
         return Decoding(rows=1, cumulative=True, evict=self.evict)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.methods.allocation import LayerLine
@@ -83,7 +84,7 @@ class KVX(Observed):
         """A sink, a stream entry and a middle one, in the shortest line."""
         return 3
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """Judged by the last few steps; lines of the "budget" reading never outgrow it, unless
         they may grow."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.allocation import LayerLine
@@ -52,12 +53,12 @@ class KVzip(Scored):
         self.require("window", self.window >= 1, "1 or more")
         self.require("passage", self.passage >= 1, "1 or more")
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """Everything that was not repeated before is."""
         return Prefilling(reconstruction=Reconstruction(self.passage, self.sinks))
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """One row, the most attention so far."""
         return Decoding(rows=1)

@@ -1,6 +1,7 @@
 """LM-Infinite: the first tokens and the most recent ones, while reading too."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
@@ -49,12 +50,12 @@ class LMInfinite(Method):
         """Room for the sinks and one more."""
         return self.sinks + 1
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """Tokens see no more while they are read."""
         return Prefilling(mask=self.mask)
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """The window rolls."""
         return Decoding(evict=self.evict)

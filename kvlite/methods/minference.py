@@ -1,6 +1,7 @@
 """MInference: reading a long text while looking only at columns of it and at what is near."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from kvlite.errors import SettingError
@@ -49,7 +50,7 @@ class MInference(Holding):
         if not self.inner.prefilling.exact or self.inner.decoding.cumulative:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """As the method it holds, looking at parts."""
         columns = VerticalSlash(self.columns, self.near, self.observed, self.sinks)

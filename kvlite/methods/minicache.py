@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,7 +50,7 @@ class MiniCache(Method):
         for option in self.defaults():
             self.require(option, 0 <= getattr(self, option) <= 1, "from 0 to 1")
 
-    @property
+    @cached_property
     def across(self) -> Across:
         """It does nothing else."""
         return Across(merging=MergePairs(self.pairs, self.merge))

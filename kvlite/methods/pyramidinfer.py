@@ -1,6 +1,7 @@
 """PyramidInfer: fewer tokens from layer to layer, so fewer keys and values are ever made."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import cos, pi
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -54,7 +55,7 @@ class PyramidInfer(Method):
         self.require("least", self.least >= self.sinks, "as many as sinks, or more")
         self.require("weight", self.weight > 0, "above 0")
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """Later layers never see what was left behind."""
         return Prefilling(pruning=TokenPruning(self.widths, self.narrow))

@@ -4,6 +4,7 @@ budget is shared out over layers and heads, is common to all and can be combined
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvlite.methods.across import Across, GlobalAllocation
@@ -115,7 +116,7 @@ class Scored(Method):
         """Where votes of all layers decide."""
         return self.layers in BY_VOTES
 
-    @property
+    @cached_property
     def across(self) -> Across:
         """Layers share the budget where votes of all of them decide."""
         return Across(sharing=GlobalAllocation(self.share) if self.shares_layers else None)

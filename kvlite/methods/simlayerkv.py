@@ -1,6 +1,7 @@
 """SimLayerKV: layers that only look at the first and the recent tokens keep only these."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.errors import SettingError
@@ -100,7 +101,7 @@ class SimLayerKV(Holding):
         threshold = _BY_FAMILY[shape.model_type] if found is None else found
         return replace(self, inner=inner, threshold=threshold)
 
-    @property
+    @cached_property
     def across(self) -> Across:
         """As the method it holds, once `detect` says which layers are left to it."""
         when: Literal["read", "step"] = "read" if self.detect == "prefill" else "step"
@@ -116,7 +117,7 @@ class SimLayerKV(Holding):
         """Its test is."""
         return True
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """Bounded if all layers are; windows of lazy layers may roll."""
         inner = self.inner.decoding

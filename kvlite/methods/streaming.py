@@ -1,6 +1,7 @@
 """StreamingLLM: the first few tokens and the most recent ones."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
@@ -43,7 +44,7 @@ class Streaming(Method):
         """Room for the sinks and one more."""
         return self.sinks + 1
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """Appended to, where the window does not roll."""
         return Decoding(evict=self.evict if self.roll else None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.decoding import Decoding
@@ -37,7 +38,7 @@ class TOVA(Scored):
         """The last token."""
         return 0, 1
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """The newest token votes; one token in, one out."""
         return Decoding(rows=1, evict=self.evict)

@@ -1,6 +1,7 @@
 """UNComp: layers and heads grouped by the effective rank of their queries."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
@@ -74,12 +75,12 @@ class UNComp(Observed):
         """Also where tokens are left behind between groups."""
         return self.stage or self.layers == "rank"
 
-    @property
+    @cached_property
     def prefilling(self) -> Prefilling:
         """Whole, unless tokens are left behind."""
         return Prefilling(pruning=TokenPruning(self.widths, self.narrow) if self.stage else None)
 
-    @property
+    @cached_property
     def decoding(self) -> Decoding:
         """The window rolls on, and every line keeps its length."""
         return Decoding(rows=self.window, evict=self.evict)
