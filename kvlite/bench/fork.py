@@ -210,10 +210,8 @@ def _shared(
     shape, cache, store = model.shape, past.cache(probe.reconstruction), past.store_of(choices)
     by_choice = [past.policies(choice, cache, ids.shape[1]) for choice in choices]
     policies = [policy for each in by_choice for policy in each]
-    sums, looking_on = (
-        any(policy.method.decoding.cumulative for policy in policies),
-        max(map(_queries, policies)),
-    )
+    sums = any(policy.method.decoding.cumulative for policy in policies)
+    looking_on = max(map(_queries, policies))
     probe = replace(probe, queries=looking_on, sums=sums)
     # What a sliding window holds no method judges.
     watching = [
@@ -244,7 +242,7 @@ def _shared(
 
 
 def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> list[LayerCache]:
-    """What each branch's rule keeps of one layer."""
+    """What each branch's policy keeps of one layer."""
     cuts = []
     for policies in branches:
         policy = policies[view.layer]
@@ -257,5 +255,5 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> l
 
 
 def _queries(policy: LayerPolicy) -> int:
-    """How many of the last queries a rule wants to see, at least one."""
+    """How many of the last queries a policy wants to see, at least one."""
     return max(1, policy.method.observation(policy.budget), policy.method.decoding.rows)

@@ -156,9 +156,9 @@ class LayerCache:
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
         """A copy with head groups of `capacities` slots, entries ascending in position. Segments
-        that
-        never change are shared with it; what is quantized is written out, or with `bits` stays so,
-        and what is no longer recent joins it; `origins` and `prepare` as in `gathered`."""
+        that never change are shared with it; what is quantized is written out, or with `bits`
+        stays so, and what is no longer recent joins it; `origins` and `prepare` as in
+        `gathered`."""
         ordered = [Selection.everything(head_group) for head_group in self.head_groups]
         segments = (
             [head_group.segment for head_group in self.head_groups] if self.computed else None

@@ -174,10 +174,8 @@ class Context:
         gives_back = turn.store is not None and turn.store.bits is None
         if turn.turn_config.loses and not gives_back:
             self._copy_out(turn.config)
-        self.oom_policy.never_lossy, self.oom_policy.tell = (
-            turn.settings.never_lossy,
-            _telling(turn),
-        )
+        self.oom_policy.never_lossy = turn.settings.never_lossy
+        self.oom_policy.tell = _telling(turn)
         turn.read(callbacks)
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.noted, *turn.notes]))

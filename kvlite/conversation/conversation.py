@@ -112,7 +112,7 @@ class Conversation(Exchange):
         """Answer the last message again from a cache that drops nothing, drawn as the answer was;
         the conversation stands as before, whatever becomes of it.
 
-        Args and errors are those of `check.checked`.
+        Args and errors are those of `verify.checked`.
         """
         told = Answered(self.context, self._path, self.history.unanswered, self.config)
         return checked(told, callbacks, **settings)

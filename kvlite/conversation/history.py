@@ -33,7 +33,7 @@ class Node:
 
 @dataclass
 class Path:
-    """One way. History that have a beginning in common share what was said there.
+    """One way. Ways that have a beginning in common share what was said there.
 
     Attributes:
         messages: role and content, in order.

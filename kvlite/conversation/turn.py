@@ -170,7 +170,7 @@ class Turn:
         return {"read": weights + reading, "answer": weights + made.answering.total}
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
-        """Decide what is read, and by which rules.
+        """Decide what is read, and by which policies.
 
         Args:
             said: what the user is told of recall.

@@ -62,7 +62,7 @@ def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterato
     """Answer the last message again from all that was read before it, drawn as the former answer.
 
     What the recall store or the cache has of that is copied, and just one token is computed;
-    where they lack any of it, all is read again, and the callbacks is told so first.
+    where they lack any of it, all is read again, and the callbacks are told so first.
 
     Args:
         settings: override those of the drawing.

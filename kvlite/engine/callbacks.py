@@ -46,6 +46,6 @@ NO_CALLBACKS = Callbacks()
 
 
 def require_callbacks(given: object, name: str = "callbacks") -> None:
-    """Raises SettingError unless `given` is an `Callbacks`."""
+    """Raises SettingError unless `given` is a `Callbacks`."""
     if not isinstance(given, Callbacks):
         raise SettingError(f"{name} {given!r} is not a kvlite.Callbacks: give one")

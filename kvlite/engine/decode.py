@@ -79,10 +79,8 @@ class LayerStep:
                 self._once("recalled", head_group.heads, lambda: come(scores()))
             if head_group.segment is not None and self.sparse_mask is None:
                 return self._over_segment(head_group, q, scale, softcap)
-            keys, values = (
-                head_group.keys[:, :, : head_group.used],
-                head_group.values[:, :, : head_group.used],
-            )
+            keys = head_group.keys[:, :, : head_group.used]
+            values = head_group.values[:, :, : head_group.used]
             if self.sparse_mask is not None:
                 own = self.rotation
                 return self.sparse_mask.attend(q, keys, values, self.position, own, scale, softcap)
@@ -118,7 +116,7 @@ class LayerStep:
 
     def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
         add = head_group.add if self.policy.method.decoding.cumulative else head_group.record
-        self._once("judged", head_group.heads, partial(add, row))
+        self._once("remembered", head_group.heads, partial(add, row))
 
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
@@ -130,7 +128,7 @@ class LayerStep:
         self.policy, self.layer, self.asked = policy, layer, None
 
     def _grow(self) -> None:
-        """Take more storage, where the rule lets a full line grow."""
+        """Take more storage, where the policy lets a full line grow."""
         sizes = self.policy.capacities(self.layer.lines)
         if any(
             size > head_group.capacity

@@ -150,12 +150,8 @@ class LayerPrefill:
 
     def _found(self, q: Tensor) -> Found:
         """What a chunk's queries tell."""
-        length, queries, query_sq_sum, statistics = (
-            q.shape[2],
-            None,
-            self.query_sq_sum,
-            self.statistics,
-        )
+        length, queries = q.shape[2], None
+        query_sq_sum, statistics = self.query_sq_sum, self.statistics
         if query_sq_sum is not None:
             query_sq_sum = query_sq_sum + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
         after = self.positions.shape[0] - self.done - length
@@ -173,10 +169,8 @@ class LayerPrefill:
         head_group.append(k, v, self.positions[self.done : self.done + q.shape[2]])
         if not self.answers:
             return q
-        keys, values = (
-            head_group.keys[:, :, : head_group.used],
-            head_group.values[:, :, : head_group.used],
-        )
+        keys = head_group.keys[:, :, : head_group.used]
+        values = head_group.values[:, :, : head_group.used]
         if window is not None and head_group.used > window:
             return self._over_window(head_group, q, before, window)
         first = self.end - self.positions.shape[0] + self.done

@@ -40,19 +40,19 @@ class ReducibleLayers:
 
 @dataclass(frozen=True)
 class OOMState:
-    """All that a cache holds, and the rules that say what it will.
+    """All that a cache holds, and the policies that say what it will.
 
     Attributes:
         seen: tokens read; no more than that can be held.
     """
 
     shape: ModelShape
-    shelves: Sequence[ReducibleLayers]
+    reducible: Sequence[ReducibleLayers]
     policies: MutableSequence[LayerPolicy]
     seen: int
 
     def round_to(self, width: int) -> bool:
-        """Quantize what is held, and let the rules quantize what comes.
+        """Quantize what is held, and let the policies quantize what comes.
 
         Args:
             width: bits a number; what has no more already stays as it is.
@@ -61,7 +61,7 @@ class OOMState:
             Whether that makes anything smaller, now or later.
         """
         bits = KVBits(width, width)
-        lines = [n for shelf in self.shelves for layer in shelf.layers for _, n in layer.lines]
+        lines = [n for held in self.reducible for layer in held.layers for _, n in layer.lines]
         lines += [min(policy.budget, self.seen) for policy in self.policies]
         able = all(_may_be_rounded(policy, bits) for policy in self.policies)
         if not able or self.shape.head_dim * width % 8 or not any(map(bits.packed, lines)):
@@ -108,10 +108,10 @@ class OOMState:
             cuts: whether it has fewer entries.
         """
         waiting = [
-            (shelf.layers, index)
-            for shelf in self.shelves
-            for index in range(len(shelf.layers))
-            if index not in shelf.fixed and not (cuts and index in shelf.uncut)
+            (held.layers, index)
+            for held in self.reducible
+            for index in range(len(held.layers))
+            if index not in held.fixed and not (cuts and index in held.uncut)
         ]
         done: set[int] = set()
         before = len(waiting) + 1
@@ -136,9 +136,9 @@ class OOMState:
 
     def _put(self, index: int, layer: LayerCache, made: LayerCache) -> None:
         """Put one layer in the place of another, wherever that is."""
-        for shelf in self.shelves:
-            if index < len(shelf.layers) and shelf.layers[index] is layer:
-                shelf.layers[index] = made
+        for held in self.reducible:
+            if index < len(held.layers) and held.layers[index] is layer:
+                held.layers[index] = made
 
 
 def oom_actions(model: LoadedModel, oom_state: Callable[[], OOMState]) -> OOMActions:
@@ -159,8 +159,8 @@ def cache_oom_actions(
     model: LoadedModel, cache: KVCache, policies: MutableSequence[LayerPolicy], new: int = 0
 ) -> OOMActions:
     """What can be given up while answering, or before `new` tokens are read."""
-    shelves = [ReducibleLayers(cache.layers)]
-    return oom_actions(model, lambda: OOMState(model.shape, shelves, policies, cache.seen + new))
+    reducible = [ReducibleLayers(cache.layers)]
+    return oom_actions(model, lambda: OOMState(model.shape, reducible, policies, cache.seen + new))
 
 
 def _may_be_rounded(policy: LayerPolicy, bits: KVBits) -> bool:

@@ -216,7 +216,7 @@ class Prefill:
         return self._safely(self.logits)
 
     def compressed(self, index: int) -> LayerCache:
-        """One layer read, and what its rule keeps of it; all of it, if it is to be merged."""
+        """One layer read, and what its policy keeps of it; all of it, if it is to be merged."""
         layer_prefill = self.read_layer(index)
         view = self._safely(lambda: layer_prefill.view(index, self.backend))
         self.remember(index, layer_prefill)

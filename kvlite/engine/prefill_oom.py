@@ -1,4 +1,4 @@
-"""What reading can do without when memory runs out, before and beside what giving.py offers."""
+"""What reading can do without when memory runs out, before and beside `oom_actions`."""
 
 from typing import Protocol
 
@@ -102,8 +102,8 @@ def _oom_state(run: PrefillState) -> OOMState:
     back to. A layer that is read in place stays as it is."""
     grown, every = frozenset(run.marks), frozenset(range(len(run.policies)))
     now = grown & {len(run.layers)}
-    shelves = [
+    reducible = [
         ReducibleLayers(run.layers, uncut=grown),
         ReducibleLayers(run.cache.layers, fixed=now, uncut=every),
     ]
-    return OOMState(run.model.shape, shelves, run.policies, run.end)
+    return OOMState(run.model.shape, reducible, run.policies, run.end)

@@ -150,8 +150,8 @@ class ReconstructionPass:
         """Take every passage through a layer that holds all that was read.
 
         Args:
-            layer: gets, where the rule's method rehearses, the most attention that any query paid
-                to an entry of its own passage, in the row of its head groups.
+            layer: gets, where its method asks for it, the most attention that any query paid to an
+                entry of its own passage, in the row of its head groups.
             answers: whether a layer follows.
             passed: told how many rows went through, chunk by chunk.
             safely: does each chunk.

@@ -167,3 +167,25 @@ def by_groups(
     line = [high - (high - low) * each for each in falls]
     rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - beside)
     return [entries + beside for entries in rounded]
+
+
+def filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:
+    """Budgets with the same sum, where one that exceeds what its layer holds lends the rest to
+    layers that hold more than theirs, evenly; what nobody can take stays."""
+    given = list(budgets)
+    spare = sum(max(0, budget - most) for budget, most in zip(budgets, held, strict=True))
+    taken = 0
+    while spare > taken:
+        open_layers = [i for i, most in enumerate(held) if given[i] < most]
+        if not open_layers:
+            break
+        share = max(1, (spare - taken) // len(open_layers))
+        for i in open_layers:
+            more = min(share, held[i] - given[i], spare - taken)
+            given[i] += more
+            taken += more
+    for i, most in enumerate(held):
+        lent = min(taken, max(0, budgets[i] - most))
+        given[i] -= lent
+        taken -= lent
+    return given

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
+from kvlite.methods.allocation import filled
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.prefilling import LambdaMask, TokenPruning
@@ -101,7 +102,7 @@ class LayerPolicy:
         ]
 
     def settled(self, view: LayerView) -> "LayerPolicy":
-        """The rule a layer goes on with, once its method has looked at it."""
+        """The policy a layer goes on with, once its method has looked at it."""
         with view.window.backend.timed():
             resolving = self.method.across.resolving
             method, budget = resolving.resolve(view) if resolving else (self.method, view.budget)
@@ -120,10 +121,8 @@ class LayerPolicy:
             held = list(zip(view.head_groups, self.held(view.lines), strict=True))
             within = [head_group for head_group, each in held if each <= self.budget]
             over = [head_group for head_group, each in held if each > self.budget]
-        selections, like = (
-            [Selection.everything(head_group) for head_group in within],
-            dict(view.like),
-        )
+        selections = [Selection.everything(head_group) for head_group in within]
+        like = dict(view.like)
         if over:
             backend = _backend(self.method, view.window.backend)
             view = replace(view, window=replace(view.window, backend=backend))
@@ -189,7 +188,7 @@ def layer_policies(
     new: int | None = None,
     bits: KVBits | None = None,
 ) -> list[LayerPolicy]:
-    """One rule a layer of the model.
+    """One policy a layer of the model.
 
     A sliding-window layer holds its window and nothing more, whatever the method; the budget is
     the mean over the layers that see everything.
@@ -214,11 +213,9 @@ def layer_policies(
     if layers is not None and seen > average and method.across.sharing is None:
         given = widths or [new] * shape.layers
         held = [_entries(layers[layer]) + given[layer] for layer in cut]
-        budgets = _filled(budgets, held)
+        budgets = filled(budgets, held)
     by_layer = dict(zip(cut, budgets, strict=True))
-    provision = None
-    if method.across.sharing and seen > average:
-        provision = PROVISION * average
+    provision = PROVISION * average if method.across.sharing and seen > average else None
     merging = method.across.merging
     pairs = merging.pairs(shape.windows) if merging else []
     partners = dict(pairs) | {upper: lower for lower, upper in pairs}
@@ -385,25 +382,3 @@ def _entries(layer: "LayerCache") -> int:
     """Entries of a head that holds any, on average."""
     heads = sum(count for count, _ in layer.lines)
     return sum(count * entries for count, entries in layer.lines) // heads
-
-
-def _filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:
-    """Budgets with the same sum, where one that exceeds what its layer holds lends the rest to
-    layers that hold more than theirs, evenly; what nobody can take stays."""
-    filled = list(budgets)
-    spare = sum(max(0, budget - most) for budget, most in zip(budgets, held, strict=True))
-    taken = 0
-    while spare > taken:
-        open_layers = [i for i, most in enumerate(held) if filled[i] < most]
-        if not open_layers:
-            break
-        share = max(1, (spare - taken) // len(open_layers))
-        for i in open_layers:
-            more = min(share, held[i] - filled[i], spare - taken)
-            filled[i] += more
-            taken += more
-    for i, most in enumerate(held):
-        lent = min(taken, max(0, budgets[i] - most))
-        filled[i] -= lent
-        taken -= lent
-    return filled

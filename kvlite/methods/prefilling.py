@@ -84,9 +84,7 @@ class Prefilling:
         pruning: which tokens go on from layer to layer.
         reconstruction: what was read is repeated before `select` is asked, which takes some three
             times as long: a head group's one row (`decoding.rows` is 1) is then the most attention
-            that
-                each
-            entry got.
+            that each entry got.
     """
 
     mask: Callable[[int], LambdaMask] | None = None

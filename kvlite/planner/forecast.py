@@ -101,7 +101,7 @@ class _Took:
         reading, choosing: peaks.
         whole: of these, its entries while it was read.
         kept, host: what is live after it, on the device and beside it.
-        layer, policy: what was kept, and by which rule.
+        layer, policy: what was kept, and by which policy.
         indexed: whether an index has taken the place of another, which is let go once all is read.
     """
 

@@ -98,11 +98,8 @@ class HostKVCheckpoint:
             elif made is not None:
                 layer.cache, layer.disk = made, None
             layer.read = layer.head_group.used = mark.read
-            layer.cached_scores, layer.scored_by, layer.fresh = (
-                mark.cached_scores,
-                mark.scored_by,
-                [],
-            )
+            layer.cached_scores, layer.scored_by = mark.cached_scores, mark.scored_by
+            layer.fresh = []
             if layer.index is not None:
                 layer.index.used = mark.read
         store.seen = self.seen
@@ -137,11 +134,8 @@ def _exact(layer: HostKVLayer, rounds: bool) -> tuple[Tensor, ...]:
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
     """A quantized layer's first entries: each was rounded once, so they are what they were."""
     head_group, (keys, values, positions) = layer.head_group, mark.exact
-    count, heads, segment = (
-        mark.read - keys.shape[2],
-        [*range(len(head_group.heads))],
-        head_group.segment,
-    )
+    count, segment = mark.read - keys.shape[2], head_group.segment
+    heads = [*range(len(head_group.heads))]
     if isinstance(segment, Packed):
         segment = segment.take(torch.arange(count).expand(*positions.shape[:2], -1), heads)
     cut = LayerCache(
@@ -153,10 +147,7 @@ def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
         segments=[segment if count else None],
     )
     (made,) = cut.head_groups
-    made.residual_keys[:], made.residual_values[:], made.residual_positions[:] = (
-        keys,
-        values,
-        positions,
-    )
+    made.residual_keys[:], made.residual_values[:] = keys, values
+    made.residual_positions[:] = positions
     made.used = mark.read
     return cut

@@ -65,11 +65,8 @@ class Recall:
         all where that reads the host's memory by itself."""
         if queries.is_meta:  # it takes next to nothing
             return
-        source, count, transfer = (
-            self.store.layers[layer].head_group,
-            self._count(head_group),
-            self.store.transfer,
-        )
+        source, transfer = self.store.layers[layer].head_group, self.store.transfer
+        count = self._count(head_group)
         plain = _plain(head_group, source)
         if plain and _compiles(head_group, len(queries)):
             self._known += _swap_in_compiled(head_group, queries[0], scores[0], source, count)

@@ -169,9 +169,9 @@ class KVTransfer:
             if each.done is not None:
                 each.done.synchronize()
             own = slice(each.slot, each.slot + 1)
-            each.head_group.residual_keys[:, :, own], each.head_group.residual_values[:, :, own] = (
-                each.both
-            )
+            keys, values = each.both
+            each.head_group.residual_keys[:, :, own] = keys
+            each.head_group.residual_values[:, :, own] = values
             self._arriving.popleft()
 
     def _now(self) -> torch.cuda.Event | None:
