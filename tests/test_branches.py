@@ -200,6 +200,23 @@ STEPS = st.lists(
 WORDS = [f"{20 + word} {50 + word} {80 + 3 * word}" for word in range(6)]
 
 
+def act_on(talk: Conversation, act: str, number: int, word: int) -> None:
+    """One of `STEPS`, as far as there is something to do it to."""
+    turns, branches = len(talk.messages) // 2, len(talk.branches)
+    if act == "say" or not turns:
+        said(talk, WORDS[word])
+    elif act == "regenerate":
+        list(talk.regenerate())
+    elif act == "edit":
+        list(talk.edit(1 + number % turns, WORDS[word]))
+    elif act == "undo":
+        talk.undo()
+    elif act == "branch" and turns > 1:
+        talk.branch(1 + number % (turns - 1))
+    elif act == "switch":
+        talk.switch(number % branches)
+
+
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(STEPS, st.sampled_from(["full", "recall", "recall-4", "late"]), st.booleans())
@@ -211,19 +228,7 @@ def test_whatever_was_done_before_it_goes_on_as_said(
     talk, fresh = opened(tiny, **chosen), opened(tiny, **GIVEN[name])
     said(talk, FIRST)
     for act, number, word in steps:
-        turns, branches = len(talk.messages) // 2, len(talk.branches)
-        if act == "say" or not turns:
-            said(talk, WORDS[word])
-        elif act == "regenerate":
-            list(talk.regenerate())
-        elif act == "edit":
-            list(talk.edit(1 + number % turns, WORDS[word]))
-        elif act == "undo":
-            talk.undo()
-        elif act == "branch" and turns > 1:
-            talk.branch(1 + number % (turns - 1))
-        elif act == "switch":
-            talk.switch(number % branches)
+        act_on(talk, act, number, word)
     texts = [message["content"] for message in talk.messages if message["role"] == "user"]
     said(fresh, *texts)
     assert talk.messages == fresh.messages

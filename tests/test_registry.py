@@ -19,6 +19,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method
 from kvlite.methods.select import ends
+from kvlite.methods.wrapper import Holding
 from tests.conftest import Tiny
 from tests.test_api import held
 
@@ -35,6 +36,21 @@ def runner(tiny: Tiny, **settings: object) -> kvlite.Runner:
     return kvlite.Runner(
         tiny.model, Settings().replace({"max_new_tokens": 5, "recall": "off", **settings})
     )
+
+
+def test_a_wrapper_asks_the_method_it_holds_for_all_that_methods_say_of_themselves() -> None:
+    """Else it would answer with `Method`'s own words."""
+    said = {
+        member
+        for kind in METHODS.values()
+        for base in kind.__mro__
+        if issubclass(base, Method) and base not in (Method, Holding)
+        for member in vars(base)
+        if member in vars(Method) and not member.startswith("_")
+    }
+    # What each says of itself, and never of another.
+    assert said - {"name", "summary", "paper"} <= vars(Holding).keys()
+    assert {"select", "budgets", "decoding", "outlook"} <= said
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -31,6 +31,7 @@ from tests.test_branches import (
     STEPS,
     THIRD,
     WORDS,
+    act_on,
     acts,
     entries,
     heard,
@@ -145,19 +146,7 @@ def test_whenever_it_is_saved_and_opened_it_goes_on_as_said(
             before = talk.branches, talk.token_ids
             talk = again(tiny, tmp_path / "talk.kv")
             assert (talk.branches, talk.token_ids) == before
-        turns, branches = len(talk.messages) // 2, len(talk.branches)
-        if act == "say" or not turns:
-            said(talk, WORDS[word])
-        elif act == "regenerate":
-            list(talk.regenerate())
-        elif act == "edit":
-            list(talk.edit(1 + number % turns, WORDS[word]))
-        elif act == "undo":
-            talk.undo()
-        elif act == "branch" and turns > 1:
-            talk.branch(1 + number % (turns - 1))
-        elif act == "switch":
-            talk.switch(number % branches)
+        act_on(talk, act, number, word)
     texts = [message["content"] for message in talk.messages if message["role"] == "user"]
     said(fresh, *texts)
     assert talk.messages == fresh.messages

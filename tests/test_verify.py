@@ -26,7 +26,7 @@ from tests.test_branches import (
     SECOND,
     STEPS,
     THIRD,
-    WORDS,
+    act_on,
     heard,
     llama_once,
     opened,
@@ -199,24 +199,12 @@ def test_whenever_it_is_checked(
     for each in (talk, other):
         said(each, FIRST)
     for act, number, word in steps:
-        turns, branches = len(talk.messages) // 2, len(talk.branches)
-        if turns:
+        if talk.messages:
             before, expected = state(talk), whole(tiny, talk)
             assert heard(talk.check()) == expected
             untouched(before, state(talk))
         for each in (talk, other):
-            if act == "say" or not turns:
-                said(each, WORDS[word])
-            elif act == "regenerate":
-                list(each.regenerate())
-            elif act == "edit":
-                list(each.edit(1 + number % turns, WORDS[word]))
-            elif act == "undo":
-                each.undo()
-            elif act == "branch" and turns > 1:
-                each.branch(1 + number % (turns - 1))
-            elif act == "switch":
-                each.switch(number % branches)
+            act_on(each, act, number, word)
     assert talk.branches == other.branches
     same(talk, other)
 

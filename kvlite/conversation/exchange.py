@@ -46,8 +46,7 @@ class Exchange:
             SettingError: the method, the budget or the bits are none, they do not fit each other,
                 or the method needs a calibration of the model.
         """
-        require_meanings(settings)
-        self.config = EngineConfig.from_settings(settings)
+        self.config = require_meanings(settings)
         self.config.method.fitted(model.shape, model.calibration)
         self.busy = Lock()
         self.model = model

@@ -167,7 +167,7 @@ def open_runner(
         SettingError: also if the plan says that nothing fits, with the numbers.
         Stopped: `cancel` was set.
     """
-    require_meanings(settings)
+    config = require_meanings(settings)
     device = choose_device(settings.device)
     folder = find_model(settings.model, notify, cancel)
     planner = planner_here(settings, folder, device, reads_text=reads is not None, cancel=cancel)
@@ -175,7 +175,7 @@ def open_runner(
     asked = None
     if reads is not None and tokenizer is not None:
         asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
-    _require_fit(planner, settings, asked)
+    _require_fit(planner, config, asked)
     tokens = TOKENS if asked is None else asked
     most = planner.shape.max_context - settings.max_new_tokens
     plan = _planned(planner, max(1, min(tokens, most)))
@@ -199,13 +199,13 @@ def open_runner(
     return Runner(model, choice.applied(settings), plan)
 
 
-def _require_fit(planner: Planner, settings: Settings, tokens: int | None) -> None:
+def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:
     """Refuse what no turn can do with this model.
 
     Args:
         tokens: that will be read; None if nobody knows, and answers may be shorter then, too.
     """
-    config, shape = EngineConfig.from_settings(settings), planner.shape
+    settings, shape = config.settings, planner.shape
     method = config.method.fitted(shape, planner.forecaster.calibration)
     seen = min(max(1, tokens or 1), shape.max_context)
 

@@ -73,11 +73,14 @@ class EngineConfig:
         return checkpoint_limit(self.settings.checkpoint_limit)
 
 
-def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of) -> None:
+def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of) -> EngineConfig:
     """Check what settings mean, each of them and together: all that can be refused without a model.
 
     Args:
         called: what a setting's value is called where it was given, for errors.
+
+    Returns:
+        What they mean.
 
     Raises:
         SettingError: one of them means nothing, or they do not fit each other.
@@ -87,6 +90,7 @@ def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of)
     config = EngineConfig.from_settings(settings)
     require_growing(config.kv_bits, config.method)
     require_in_sight(config.method, settings.recall)
+    return config
 
 
 def require_meaning(name: str, value: Any, called: str) -> None:

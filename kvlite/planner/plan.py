@@ -359,8 +359,7 @@ class Planner:
         longest there may be."""
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.frees_memory
-        _, budget_spec = method_and_budget(self.settings.method, choice.budget)
-        bends = {1, choice.chunk, *self.shape.windows, budget_spec.entries}
+        bends = {1, choice.chunk, *self.shape.windows, self.way(choice).budget_spec.entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
         return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 
