@@ -16,13 +16,13 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.budget import Budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.offload import HostKVStore, Recall
 from kvlite.planner.forecast import Forecast
-from kvlite.planner.forecaster import Forecaster, Way
+from kvlite.planner.forecaster import Forecaster
 from tests.conftest import ARCHITECTURES, make_tiny
 
 CASES_EACH, LONGEST, CLOSE, UNDER = 11, 12, 0.01, 0.005
@@ -108,18 +108,22 @@ def expected(model: LoadedModel, case: Case) -> int:
 
 
 def forecast_of(model: LoadedModel, case: Case) -> Forecast:
-    way = Way(
-        parse_method(case.method),
-        Budget(entries=case.budget),
-        parse_kv_bits(case.bits),
-        case.chunk,
-        case.recall if case.batch == 1 else None,
-    )
+    settings = Settings(method=case.method, budget=str(case.budget), kv_bits=case.bits)
+    if case.recall is None or case.batch > 1:
+        settings = settings.replace({"recall": "off"})
+    else:
+        settings = settings.replace({"recall_entries": case.recall})
+    config = EngineConfig.from_settings(settings)
     forecaster = Forecaster(
         model.module.config, model.shape, model.calibration, tokenizer=model.tokenizer
     )
     return forecaster.first_turn(
-        way, model.weights, tokens=case.tokens, longest=LONGEST, batch=case.batch
+        config,
+        model.weights,
+        chunk=case.chunk,
+        tokens=case.tokens,
+        longest=LONGEST,
+        batch=case.batch,
     )
 
 

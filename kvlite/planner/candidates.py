@@ -11,6 +11,7 @@ import torch
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget, card, device_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.calibration import find_calibration
 from kvlite.model.load import PLACE, choose_device
 from kvlite.model.shape import described, read_config
@@ -93,7 +94,8 @@ def _planner(
     require_uncancelled(cancel)
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Planner(forecaster, room, settings, oom_actions, in_files, cancel)
+    config = EngineConfig.from_settings(settings)
+    return Planner(forecaster, room, config, oom_actions, in_files, cancel)
 
 
 def _read_tokenizer(folder: Path) -> Any:

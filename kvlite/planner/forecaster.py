@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from kvlite.cache import KVBits, KVCache
-from kvlite.methods import Method
-from kvlite.methods.budget import Budget
+from kvlite.cache import KVCache
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.calibration import Calibration
 from kvlite.model.load import LoadedModel
@@ -17,26 +16,6 @@ from kvlite.offload import HostKVStore
 from kvlite.planner.forecast import Forecast, Task, forecast
 from kvlite.planner.meta_cache import MetaOpCache
 from kvlite.planner.meta_model import meta_model
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a text is read and answered.
-
-    Attributes:
-        method, budget_spec: what is kept, and how much.
-        bits: how the cache is quantized, if it is.
-        chunk: tokens that go through a layer together.
-        recall: entries that each token of an answer may bring back; None for no recall.
-        recall_bits: how what is kept aside is quantized, if it is.
-    """
-
-    method: Method
-    budget_spec: Budget
-    bits: KVBits | None
-    chunk: int
-    recall: int | None = None
-    recall_bits: KVBits | None = None
 
 
 @dataclass
@@ -70,27 +49,36 @@ class Forecaster:
         return self._models[weights.dtype]
 
     def first_turn(
-        self, way: Way, weights: Weights, *, tokens: int, longest: int, batch: int = 1
+        self,
+        config: EngineConfig,
+        weights: Weights,
+        *,
+        chunk: int,
+        tokens: int,
+        longest: int,
+        batch: int = 1,
     ) -> Forecast:
         """Of a conversation's first turn.
 
         Args:
+            chunk: tokens that go through a layer together.
             tokens: to read, at least one.
             longest: tokens the answer may have.
 
         Raises:
             SettingError: the settings do not fit the model, or each other.
         """
-        shape, dtype = self.shape, weights.dtype
-        method = way.method.fitted(shape, self.calibration)
-        budget = way.budget_spec.resolve(shape, method, tokens, longest, dtype.itemsize, way.bits)
-        store, lost = None, loses(method, budget, tokens, longest, way.bits)
-        if way.recall is not None and lost and can_recall(method):
-            store = HostKVStore.empty(shape, dtype, way.recall_bits)
+        shape, dtype, bits = self.shape, weights.dtype, config.kv_bits
+        method = config.method.fitted(shape, self.calibration)
+        budget = config.budget.resolve(shape, method, tokens, longest, dtype.itemsize, bits)
+        store, recalls = None, config.settings.recall != "off" and can_recall(method)
+        if recalls and loses(method, budget, tokens, longest, bits):
+            store = HostKVStore.empty(shape, dtype, config.recall_bits)
         model = self.model(weights)
         sizes = 1, shape.kv_heads, shape.head_dim
         one = KVCache.empty(*sizes, dtype=dtype, device=model.device, batch=batch)
         cache = KVCache(one.layers * shape.layers)
-        policies = layer_policies(method, shape, budget, tokens, None, tokens, way.bits)
-        task = Task(tokens, longest, 0, way.chunk, way.recall or 0)
+        policies = layer_policies(method, shape, budget, tokens, None, tokens, bits)
+        recalled = 0 if store is None else config.settings.recall_entries
+        task = Task(tokens, longest, 0, chunk, recalled)
         return forecast(model, cache, policies, task, store, self._op_cache)

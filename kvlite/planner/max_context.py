@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlite.config.settings import Settings
-from kvlite.methods import parse_method
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.planner.plan import BITS, CHUNKS, Choice, Planner
 
 FULL = "full"
@@ -45,16 +45,16 @@ def reaches(planner: Planner) -> list[MaxContext]:
     methods = [FULL] if settings.method == FULL else [FULL, settings.method]
     rows = []
     for method in methods:
-        own = replace(settings, method=method)
+        config = EngineConfig.from_settings(replace(settings, method=method))
         others = Planner(
-            planner.forecaster, planner.room, own, planner.oom_actions, cancel=planner.cancel
+            planner.forecaster, planner.room, config, planner.oom_actions, cancel=planner.cancel
         )
         bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
         for weights in dict.fromkeys(weights for _, weights in planner.oom_actions):
             for width in bits:
-                choice = Choice(weights, "off", own.budget, width, settings.chunk or CHUNKS[0])
+                choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])
                 tokens = others.reach(choice)
                 whole = tokens >= planner.shape.max_context - settings.max_new_tokens
-                name = "the default" if parse_method(method).spec == Settings.method else method
+                name = "the default" if config.method.spec == Settings.method else method
                 rows.append(MaxContext(weights.name, name, width, tokens, whole))
     return rows

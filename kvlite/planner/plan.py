@@ -11,12 +11,13 @@ from kvlite.config.units import readable
 from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget
-from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, method_and_budget
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
 from kvlite.model.shape import GROUPS, ModelShape
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.planner.forecast import Forecast, Moment
-from kvlite.planner.forecaster import Forecaster, Way
+from kvlite.planner.forecaster import Forecaster
 
 CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
 PCIE = 25e9
@@ -153,7 +154,7 @@ class Planner:
         self,
         forecaster: Forecaster,
         room: DeviceBudget,
-        settings: Settings,
+        config: EngineConfig,
         oom_actions: Sequence[tuple[str, Weights]],
         in_files: int = 0,
         cancel: Event | None = None,
@@ -166,18 +167,16 @@ class Planner:
             in_files: bytes of the model's files, if there are any: what a checkpoint that is
                 quantized already takes.
             cancel: set to end a plan that is being made, which raises Stopped.
-
-        Raises:
-            SettingError: the method or the budget is none.
         """
         self.forecaster = forecaster
         self.shape = forecaster.shape
         self.room = room
-        self.settings = settings
+        self.config = config
+        self.settings = config.settings
+        self.method = config.method
         self.oom_actions = list(oom_actions)
         self.in_files = in_files
         self.cancel = cancel
-        self.method, _ = method_and_budget(settings.method, settings.budget)
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
@@ -210,7 +209,11 @@ class Planner:
         if key not in self.known:
             require_uncancelled(self.cancel)
             self.known[key] = self.forecaster.first_turn(
-                self.way(choice), choice.weights, tokens=tokens, longest=self._longest(tokens)
+                self.config_for(choice),
+                choice.weights,
+                chunk=choice.chunk,
+                tokens=tokens,
+                longest=self._longest(tokens),
             )
         return self.known[key]
 
@@ -226,18 +229,10 @@ class Planner:
             return dict.fromkeys(GROUPS, 0) | {"mlp": self.in_files}
         return weights_held(self.shape, Weights("nf4", weights.dtype), stream)
 
-    def way(self, choice: Choice) -> Way:
-        """How a choice is read."""
-        _, budget_spec = method_and_budget(self.settings.method, choice.budget)
-        settings = self.settings
-        return Way(
-            self.method,
-            budget_spec,
-            parse_kv_bits(choice.kv_bits),
-            choice.chunk,
-            None if settings.recall == "off" else settings.recall_entries,
-            parse_kv_bits(settings.recall_bits),
-        )
+    def config_for(self, choice: Choice) -> EngineConfig:
+        """The planner's, with a choice's budget and bits."""
+        budget, bits = parse_budget(choice.budget), parse_kv_bits(choice.kv_bits)
+        return replace(self.config, budget=budget, kv_bits=bits)
 
     def best(self, tokens: int) -> Plan:
         """The first choice that fits, or the one that takes least.
@@ -359,7 +354,7 @@ class Planner:
         longest there may be."""
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.frees_memory
-        bends = {1, choice.chunk, *self.shape.windows, self.way(choice).budget_spec.entries}
+        bends = {1, choice.chunk, *self.shape.windows, parse_budget(choice.budget).entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
         return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 
