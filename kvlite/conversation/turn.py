@@ -216,7 +216,7 @@ class Turn:
         with self.run_stats.work(self.model):
             failed = ""
             try:
-                self.logits = self._safely(lambda: self._prefilled(callbacks))
+                self.logits = self._prefilled(callbacks)
             except RecallError as error:  # the disk filled up in the meantime
                 failed = str(error)
             if failed and self.cache.seen and not self.cache.entries_mean:
@@ -224,7 +224,7 @@ class Turn:
             if failed:
                 self._decide(None, [failed])
                 self.say(failed)
-                self.logits = self._safely(lambda: self._prefilled(callbacks))
+                self.logits = self._prefilled(callbacks)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         self.run_stats.was_read()
@@ -233,13 +233,13 @@ class Turn:
         self.context += self.ids
 
     def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
-        device, known = self.model.device, len(self.context) - len(self.again)
+        known = len(self.context) - len(self.again)
         return prefill(
             self.model,
             self.cache,
-            torch.tensor([self.again + self.ids], device=device),
+            torch.tensor([self.again + self.ids]),
             self.policies,
-            context=torch.tensor([self.context[:known]], dtype=torch.int64, device=device),
+            context=torch.tensor([self.context[:known]], dtype=torch.int64),
             store=self.store,
             backend=self.backend or ON_DEVICE,
             oom_policy=self.oom_policy,

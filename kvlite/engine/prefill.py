@@ -19,16 +19,16 @@ from kvlite.engine.cache_growth import grows, rewound, roomy_copy
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
+from kvlite.engine.query_stats import rotations_to_come
 from kvlite.engine.reconstruct import ReconstructionPass, asked_for
 from kvlite.engine.sparse_attention import require_served, sparse_masks
 from kvlite.errors import require_uncancelled
 from kvlite.memory.free import is_oom
 from kvlite.memory.oom import HIDDEN, OOMPolicy, T
-from kvlite.methods.base import LayerView, Outlook
+from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import ROOM, LayerPolicy, merge_below, shares, take_share
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation
 from kvlite.offload import HostKVStore
 
 CHUNK = 1024
@@ -92,24 +92,21 @@ class Prefill:
         self.start = store.seen if store is not None and store.begun else cache.seen
         self.new = token_ids.shape[1]
         self.end = self.start + self.new
+        token_ids = token_ids.to(model.device)
         self.hidden = embedded(model, token_ids, chunk, oom_policy)
         self.rows: Tensor | None = None
         self.rotations = model.rotations(self.start, self.new)
         self.sparse_masks = sparse_masks(model, policies)
-        outlooks = [policy.method.outlook for policy in policies]
-        coming = {each: self._coming(each) for each in {*outlooks} if each is not None}
-        self.coming = [
-            None if each is None else coming[each][layer] for layer, each in enumerate(outlooks)
-        ]
+        self.coming = rotations_to_come(model, policies, self.end)
         self.positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
         self.marks: dict[int, list[Mark]] = {}
         self.reconstruction_pass = self._reconstruction_pass(
-            token_ids if context is None else torch.cat([context, token_ids], 1)
+            token_ids if context is None else torch.cat([context.to(model.device), token_ids], 1)
         )
         reconstructs = any(policy.method.prefilling.reconstruction for policy in policies)
-        self.reconstructed = (
-            self.end if self.reconstruction_pass else cache.reconstructed if reconstructs else 0
-        )
+        self.reconstructed = cache.reconstructed if reconstructs else 0
+        if self.reconstruction_pass is not None:
+            self.reconstructed = self.end
         self.capacities = [
             [head_group.capacity for head_group in layer.head_groups] for layer in cache.layers
         ]
@@ -127,7 +124,7 @@ class Prefill:
         at, length = self._begin(index), self.hidden.shape[1]
         layer_prefill.done = at
         while at < length:
-            self._require_wanted()
+            require_uncancelled(self.cancel)
             at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
             self._passed(index, at * self.new // length)
         if self.reconstruction_pass is not None:
@@ -184,16 +181,12 @@ class Prefill:
     def _passed(self, index: int, rows: int) -> None:
         """Say how far reading is: rows of layer `index`, those of a repetition after the tokens."""
         if self.progress is not None:
-            each = self.new + (
-                0 if self.reconstruction_pass is None else self.reconstruction_pass.rows
-            )
+            again = self.reconstruction_pass
+            each = self.new + (0 if again is None else again.rows)
             self.progress(index * each + rows, len(self.policies) * each)
 
     def _repeated(self, index: int, rows: int) -> None:
         self._passed(index, self.new + rows)
-        self._require_wanted()
-
-    def _require_wanted(self) -> None:
         require_uncancelled(self.cancel)
 
     def read(self) -> Tensor:
@@ -250,8 +243,7 @@ class Prefill:
         layer, method, new = layer_prefill.layer, self.policies[index].method, self.hidden.shape[1]
         self._safely(lambda: store.add(index, layer, query_sq_sum, new, self.reserve))
         if method.judges_once and layer.rows:
-            scores = layer.in_order([head_group.scores() for head_group in layer.head_groups])
-            self._safely(lambda: store.add_scores(index, scores, method.spec))
+            self._safely(lambda: store.add_scores(index, _scores_of(layer), method.spec))
 
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
@@ -320,16 +312,12 @@ class Prefill:
             raise ValueError("a method that has the model repeat what it read needs all of it")
         return ReconstructionPass(self.model, context, begin, asked, chunk=self.chunk)
 
-    def _coming(self, outlook: Outlook) -> list[Rotation]:
-        """Mean rotations of the positions after the last, as far as the model's context goes."""
-        count = max(1, min(outlook.future, self.model.shape.max_context - self.end))
-        return [
-            (cos.float().mean(1, keepdim=True), sin.float().mean(1, keepdim=True))
-            for cos, sin in self.model.rotations(self.end, count)
-        ]
-
     def _final(self, index: int) -> bool:
         return index == len(self.policies) - 1 and not self.whole
+
+
+def _scores_of(layer: LayerCache) -> Tensor:
+    return layer.in_order([head_group.scores() for head_group in layer.head_groups])
 
 
 @torch.inference_mode()
@@ -352,7 +340,7 @@ def prefill(
 
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen; or,
-            with a host store that has begun, what that has seen.
+            with a host store that has begun, what that has seen. On any device, like `context`.
         policies: one a layer; a layer that its method leaves to another gets that one's here.
         context: `(batch, seen)` int64, the tokens before them; only methods that have the model
             repeat what it read need it.
@@ -377,7 +365,13 @@ def prefill(
         HIDDEN: lambda: may_wait(model, oom_policy)
     }
     begin = partial(
-        partial(Prefill, model, cache, token_ids, policies, context=context, store=store),
+        Prefill,
+        model,
+        cache,
+        token_ids,
+        policies,
+        context=context,
+        store=store,
         backend=backend,
         oom_policy=oom_policy,
         reserve=reserve,

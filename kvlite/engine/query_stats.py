@@ -1,11 +1,15 @@
 """What queries of a layer are like: their mean and covariance, gathered chunk by chunk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.scores import Expected
+from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, rotated
 
 
@@ -44,3 +48,23 @@ class QueryStatistics:
         mean = rotated(self.mean[:, :, None], rotation).squeeze(2)
         half = rotated(self.scatter / self.count, rotation).transpose(-1, -2)
         return Expected(mean, rotated(half, rotation))
+
+
+def rotations_to_come(
+    model: LoadedModel, policies: Sequence[LayerPolicy], end: int
+) -> list[Rotation | None]:
+    """For each layer the mean rotation of the positions that its method wants to know of, from
+    `end` on and as far as the model's context goes; None where it wants none."""
+
+    @cache
+    def means(future: int) -> list[Rotation]:
+        count = max(1, min(future, model.shape.max_context - end))
+        return [
+            (cos.float().mean(1, keepdim=True), sin.float().mean(1, keepdim=True))
+            for cos, sin in model.rotations(end, count)
+        ]
+
+    outlooks = [policy.method.outlook for policy in policies]
+    return [
+        None if each is None else means(each.future)[layer] for layer, each in enumerate(outlooks)
+    ]
