@@ -60,7 +60,7 @@ class Parts:
     difference: gr.HTML = field(init=False)
     tokens: gr.Number = field(init=False)
     phases: gr.HTML = field(init=False)
-    price: gr.HTML = field(init=False)
+    estimate: gr.HTML = field(init=False)
     apply: gr.Button = field(init=False)
     applied: gr.HTML = field(init=False)
     profiles: gr.Dropdown = field(init=False)
@@ -216,6 +216,6 @@ def _settings(parts: Parts, settings: Settings, models: Models) -> None:
                 "Delete the one chosen", size="sm", variant="stop", elem_id="delete-profile"
             )
     with gr.Column(elem_id="apply-bar"):  # in sight however far one has gone down
-        parts.price = gr.HTML(elem_id="price", padding=False)
+        parts.estimate = gr.HTML(elem_id="price", padding=False)
         parts.apply = gr.Button("Apply", variant="primary", elem_id="apply")
         parts.applied = gr.HTML(elem_id="applied", padding=False)

@@ -15,7 +15,7 @@ from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 
-from .web.guard import Door
+from .web.guard import ServerConfig
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
 # Read when gradio is imported, or when it starts: nothing is told to anyone, nor made into
@@ -30,7 +30,7 @@ _QUIET = {
 
 def serve(
     settings: Settings,
-    door: Door,
+    server_config: ServerConfig,
     *,
     root: Path | None = None,
     tell: Callable[[str], None] = print,
@@ -38,7 +38,7 @@ def serve(
     """Serve until someone interrupts, then keep the conversation in memory and end.
 
     Args:
-        door: how it is reached.
+        server_config: how it is reached.
         root: kvlite's data folder, if not the usual one.
         tell: told the address, why the model cannot be loaded if it cannot, and in the end what
             became of the conversations.
@@ -47,16 +47,18 @@ def serve(
         SettingError: others could come in without a password, no port is free, or another app has
             the same conversations open.
     """
-    door.require_password()
+    server_config.require_password()
     os.environ.update(_QUIET)
     # Read when torch is imported. Its threads would spin while they wait for one another, which
     # takes ten times as long as soon as anything else, as a document's reader, wants a core too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
         others = os.environ.get(name, "")
-        os.environ[name] = ",".join(filter(None, [others, "localhost", "127.0.0.1", door.host]))
+        os.environ[name] = ",".join(
+            filter(None, [others, "localhost", "127.0.0.1", server_config.host])
+        )
     with _alone(root or data_folder()):
-        _serve(settings, door, root, tell)
+        _serve(settings, server_config, root, tell)
 
 
 @contextmanager
@@ -78,7 +80,9 @@ def _alone(root: Path) -> Iterator[None]:
         lock.release()
 
 
-def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[str], None]) -> None:
+def _serve(
+    settings: Settings, server_config: ServerConfig, root: Path | None, tell: Callable[[str], None]
+) -> None:
     from .engine.service import Service
 
     service = Service(settings, root)
@@ -92,25 +96,29 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
     from kvlite.model.source import models_here
 
     from .engine.live import Live
+    from .estimate import Estimator
     from .form import Models
     from .page import make_page
-    from .pricing import Pricer
-    from .web.calm import ScriptsAhead, listen_calmly
+    from .web.gradio_patches import ScriptInjector, poll_queue_slowly
     from .web.uploading import LARGEST, Uploading
 
-    models = Models(models_here(), others=not door.auth)
-    page = make_page(service, Live(service.loaded), Pricer(service.loaded.held_bytes), models)
+    models = Models(models_here(), others=not server_config.auth)
+    page = make_page(
+        service, Live(service.model_host), Estimator(service.model_host.held_bytes), models
+    )
     page.queue(max_size=64, default_concurrency_limit=8)
-    listen_calmly(page)
+    poll_queue_slowly(page)
     over = threading.Event()
     with _interrupts(over):
         try:
             _, local, shared = page.launch(
-                server_name=f"[{door.host}]" if ":" in door.host else door.host,
-                server_port=_free_port(door.host, door.port),
-                auth=list(door.auth) or None,
-                share=door.share,
-                inbrowser=door.browser,
+                server_name=f"[{server_config.host}]"
+                if ":" in server_config.host
+                else server_config.host,
+                server_port=_free_port(server_config.host, server_config.port),
+                auth=list(server_config.auth) or None,
+                share=server_config.share,
+                inbrowser=server_config.browser,
                 prevent_thread_lock=True,
                 quiet=True,
                 show_error=True,
@@ -125,9 +133,9 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                 footer_links=[],
                 app_kwargs={
                     "middleware": [
-                        *door.middleware(),
+                        *server_config.middleware(),
                         Middleware(Uploading, uploads=service.uploads),
-                        Middleware(ScriptsAhead),
+                        Middleware(ScriptInjector),
                     ]
                 },
                 theme=gr.themes.Base(
@@ -144,7 +152,9 @@ def _serve(settings: Settings, door: Door, root: Path | None, tell: Callable[[st
                 head=f"<style>{_STYLE.read_text()}</style>",
             )
         except OSError as error:
-            raise SettingError(f"--host {door.host} --port {door.port}: {error}") from None
+            raise SettingError(
+                f"--host {server_config.host} --port {server_config.port}: {error}"
+            ) from None
         model = service.load(settings)
         tell(f"kvlite is at {shared or local} (Ctrl-C ends it)")
         while not over.wait(1) and not model.shown.ended:

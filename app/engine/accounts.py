@@ -13,7 +13,7 @@ from kvlite.conversation.session import Message, Session
 from kvlite.memory.free import is_oom
 from kvlite.model.chat_template import said_tokens
 
-from ..keeping.record import first_words
+from ..storage.record import first_words
 from .kept import Look, kept_map, look, token_shares
 from .pages import Pages, page_shares, pages_of
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 _LONGER = "Max tokens in the settings"
 
 
-class Looker:
+class CacheObserver:
     """Looks at the cache when a question has been read, and when it has been answered."""
 
     def __init__(self, session: Session) -> None:
@@ -73,7 +73,7 @@ class PageFinder:
 
 
 def account_of(
-    metrics: GenerationMetrics, looker: Looker, finder: PageFinder, reading_s: float = 0.0
+    metrics: GenerationMetrics, looker: CacheObserver, finder: PageFinder, reading_s: float = 0.0
 ) -> dict[str, Any]:
     """The answer's account, of plain values.
 

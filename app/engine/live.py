@@ -10,7 +10,7 @@ from pathlib import Path
 from kvlite.planner.usage import Place, host, places
 
 from .figures import Figures
-from .loaded import Loaded
+from .model_host import ModelHost
 
 # Seconds between two looks, and how many are remembered: five minutes.
 BEAT, KEPT = 1.0, 300
@@ -46,8 +46,8 @@ class Live:
         samples: the last minutes', the oldest first.
     """
 
-    def __init__(self, loaded: Loaded, clock: Callable[[], float] = time.monotonic) -> None:
-        self.loaded = loaded
+    def __init__(self, model_host: ModelHost, clock: Callable[[], float] = time.monotonic) -> None:
+        self.model_host = model_host
         self.clock = clock
         self.samples: deque[Sample] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
@@ -61,14 +61,14 @@ class Live:
             return [*self.samples]
 
     def _sample(self, now: float) -> Sample:
-        runner, open_now = self.loaded.runner, self.loaded.open
+        runner, open_now = self.model_host.runner, self.model_host.active
         if runner is None:
             return Sample(now, [host(())], 0, None)
         figures = None if open_now is None else open_now.figures
-        held = self.loaded.holding if figures is None else figures.holding
+        held = self.model_host.holding if figures is None else figures.holding
         found = places(runner.model.device, held, runner.settings.vram)
         mine = sum(part.nbytes for part in found[0].parts if part.mine)
-        opening = open_now.shelf.owner if open_now is not None and figures is None else None
+        opening = open_now.store.owner if open_now is not None and figures is None else None
         title = "" if open_now is None else open_now.record.title
         model = Path(runner.settings.model).name
         return Sample(now, found, mine, figures, opening, title, model)

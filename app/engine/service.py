@@ -16,11 +16,11 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError, Stopped
 
-from ..keeping.record import Record
-from ..keeping.shelf import Shelf
-from .going import NOTHING, Going, Sent, as_shown
-from .loaded import Loaded, OpenTask
-from .opened import Open
+from ..storage.record import Record
+from ..storage.store import ConversationStore
+from .active_conversation import ActiveConversation
+from .job import NOTHING, Job, JobRequest, as_shown
+from .model_host import ConversationTask, ModelHost
 from .thread import Engine
 from .uploads import Uploads
 from .work import Task, Work
@@ -37,7 +37,7 @@ class Service:
 
     Attributes:
         engine: the thread that does the work.
-        loaded: what it does it with.
+        model_host: what it does it with.
         uploads: documents that came, and were not read yet.
     """
 
@@ -48,40 +48,40 @@ class Service:
             root: kvlite's data folder, if not the usual one.
         """
         self.engine = Engine()
-        self.loaded = Loaded(settings)
+        self.model_host = ModelHost(settings)
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self._root = root
-        self._shelves: dict[str, Shelf] = {}
+        self._stores: dict[str, ConversationStore] = {}
         self._lock = threading.Lock()
-        self._going: dict[tuple[str, str], Going] = {}
+        self._going: dict[tuple[str, str], Job] = {}
 
-    def shelf(self, owner: str) -> Shelf:
+    def store(self, owner: str) -> ConversationStore:
         """The conversations of a user, "" where nobody logs in."""
-        return self._shelves.setdefault(owner, Shelf(owner, self._root))
+        return self._stores.setdefault(owner, ConversationStore(owner, self._root))
 
-    def under_way(self, owner: str, id: str) -> Going | None:
+    def under_way(self, owner: str, id: str) -> Job | None:
         """What is being done, or waits to be, for a conversation."""
-        going = self.going(owner, id)
-        return None if going is None or going.ended else going
+        job = self.job(owner, id)
+        return None if job is None or job.ended else job
 
-    def going(self, owner: str, id: str) -> Going | None:
+    def job(self, owner: str, id: str) -> Job | None:
         """What is done for a conversation, or was last, as far as that is remembered."""
         return self._going.get((owner, id))
 
     def record(self, owner: str, id: str) -> Record:
         """What people see of a conversation, a new one if there is none: as it is on disk, unless
         there was no room for that."""
-        shelf = self.shelf(owner)
-        now = self.loaded.holds(shelf, id)
-        return shelf.record_or_new(id) if now is None or now.kept else replace(now.record)
+        store = self.store(owner)
+        now = self.model_host.holds(store, id)
+        return store.record_or_new(id) if now is None or now.kept else replace(now.record)
 
     def shown(self, owner: str, id: str) -> Record:
         """A conversation as people see it now."""
-        return as_shown(self.record(owner, id), self.going(owner, id))
+        return as_shown(self.record(owner, id), self.job(owner, id))
 
     def settings_of(self, owner: str, id: str) -> Settings:
         """What a conversation has now."""
-        record, usual = self.record(owner, id), self.loaded.settings
+        record, usual = self.record(owner, id), self.model_host.settings
         try:
             return usual.replace({**record.began, **record.changed})
         except SettingError:  # it was had with another version
@@ -94,7 +94,7 @@ class Service:
 
     def _require_few(self, owner: str) -> None:
         """Raises SettingError if too many of a user's conversations are being answered, or wait."""
-        waiting = [key for key, going in self._going.items() if key[0] == owner and not going.ended]
+        waiting = [key for key, job in self._going.items() if key[0] == owner and not job.ended]
         if len(waiting) >= _WAITING:
             raise SettingError(
                 f"{len(waiting)} of your conversations wait for an answer already: wait for one of "
@@ -105,7 +105,7 @@ class Service:
         """Have a model loaded in the place of the one there is, whose memory is free first."""
 
         def task(work: Work) -> str:
-            return self.loaded.load(settings, work)
+            return self.model_host.load(settings, work)
 
         return self.engine.submit(task, "Loading the model", public="the model is being loaded")
 
@@ -118,12 +118,12 @@ class Service:
             SettingError: something is being done for the conversation, or too much waits.
         """
         documents, unread = list[Document](), [self.uploads.own(owner, file) for file in files]
-        self.loaded.require_fits(text)
+        self.model_host.require_fits(text)
 
         def opened(work: Work) -> None:
-            documents.extend(self.uploads.read(file, work, self.loaded) for file in [*unread])
+            documents.extend(self.uploads.read(file, work, self.model_host) for file in [*unread])
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             reading_s = 0.0
             if documents:
                 names = ", ".join(document.name for document in documents)
@@ -141,14 +141,14 @@ class Service:
                 now.answer(work, now.session.say(text), reading_s)
                 now.record.draft = ""
 
-        sent = Sent(text, len(self.record(owner, id).said), unread)
+        sent = JobRequest(text, len(self.record(owner, id).said), unread)
         first = opened if files else None
         return self._with(owner, id, "Reading", task, sent, first)
 
     def regenerate(self, owner: str, id: str) -> Work:
         """Have the last message answered again; it is the draft if there is no other answer."""
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             number, message = now.session.message(None)
             try:
                 now.answer(work, now.session.regenerate())
@@ -157,7 +157,7 @@ class Service:
                     now.record.draft = message.text
 
         above = max(0, len(self.record(owner, id).said) - 1)
-        return self._with(owner, id, "Answering again", task, Sent(above=above))
+        return self._with(owner, id, "Answering again", task, JobRequest(above=above))
 
     def edit(self, owner: str, id: str, number: int, text: str) -> Work:
         """Have message `number`, counted from 1, answered in other words.
@@ -168,55 +168,55 @@ class Service:
         """
         if not text.strip():
             raise SettingError("a message cannot be empty: type something, or go back before it")
-        self.loaded.require_fits(text)
+        self.model_host.require_fits(text)
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             now.answer(work, now.session.edit(number, text))
             now.record.draft = ""
 
         above = self.record(owner, id).before(number)
-        return self._with(owner, id, "Going back", task, Sent(text, above))
+        return self._with(owner, id, "Job back", task, JobRequest(text, above))
 
     def undo(self, owner: str, id: str) -> Work:
         """Go back before the last message, which is the draft then."""
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             _, message = now.session.message(None)
             now.session.undo(work.callbacks)
             now.record.draft = message.text
 
-        return self._with(owner, id, "Going back", task)
+        return self._with(owner, id, "Job back", task)
 
     def branch(self, owner: str, id: str, number: int) -> Work:
         """Go back to just after the answer to message `number`, counted from 1."""
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             now.session.branch(number, work.callbacks)
 
-        return self._with(owner, id, "Going back", task)
+        return self._with(owner, id, "Job back", task)
 
     def switch(self, owner: str, id: str, branch: int) -> Work:
         """Go to a branch, counted from 1."""
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             now.session.switch(branch, work.callbacks)
 
-        return self._with(owner, id, "Going to the branch", task, Sent(branch=branch))
+        return self._with(owner, id, "Job to the branch", task, JobRequest(branch=branch))
 
     def check(self, owner: str, id: str) -> Work:
         """Have the last answer checked; the work makes it anew from everything, beside the
         conversation."""
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             for piece in now.session.check()(work.callbacks):
                 work.hear(piece)
 
-        return self._with(owner, id, "Answering from everything", task, Sent(check=True))
+        return self._with(owner, id, "Answering from everything", task, JobRequest(check=True))
 
     def require_change(self, owner: str, id: str, values: dict[str, Any]) -> None:
         """Raises a KvliteError if these settings of a conversation cannot change any more, or what
         the model is to be told first is longer than it was trained for."""
-        self.loaded.require_fits(str(values.get("system", "")))
+        self.model_host.require_fits(str(values.get("system", "")))
         if "system" in values and self.record(owner, id).said:
             raise SettingError(
                 "what the model is told first cannot change once something was said: begin a "
@@ -231,23 +231,23 @@ class Service:
         """
         self.require_change(owner, id, values)
 
-        def task(now: Open, work: Work) -> None:
+        def task(now: ActiveConversation, work: Work) -> None:
             now.session.change(**values)
             now.record.changed = dict(now.session.changed)
 
         def change(work: Work) -> Record:
             self.require_change(owner, id, values)  # something may have been said before its turn
-            if self.loaded.holds(shelf, id) is not None:
-                return self.loaded.work(shelf, id, work, title, task)
+            if self.model_host.holds(store, id) is not None:
+                return self.model_host.work(store, id, work, title, task)
             wanted = self.settings_of(owner, id).after_load(values)
-            if self.loaded.runner is not None:
-                Conversation(self.loaded.runner.model, wanted)  # which checks them
-            with shelf.changing(id) as record:
+            if self.model_host.runner is not None:
+                Conversation(self.model_host.runner.model, wanted)  # which checks them
+            with store.changing(id) as record:
                 record.changed |= values
             return record
 
-        shelf, title = self.shelf(owner), "Changing settings"
-        return self._submit(shelf, id, title, change)
+        store, title = self.store(owner), "Changing settings"
+        return self._submit(store, id, title, change)
 
     def rename(self, owner: str, id: str, name: str) -> None:
         """Call a conversation otherwise.
@@ -255,9 +255,9 @@ class Service:
         Raises:
             SettingError: the name is empty, or there is no such conversation.
         """
-        shelf = self.shelf(owner)
-        name = shelf.rename(id, name).name
-        if (now := self.loaded.holds(shelf, id)) is not None:
+        store = self.store(owner)
+        name = store.rename(id, name).name
+        if (now := self.model_host.holds(store, id)) is not None:
             now.record.name = name
 
     def forget(self, owner: str, id: str) -> Work:
@@ -269,18 +269,18 @@ class Service:
         """
 
         def task(_: Work) -> None:
-            if self.loaded.holds(shelf, id) is not None:
-                self.loaded.drop()
-            shelf.delete(id)  # and what was written meanwhile
+            if self.model_host.holds(store, id) is not None:
+                self.model_host.drop()
+            store.delete(id)  # and what was written meanwhile
 
-        shelf = self.shelf(owner)
+        store = self.store(owner)
         with self._lock:
-            if (going := self.under_way(owner, id)) is not None:
-                going.work.cancel.set()
-            if (last := self.going(owner, id)) is not None:
+            if (job := self.under_way(owner, id)) is not None:
+                job.work.cancel.set()
+            if (last := self.job(owner, id)) is not None:
                 self.uploads.remove(last.sent.files)
             try:
-                shelf.delete(id)
+                store.delete(id)
             finally:
                 gone = self.engine.submit(task, "Deleting")
         return gone
@@ -298,17 +298,17 @@ class Service:
 
         def last(work: Work) -> None:
             try:
-                self.loaded.set_aside(work)
+                self.model_host.set_aside(work)
             except SnapshotError as error:
                 told.append(
                     f"The last answer is lost, as it cannot be written: {error.__cause__ or error}."
                 )
-            for shelf in self._shelves.values():
-                shelf.sweep()
+            for store in self._stores.values():
+                store.sweep()
 
         now = self.engine.current
         # While a model is loaded there is no answer to lose.
-        loses = self.loaded.open is not None and (now is None or not now.public)
+        loses = self.model_host.active is not None and (now is None or not now.public)
         if not self.engine.close(last, patience if loses else _AT_ONCE, seconds) and loses:
             told.append("What was being done did not end in time; an answer may be lost.")
         return " ".join(told)
@@ -318,25 +318,25 @@ class Service:
         owner: str,
         id: str,
         title: str,
-        task: OpenTask,
-        sent: Sent = NOTHING,
+        task: ConversationTask,
+        sent: JobRequest = NOTHING,
         first: Task | None = None,
     ) -> Work:
         """Have a conversation worked on, which is in memory then and on disk afterwards."""
-        shelf = self.shelf(owner)
+        store = self.store(owner)
 
         def whole(work: Work) -> Record:
-            return self.loaded.work(shelf, id, work, title, task, sent.text)
+            return self.model_host.work(store, id, work, title, task, sent.text)
 
-        return self._submit(shelf, id, title, whole, sent, first)
+        return self._submit(store, id, title, whole, sent, first)
 
     def _submit(
         self,
-        shelf: Shelf,
+        store: ConversationStore,
         id: str,
         title: str,
         whole: Task,
-        sent: Sent = NOTHING,
+        sent: JobRequest = NOTHING,
         first: Task | None = None,
     ) -> Work:
         """Have something done for a conversation, one thing at a time.
@@ -345,24 +345,24 @@ class Service:
             sent: whose text is kept from now on until it is answered.
             first: as of `Engine.submit`.
         """
-        shelf.place(id)  # which refuses what is no id
-        key = shelf.owner, id
+        store.place(id)  # which refuses what is no id
+        key = store.owner, id
 
         def failed(work: Work) -> None:
             if is_new and (work.abandoned or not isinstance(work.failure, Stopped)):
-                shelf.discard(id)
+                store.discard(id)
 
         with self._lock:
             self.require_idle(*key)
-            self._require_few(shelf.owner)
-            shelf.require_there(id)
-            is_new = not shelf.has(id)
+            self._require_few(store.owner)
+            store.require_there(id)
+            is_new = not store.has(id)
             if sent.text:
-                shelf.keep_draft(id, sent.text)
+                store.keep_draft(id, sent.text)
             work = self.engine.submit(whole, title, first, failed=failed)
-            rest = {each: going for each, going in self._going.items() if each != key}
-            ended = [each for each, going in rest.items() if going.ended]
+            rest = {each: job for each, job in self._going.items() if each != key}
+            ended = [each for each, job in rest.items() if job.ended]
             for each in ended[: max(0, len(ended) - _ENDED)]:
                 del rest[each]
-            self._going = {**rest, key: Going(work, sent)}
+            self._going = {**rest, key: Job(work, sent)}
         return work

@@ -13,8 +13,8 @@ from typing import Any
 from kvlite.documents import Document, read_apart
 from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
 
-from ..keeping.shelf import folder_of
-from .loaded import Loaded
+from ..storage.store import folder_of
+from .model_host import ModelHost
 from .work import Work
 
 # What may be uploaded.
@@ -82,13 +82,13 @@ class Uploads:
             if place.is_relative_to(self.folder.resolve()) or place.is_relative_to(self.folder):
                 shutil.rmtree(place.parent, ignore_errors=True)
 
-    def read(self, path: str, work: Work, loaded: Loaded) -> Document:
+    def read(self, path: str, work: Work, model_host: ModelHost) -> Document:
         """The document of an uploaded file, read in a process of its own: it takes neither the
         time of those who are answered, nor all memory, and is stopped at once.
 
         Args:
             work: shows how far it is, and may be cancelled.
-            loaded: the model that it must fit.
+            model_host: the model that it must fit.
 
         Raises:
             DocumentError, ContextError: it cannot be read; the file is called what its owner calls
@@ -107,9 +107,9 @@ class Uploads:
                 os.utime(path)  # it is young again
                 work.begin(f"Opening {name}")
                 document = read_apart(
-                    path, limit=loaded.text_limit, progress=work.progress, cancel=work.cancel
+                    path, limit=model_host.text_limit, progress=work.progress, cancel=work.cancel
                 )
-            loaded.require_fits(document.text, work.cancel)
+            model_host.require_fits(document.text, work.cancel)
             return document
         except Stopped:
             raise

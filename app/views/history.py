@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..keeping.record import Record, Said, keys_of
-from ..keeping.shelf import Shelf
-from .dollars import formulas
-from .inert import inert
+from ..storage.record import Record, StoredMessage, keys_of
+from ..storage.store import ConversationStore
+from .latex import formulas
+from .sanitize import sanitized
 
 Message = dict[str, Any]
 # Messages of a long conversation that are shown until all are asked for: a browser draws all that
@@ -36,7 +36,7 @@ class History:
         return list(dict.fromkeys(filter(None, self.keys)))
 
 
-def history(record: Record, shelf: Shelf, start: int = 0) -> History:
+def history(record: Record, store: ConversationStore, start: int = 0) -> History:
     """What was said, each answer with its account under it.
 
     Args:
@@ -48,17 +48,17 @@ def history(record: Record, shelf: Shelf, start: int = 0) -> History:
     for said, own in zip(record.said[start:], keys[start:], strict=True):
         number += said.role == "user"
         key = "" if said.role == "user" else own
-        for message in _of(said, shelf.account(record.id, key) if key else {}):
+        for message in _of(said, store.account(record.id, key) if key else {}):
             _add(found, message, number, key)
     if record.draft:
-        for message in _of(Said("user", record.draft, tuple(record.waiting)), {}):
+        for message in _of(StoredMessage("user", record.draft, tuple(record.waiting)), {}):
             _add(found, message, number + 1, "")
     elif record.waiting:
         _add(found, _notice(f"Read: {', '.join(record.waiting)}", ""), number, "")
     return found
 
 
-def start_of(said: Sequence[Said], former: int | None = None) -> int:
+def start_of(said: Sequence[StoredMessage], former: int | None = None) -> int:
     """How many messages to leave out: of a long conversation only the latest are shown, from one of
     the user's on.
 
@@ -74,10 +74,10 @@ def start_of(said: Sequence[Said], former: int | None = None) -> int:
     return former
 
 
-def _of(said: Said, account: Mapping[str, Any]) -> Sequence[Message]:
+def _of(said: StoredMessage, account: Mapping[str, Any]) -> Sequence[Message]:
     if said.role == "user":
         about = [_notice(f"About {', '.join(said.documents)}", "")] if said.documents else []
-        return [*about, {"role": "user", "content": inert(said.text)}]
+        return [*about, {"role": "user", "content": sanitized(said.text)}]
     answer = answered(said.text)
     if not account:
         return [answer]
@@ -86,7 +86,7 @@ def _of(said: Said, account: Mapping[str, Any]) -> Sequence[Message]:
 
 def answered(text: str) -> Message:
     """An answer, or what there is of it."""
-    return {"role": "assistant", "content": inert(formulas(text))}
+    return {"role": "assistant", "content": sanitized(formulas(text))}
 
 
 def _notice(title: str, content: str) -> Message:

@@ -10,7 +10,7 @@ from kvlite.planner.usage import Place
 
 from ..engine.figures import Figures
 from ..engine.live import Sample
-from .kinds import kind_of
+from .colors import color_of
 
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.
@@ -52,14 +52,14 @@ def _seen_by(owner: str, sample: Sample) -> Sample:
 def _place(place: Place) -> str:
     used, total = readable(place.used), readable(place.total)
     bar = "".join(
-        f'<i class="{kind_of(part.name)}" style="width:{100 * part.nbytes / place.total:.3f}%" '
+        f'<i class="{color_of(part.name)}" style="width:{100 * part.nbytes / place.total:.3f}%" '
         f'title="{escape(part.name)}: {readable(part.nbytes)}"></i>'
         for part in place.parts[:-1]
         if part.nbytes
     )
     rows = "".join(
         f'<tr data-part="{escape(part.name)}" data-bytes="{part.nbytes}">'
-        f'<td><b class="{kind_of(part.name)}"></b></td>'
+        f'<td><b class="{color_of(part.name)}"></b></td>'
         f"<th scope=row>{escape(part.name)}</th><td>{readable(part.nbytes)}</td>"
         f"<td>{escape(part.about)}</td></tr>"
         for part in place.parts

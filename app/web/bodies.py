@@ -88,7 +88,7 @@ class Sessions:
         return True
 
 
-class OwnBodies:
+class BodyFilter:
     """Refuses what names a file by an address, which gradio would fetch; what is about another
     user's tab or event; and more than anyone types."""
 

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
 
-from .bodies import OwnBodies
+from .bodies import BodyFilter
 from .logins import Logins
-from .origins import OwnPages
+from .origins import SameOrigin
 from .routes import Routes
 
 _Header = tuple[bytes, bytes]
@@ -78,7 +78,7 @@ def parse_auth(pairs: Sequence[str], variable: str = "") -> list[tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Door:
+class ServerConfig:
     """How the app is reached.
 
     Attributes:
@@ -117,14 +117,14 @@ class Door:
         so requests to a loopback address must call it by a loopback name. Nor may such a page send
         anything, even if it could not read the answer.
         """
-        guards = [Middleware(Headers)]
+        guards = [Middleware(SecurityHeaders)]
         if self.is_private:
             guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, self.host]))
-        guards += [Middleware(OwnPages), Middleware(Routes, locked=bool(self.auth))]
-        return [*guards, Middleware(Logins), Middleware(OwnBodies)]
+        guards += [Middleware(SameOrigin), Middleware(Routes, locked=bool(self.auth))]
+        return [*guards, Middleware(Logins), Middleware(BodyFilter)]
 
 
-class Headers:
+class SecurityHeaders:
     """Adds to every answer what a browser must not do with it, and keeps what it remembers of a
     login from other pages."""
 

@@ -28,7 +28,7 @@ _LOGOUT = """<!doctype html><html lang="en"><head><title>Log out of kvlite</titl
 <form method="post" action="logout"><button>Log out of kvlite</button></form></body></html>"""
 
 
-class Crowded(Exception):
+class TooManyWaiting(Exception):
     """More wait to log in than may."""
 
 
@@ -50,12 +50,12 @@ class Attempts:
         """The time to try a password, one after another from an address for a name.
 
         Raises:
-            Crowded: too many wait already.
+            TooManyWaiting: too many wait already.
         """
         key = address, name
         of_address = sum(many for (each, _), many in self._waiting.items() if each == address)
         if self._waiting[key] >= _LINE or of_address >= _LINES or self._waiting.total() >= _WAITING:
-            raise Crowded
+            raise TooManyWaiting
         self._waiting[key] += 1
         try:
             async with self._lines.setdefault(key, asyncio.Lock()):
@@ -138,7 +138,7 @@ class Logins:
                     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
                     # As Python writes it: what would steer a terminal is escaped.
                     _LOG.warning("wrong password for %r from %s, %d of late", shown, address, times)
-        except Crowded:
+        except TooManyWaiting:
             told = {"detail": "Too many log in at once: wait half a minute, and try again."}
             wait = {"Retry-After": "30"}
             await JSONResponse(told, 429, headers=wait)(scope, receive, send)

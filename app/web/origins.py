@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 _LOOKS = ("GET", "HEAD")
 
 
-class OwnPages:
+class SameOrigin:
     """Refuses what a browser sends for a page of elsewhere, which could act for whoever is logged
     in: send files, end an answer, log out. Programs, and what is typed, come through.
 

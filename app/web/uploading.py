@@ -26,7 +26,7 @@ LARGEST, _AT_ONCE = 200 << 20, 100
 _LOOK = 8 << 20
 
 
-class NoRoom(Exception):
+class UploadsFull(Exception):
     """All files that were uploaded would be larger together than they may."""
 
 
@@ -60,7 +60,7 @@ class Uploading:
             return JSONResponse([self._kept(each, owner) for each in files])
         except ClientDisconnect:
             return None
-        except NoRoom:
+        except UploadsFull:
             told = "There is no room for more documents now: send those that wait, or come back"
             return _told(f"{told} in an hour.", 507)
         except MultiPartException as error:
@@ -87,7 +87,7 @@ class Uploading:
     async def _require_room(self, owner: str) -> None:
         """Raises NoRoom if there is none for a user."""
         if await asyncio.to_thread(self.uploads.room, owner) <= 0:
-            raise NoRoom
+            raise UploadsFull
 
     def _kept(self, file: GradioUploadFile, owner: str) -> str:
         """Where a file lies from now on that has come."""

@@ -49,10 +49,10 @@ def app(
 
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
-    from kvlite_app.web.guard import Door, parse_auth, plain_host
+    from kvlite_app.web.guard import ServerConfig, parse_auth, plain_host
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
-    door = Door(plain_host(host), port, users, share, browser)
+    door = ServerConfig(plain_host(host), port, users, share, browser)
     door.require_password()
     screen = console()
     with screen.status("Starting"):

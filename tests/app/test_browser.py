@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvlite_app.keeping.record import Said
-from kvlite_app.keeping.shelf import Shelf
+from kvlite_app.storage.record import StoredMessage
+from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import (
     ACCOUNT,
     ANSWER,
@@ -285,7 +285,7 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
     page.get_by_label("Of larks.").check()
 
     def said() -> list[str]:
-        (owls,) = Shelf("", server.data).records("Of owls.")
+        (owls,) = ConversationStore("", server.data).records("Of owls.")
         return [each.text for each in owls.said if each.role == "user"]
 
     waited(lambda: said() == ["Of owls.", "And of crows?"])
@@ -295,11 +295,14 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
 def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
     tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
-    shelf = Shelf("", tmp_path)
-    record = shelf.new()
+    store = ConversationStore("", tmp_path)
+    record = store.new()
     for number in range(1, 31):
-        record.said += [Said("user", f"Question {number}?"), Said("assistant", f"Answer {number}.")]
-    shelf.save(record)
+        record.said += [
+            StoredMessage("user", f"Question {number}?"),
+            StoredMessage("assistant", f"Answer {number}."),
+        ]
+    store.save(record)
     with serving(tmp_path, "--model", str(talker), "--max-tokens", "8") as server:
         page = visitor.open(server.address)
         page.locator("#listing label").click()

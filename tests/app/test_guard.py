@@ -3,36 +3,39 @@
 import pytest
 
 from kvlite.errors import SettingError
-from kvlite_app.web.guard import Door, is_loopback, parse_auth
+from kvlite_app.web.guard import ServerConfig, is_loopback, parse_auth
 
 LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8", "LOCALHOST", "[::1]", " localhost "]
-EVERYWHERE = ["OwnPages", "Routes", "Logins", "OwnBodies"]
+EVERYWHERE = ["SameOrigin", "Routes", "Logins", "BodyFilter"]
 REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
 
 
 @pytest.mark.parametrize("host", LOCAL)
 def test_this_machine_needs_no_password(host: str) -> None:
     assert is_loopback(host)
-    Door(host).require_password()
+    ServerConfig(host).require_password()
 
 
 @pytest.mark.parametrize("host", REMOTE)
 def test_others_do(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(SettingError, match=f"--host {host} lets others in"):
-        Door(host).require_password()
-    Door(host, auth=[("ann", "secret")]).require_password()
+        ServerConfig(host).require_password()
+    ServerConfig(host, auth=[("ann", "secret")]).require_password()
 
 
 def test_a_public_address_needs_one_too() -> None:
     with pytest.raises(SettingError, match="--share lets others in"):
-        Door(share=True).require_password()
+        ServerConfig(share=True).require_password()
 
 
 def test_only_a_loopback_address_is_held_to_its_names() -> None:
-    names = [each.cls.__name__ for each in Door().middleware()]
-    assert names == ["Headers", "TrustedHostMiddleware", *EVERYWHERE]
-    assert [each.cls.__name__ for each in Door("0.0.0.0").middleware()] == ["Headers", *EVERYWHERE]
+    names = [each.cls.__name__ for each in ServerConfig().middleware()]
+    assert names == ["SecurityHeaders", "TrustedHostMiddleware", *EVERYWHERE]
+    assert [each.cls.__name__ for each in ServerConfig("0.0.0.0").middleware()] == [
+        "SecurityHeaders",
+        *EVERYWHERE,
+    ]
 
 
 def test_users_are_read_as_written() -> None:

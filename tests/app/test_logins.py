@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.middleware import Middleware
 
-from kvlite_app.web.logins import Attempts, Crowded, Logins, address_of
-from kvlite_app.web.origins import OwnPages
+from kvlite_app.web.logins import Attempts, Logins, TooManyWaiting, address_of
+from kvlite_app.web.origins import SameOrigin
 from tests.app.conftest import awaited
 from tests.app.small_app import SmallApp, logged_in, visitor
 
@@ -82,7 +82,7 @@ def test_who_tries_many_at_once_waits_in_a_line_that_is_short() -> None:
     attempts, come = Attempts(sleep=sleep), []
 
     async def tries(name: str) -> None:
-        with suppress(Crowded):
+        with suppress(TooManyWaiting):
             async with attempts.turn("10.0.0.1", name):
                 come.append(name)
 
@@ -138,7 +138,7 @@ def test_a_network_is_one_address(host: str, known: str) -> None:
 
 
 def test_an_address_alone_logs_nobody_out() -> None:
-    ann: Any = logged_in(SmallApp([Middleware(OwnPages), Middleware(Logins)]), "ann")
+    ann: Any = logged_in(SmallApp([Middleware(SameOrigin), Middleware(Logins)]), "ann")
     asked = ann.get("/logout")
     assert "<button>" in asked.text  # not what the app says
     assert asked.headers["referrer-policy"] == "same-origin"

@@ -27,7 +27,7 @@ def test_what_cannot_fit_is_refused_before_it_waits_or_is_kept(service: Service)
             service.change("", B, {"system": text})
     go.set()
     assert kept(service).draft == ""
-    assert not service.shelf("").has(B)  # nor is there a conversation of it
+    assert not service.store("").has(B)  # nor is there a conversation of it
     assert service.under_way("", B) is None
 
 
@@ -35,7 +35,7 @@ def test_before_there_is_a_model_a_message_is_bounded(given: Settings, tmp_path:
     service = Service(given, tmp_path)
     with pytest.raises(ContextError, match="can fit"):
         service.say("", A, "a" * 5_000_000)
-    assert not service.shelf("").has(A)
+    assert not service.store("").has(A)
     service.close()
 
 
@@ -46,9 +46,9 @@ def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> Non
         with pytest.raises(ContextError):
             service.say("", B, "What is in it?", [path]).wait()
         assert not Path(path).exists()
-        going = service.going("", B)
-        assert going is not None and going.sent.text == "What is in it?"  # for the box
-    assert [each.id for each in service.shelf("").records()] == [A]
+        job = service.job("", B)
+        assert job is not None and job.sent.text == "What is in it?"  # for the box
+    assert [each.id for each in service.store("").records()] == [A]
 
 
 @pytest.mark.long
@@ -59,13 +59,13 @@ def test_what_was_refused_or_left_leaves_no_conversation(
         service.say("", A, "What is in it?", [upload(service, "a.pdf", b"nothing")]).wait()
     go = blocked(service)
     left = service.say("", B, "Are you there?")
-    assert service.shelf("").has(B)
+    assert service.store("").has(B)
     left.abandon()
     go.set()
     with pytest.raises(Stopped):
         left.wait()
-    assert service.shelf("").records() == []
-    assert [*service.shelf("").folder.glob("*")] == []
+    assert service.store("").records() == []
+    assert [*service.store("").folder.glob("*")] == []
     service.say("", A, "One.").wait()
     with monkeypatch.context() as patch:
         patch.setattr(Session, "say", stops)

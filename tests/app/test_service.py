@@ -14,11 +14,11 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
-from kvlite_app.engine.opened import Open
+from kvlite_app.engine.active_conversation import ActiveConversation
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work
-from kvlite_app.keeping.record import Record
-from kvlite_app.keeping.shelf import Shelf
+from kvlite_app.storage.record import Record
+from kvlite_app.storage.store import ConversationStore
 from kvlite_app.views.history import history
 from tests.app.conftest import upload, waited
 
@@ -27,7 +27,7 @@ HERONS = b"Herons live by the water."
 
 
 def kept(service: Service, id: str = A) -> Record:
-    return service.shelf("").record(id)
+    return service.store("").record(id)
 
 
 def texts(record: Record) -> list[str]:
@@ -73,11 +73,11 @@ def test_figures_are_taken_without_a_look_at_every_weight(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.say("", A, "One.").wait()
-    now = service.loaded.open
+    now = service.model_host.active
     assert now is not None and now.figures is not None
     before, now.figures = now.figures, replace(now.figures, seen=0)
     monkeypatch.setattr(LoadedModel, "tensors", lambda _: pytest.fail("weights were looked at"))
-    monkeypatch.setattr("kvlite_app.engine.opened.NEW", 0)
+    monkeypatch.setattr("kvlite_app.engine.active_conversation.NEW", 0)
     now.glance()
     assert now.figures == before
     monkeypatch.setattr(now.talk.model, "layers", copy(now.talk.model.layers))
@@ -143,23 +143,23 @@ def test_a_message_that_could_not_be_answered_again_is_the_draft(
 @pytest.mark.long
 def test_a_name_that_was_given_stays_given(service: Service) -> None:
     service.say("", A, "One.").wait()
-    service.shelf("").rename(A, "Mine")
+    service.store("").rename(A, "Mine")
     service.say("", A, "Two.").wait()
     assert (kept(service).name, texts(kept(service))) == ("Mine", ["One.", "Two."])
     go = blocked(service)
     work = service.say("", A, "Three.")
-    service.shelf("").rename(A, "Still mine")
+    service.store("").rename(A, "Still mine")
     go.set()
     work.wait()
     assert kept(service).name == "Still mine"
 
 
 def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
-    shelf = Shelf("", tmp_path)
+    store = ConversationStore("", tmp_path)
 
     def add(name: str) -> None:
         for number in range(20):
-            with shelf.changing(A) as record:
+            with store.changing(A) as record:
                 record.waiting.append(f"{name}{number}")
 
     others = [threading.Thread(target=add, args=[name]) for name in "abc"]
@@ -167,7 +167,7 @@ def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
         each.start()
     for each in others:
         each.join()
-    assert len(shelf.record(A).waiting) == 60
+    assert len(store.record(A).waiting) == 60
 
 
 def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
@@ -200,7 +200,7 @@ def test_work_that_has_ended_long_ago_is_forgotten(
     ids = [f"{number:032x}" for number in range(5)]
     for id in ids:
         service.say("", id, "One.").wait()
-    assert [id for id in ids if service.going("", id)] == ids[2:]
+    assert [id for id in ids if service.job("", id)] == ids[2:]
 
 
 @pytest.mark.long
@@ -208,11 +208,11 @@ def test_what_is_in_memory_is_set_aside_when_it_ends(given: Settings, tmp_path: 
     service = Service(given, tmp_path)
     service.say("", A, "One.").wait()
     service.close()
-    assert service.shelf("").whole(A).is_file()
+    assert service.store("").whole(A).is_file()
     after = Service(given, tmp_path)
     after.say("", A, "Two.").wait()
     assert texts(kept(after)) == ["One.", "Two."]
-    assert not after.shelf("").whole(A).is_file()
+    assert not after.store("").whole(A).is_file()
     after.close()
 
 
@@ -223,11 +223,11 @@ def test_what_was_answered_is_there_even_if_the_program_ended_before_it_was_show
     service = Service(given, tmp_path)
     service.say("", A, "One.").wait()
 
-    def full(shelf: Shelf, record: Record) -> None:
+    def full(store: ConversationStore, record: Record) -> None:
         raise OSError("no room")
 
     go, work = blocked(service), service.say("", A, "Two.")
-    monkeypatch.setattr(Shelf, "save", full)
+    monkeypatch.setattr(ConversationStore, "save", full)
     go.set()
     with pytest.raises(SnapshotError, match=r"in memory only.*no room"):
         work.wait()
@@ -250,7 +250,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_kept_with_the_next(
     service.say("", A, "One.").wait()
     go, work = blocked(service), service.say("", A, "Two.")
     with monkeypatch.context() as patch:
-        patch.setattr(Shelf, "save", no_room)
+        patch.setattr(ConversationStore, "save", no_room)
         go.set()
         with pytest.raises(SnapshotError, match=r"in memory only.*no room"):
             work.wait()
@@ -260,7 +260,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_kept_with_the_next(
         assert texts(kept(service)) == ["One."]
         with pytest.raises(SnapshotError, match="not sent"):
             service.say("", A, "Three.")
-        other = service.engine.submit(service.loaded.set_aside, "")
+        other = service.engine.submit(service.model_host.set_aside, "")
         with pytest.raises(SnapshotError, match="in memory only"):  # nor is it given up for others
             other.wait()
     service.say("", A, "Three.").wait()
@@ -272,7 +272,7 @@ def test_what_cannot_be_kept_is_told_at_the_end(
 ) -> None:
     service = Service(given, tmp_path)
     go, work = blocked(service), service.say("", A, "One.")
-    monkeypatch.setattr(Shelf, "save", no_room)
+    monkeypatch.setattr(ConversationStore, "save", no_room)
     go.set()
     with pytest.raises(SnapshotError):
         work.wait()
@@ -286,7 +286,7 @@ def test_settings_of_a_conversation_change_without_opening_it(
     service.say("", A, "One.").wait()
     service.say("", B, "One.").wait()  # A is not in memory any more
     with monkeypatch.context() as patch:
-        patch.setattr(Open, "resume", lambda *_: pytest.fail("it was opened"))
+        patch.setattr(ActiveConversation, "resume", lambda *_: pytest.fail("it was opened"))
         service.change("", A, {"max_new_tokens": 2}).wait()
         with pytest.raises(SettingError):
             service.change("", A, {"max_new_tokens": -2}).wait()
@@ -302,18 +302,18 @@ def test_files_are_opened_while_others_are_answered(service: Service) -> None:
     go, files = blocked(service), [good, bad]
     with pytest.raises(DocumentError, match=r"b\.pdf"):
         service.say("", A, "What is in them?", files).wait()
-    going = service.going("", A)
-    assert going is not None and going.sent.files == files
+    job = service.job("", A)
+    assert job is not None and job.sent.files == files
     assert (Path(good).is_file(), Path(bad).exists()) == (True, False)  # what can be sent again
-    assert going.sent.text == "What is in them?"
+    assert job.sent.text == "What is in them?"
     work = service.say("", A, "What is in it?", files[:1])
     go.set()
     work.wait()
     assert kept(service).said[0].documents == ("a.txt",)
-    (account,) = service.shelf("").place(A).glob("answers/*.json")
+    (account,) = service.store("").place(A).glob("answers/*.json")
     assert any("documents were read in" in each for each in json.loads(account.read_text())["told"])
-    going = service.going("", A)
-    assert going is not None and going.sent.files == []
+    job = service.job("", A)
+    assert job is not None and job.sent.files == []
     assert not Path(good).exists()
 
 
@@ -362,7 +362,7 @@ def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
     service = Service(given, tmp_path)
     service.say("", A, "One.").wait()
     service.say("", B, "One.").wait()  # A is not in memory any more
-    with service.shelf("").changing(A) as record:
+    with service.store("").changing(A) as record:
         record.changed = {"magic": 3}
     work = service.say("", A, "Two.")
     work.wait()
@@ -377,8 +377,8 @@ def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
 def test_what_was_said_is_not_replaced_where_the_engine_has_lost_it(service: Service) -> None:
     service.say("", A, "One.").wait()
     service.say("", B, "One.").wait()
-    service.shelf("").whole(A).unlink()
-    service.shelf("").light(A).unlink()
+    service.store("").whole(A).unlink()
+    service.store("").light(A).unlink()
     with pytest.raises(SnapshotError, match="is gone"):
         service.say("", A, "Two.").wait()
     assert texts(kept(service)) == ["One."]
@@ -389,11 +389,11 @@ def test_a_model_that_cannot_be_loaded_leaves_the_former_one_to_be_had(
     service: Service, given: Settings, tmp_path: Path
 ) -> None:
     service.say("", A, "One.").wait()
-    before = service.loaded.runner
+    before = service.model_host.runner
     work = service.load(given.replace({"model": str(tmp_path / "nothing")}))
     with pytest.raises(Exception, match="nothing"):
         work.wait()
-    assert service.loaded.runner is before
+    assert service.model_host.runner is before
     service.say("", A, "Two.").wait()
     assert texts(kept(service)) == ["One.", "Two."]
 
@@ -416,13 +416,13 @@ def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> No
     go = blocked(service)
     work = service.say("", A, "Two.")
     gone = service.forget("", A)
-    assert not service.shelf("").place(A).exists()  # whoever else is answered first
+    assert not service.store("").place(A).exists()  # whoever else is answered first
     go.set()
     gone.wait()
     with pytest.raises(Stopped):
         work.wait()
-    assert not service.shelf("").place(A).exists()
-    assert service.loaded.open is None
+    assert not service.store("").place(A).exists()
+    assert service.model_host.active is None
     for begin in (lambda: service.say("", A, "Three."), lambda: service.undo("", A)):
         with pytest.raises(SettingError, match="deleted"):
             begin()
@@ -436,12 +436,12 @@ def test_an_answer_does_not_bring_back_what_was_deleted(
     say = Session.say
 
     def deleted(session: Session, text: str) -> Any:
-        service.shelf("").delete(A)
+        service.store("").delete(A)
         return say(session, text)
 
     monkeypatch.setattr(Session, "say", deleted)
     service.say("", A, "Two.").wait()
-    assert not service.shelf("").place(A).exists()
+    assert not service.store("").place(A).exists()
     service.say("", B, "One.").wait()  # nor does it keep others waiting
 
 
@@ -453,10 +453,10 @@ def test_what_is_written_of_what_was_deleted_goes_at_the_end(
     service.say("", A, "One.").wait()
     go = blocked(service)
     service.forget("", A)
-    (service.shelf("").place(A) / "answers").mkdir(parents=True)
+    (service.store("").place(A) / "answers").mkdir(parents=True)
     go.set()
     service.close()  # which may come before the engine deletes it
-    assert not service.shelf("").place(A).exists()
+    assert not service.store("").place(A).exists()
 
 
 @pytest.mark.long
@@ -476,7 +476,7 @@ def test_an_older_message_that_was_not_answered_is_kept_while_another_is_answere
 def test_a_message_that_is_said_again_is_shown_while_it_is_answered(service: Service) -> None:
     service.say("", A, "Go on.").wait()
     go, work = blocked(service), service.say("", A, "Go on.")
-    shown = history(service.shown("", A), service.shelf("")).messages
+    shown = history(service.shown("", A), service.store("")).messages
     assert [each["content"] for each in shown if each["role"] == "user"] == ["Go on."] * 2
     go.set()
     work.wait()

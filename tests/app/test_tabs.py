@@ -28,22 +28,22 @@ def test_who_goes_elsewhere_leaves_off_first() -> None:
 
 
 def test_of_many_that_begin_at_once_one_goes_on() -> None:
-    tabs, at_once, going = Tabs(), threading.Barrier(8), list[threading.Event]()
+    tabs, at_once, job = Tabs(), threading.Barrier(8), list[threading.Event]()
     over = threading.Event()
 
     def follow() -> None:
         at_once.wait()
         with tabs.following("one") as left:
-            going.append(left)
+            job.append(left)
             while not (left.is_set() or over.is_set()):
                 time.sleep(0.01)
 
     threads = [threading.Thread(target=follow) for _ in range(8)]
     for each in threads:
         each.start()
-    waited(lambda: len(going) == 8 and sum(not left.is_set() for left in going) == 1)
+    waited(lambda: len(job) == 8 and sum(not left.is_set() for left in job) == 1)
     tabs.leave("one")
-    assert all(left.is_set() for left in going)
+    assert all(left.is_set() for left in job)
     over.set()
     for each in threads:
         each.join(10)

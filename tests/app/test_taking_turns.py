@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite_app.engine.freed import held_now
+from kvlite_app.engine.device_memory import held_now
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work
+from kvlite_app.estimate import Estimator
 from kvlite_app.form import shown_value
-from kvlite_app.keeping.record import Record
-from kvlite_app.keeping.shelf import Shelf
-from kvlite_app.pricing import Pricer
-from kvlite_app.tuning import Tuning
+from kvlite_app.settings_events import SettingsEvents
+from kvlite_app.storage.record import Record
+from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import upload, waited
 from tests.app.test_service import blocked
 from tests.cli.conftest import model_of
@@ -57,7 +57,7 @@ def make(tmp_path: Path, model: Path) -> Iterator[Make]:
 
 
 def new(service: Service) -> str:
-    return service.shelf("").new().id
+    return service.store("").new().id
 
 
 def say(service: Service, id: str, text: str) -> str:
@@ -68,7 +68,7 @@ def say(service: Service, id: str, text: str) -> str:
 
 def texts(service: Service, id: str) -> list[str]:
     """What was said, as it is on disk."""
-    return [each.text for each in service.shelf("").record(id).said]
+    return [each.text for each in service.store("").record(id).said]
 
 
 def answering(work: Work) -> None:
@@ -83,9 +83,9 @@ def test_the_next_answer_is_the_same_after_another_conversation(make: Make) -> N
     for id in (straight, taken, read):
         say(service, id, "Where do herons live?")
     want = say(service, straight, "And foxes?")  # which sets the others aside
-    shelf = service.shelf("")
-    assert shelf.whole(taken).is_file()
-    shelf.whole(read).unlink()
+    store = service.store("")
+    assert store.whole(taken).is_file()
+    store.whole(read).unlink()
     assert say(service, taken, "And foxes?") == want
     assert say(service, read, "And foxes?") == want
     assert say(service, new(service), "And foxes?") != want
@@ -100,7 +100,7 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     id = new(first)
     say(first, id, "Where do herons live?")
     first.close(30)
-    assert first.shelf("").whole(id).is_file()
+    assert first.store("").whole(id).is_file()
 
     second = make()
 
@@ -113,10 +113,10 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     answering(work)
     second.close(30)  # in the middle of an answer, with another message behind it
     assert isinstance(waiting.failure, Stopped)
-    assert second.shelf("").whole(id).is_file()
+    assert second.store("").whole(id).is_file()
     part = texts(second, id)[3]
     assert part
-    assert second.shelf("").record(waiting_id(second, id)).draft == "Hello"
+    assert second.store("").record(waiting_id(second, id)).draft == "Hello"
 
     third = make()
     third.change("", id, {"max_new_tokens": 6}).wait()
@@ -125,14 +125,14 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
 
 
 def waiting_id(service: Service, other: str) -> str:
-    (id,) = {each.id for each in service.shelf("").records()} - {other}
+    (id,) = {each.id for each in service.store("").records()} - {other}
     return id
 
 
 @pytest.mark.long
 def test_one_at_a_time_and_whoever_waits_is_told(make: Make) -> None:
     service = make(max_new_tokens=50_000)
-    service.load(service.loaded.settings).wait()
+    service.load(service.model_host.settings).wait()
     ids = [new(service) for _ in range(3)]
     works = [service.say("", id, "Hello") for id in ids]
     answering(works[0])
@@ -162,8 +162,10 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
             refused.append(error)
 
     # Between looking and taking there is time for the other one.
-    save = Shelf.save
-    monkeypatch.setattr(Shelf, "save", lambda *given: (threading.Event().wait(0.2), save(*given)))
+    save = ConversationStore.save
+    monkeypatch.setattr(
+        ConversationStore, "save", lambda *given: (threading.Event().wait(0.2), save(*given))
+    )
     threads = [threading.Thread(target=send) for _ in range(2)]
     for each in threads:
         each.start()
@@ -181,13 +183,13 @@ def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> 
     answering(work)
     service.forget("", id).wait()
     assert work.shown.ended
-    assert not service.shelf("").place(id).exists()
-    assert service.loaded.open is None
+    assert not service.store("").place(id).exists()
+    assert service.model_host.active is None
     other = new(service)
     answering(again := service.say("", other, "Hello"))
     again.cancel.set()
     again.wait()
-    assert [each.id for each in service.shelf("").records()] == [other]
+    assert [each.id for each in service.store("").records()] == [other]
 
 
 @pytest.mark.long
@@ -203,14 +205,14 @@ def test_messages_are_changed_and_branches_gone_to(make: Make) -> None:
     assert texts(service, id)[:3] == ["Name a colour.", first, "Name a town."]
     record = service.undo("", id).wait()
     assert texts(service, id) == ["Name a colour.", first]
-    assert record.draft == service.shelf("").record(id).draft == "Name a town."
+    assert record.draft == service.store("").record(id).draft == "Name a town."
 
     service.switch("", id, 1).wait()
     assert texts(service, id) == ["Name a colour.", first, "Name an animal.", second]
     service.branch("", id, 1).wait()
     assert texts(service, id) == ["Name a colour.", first]
     assert say(service, id, "Name an animal.") == second
-    assert len(service.shelf("").record(id).branches) > 1
+    assert len(service.store("").record(id).branches) > 1
 
     checked = service.check("", id)
     checked.wait()
@@ -227,7 +229,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(make: Make) -> None:
     for id in ("", "nope", "../" * 3):
         with pytest.raises(SettingError, match="no conversation"):
             service.undo("", id)
-    assert service.shelf("").records() == []
+    assert service.store("").records() == []
 
 
 @pytest.fixture
@@ -255,11 +257,11 @@ def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
         with pytest.raises(RuntimeError):
             work.wait()
         assert work.shown.error == "RuntimeError: the card fell out"
-        record = service.shelf("").record(id)
+        record = service.store("").record(id)
         assert (record.draft, record.name) == (message, "Hello")
     breaks()
     say(service, id, "Are you there?")
-    record = service.shelf("").record(id)
+    record = service.store("").record(id)
     assert record.draft == ""
     assert record.said[-2].text == "Are you there?"
 
@@ -273,12 +275,12 @@ def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
     first.wait()
     file = upload(service, "heron.txt", b"Herons live by the water. " * 40)
     answering(work := service.say("", id, "Where do they live?", [file]))
-    record = service.shelf("").record(id)  # as it would be found after a power cut
+    record = service.store("").record(id)  # as it would be found after a power cut
     assert record.draft == "Where do they live?"
     assert record.waiting == ["heron.txt"]
     work.cancel.set()
     work.wait()
-    record = service.shelf("").record(id)
+    record = service.store("").record(id)
     assert (record.draft, record.waiting) == ("", [])
     assert record.said[2].documents == ("heron.txt",)
 
@@ -288,13 +290,13 @@ def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: 
     service = make(max_new_tokens=50_000)
     work = service.say("", new(service), "Hello")
     answering(work)
-    assert service.loaded.open is not None
-    waited(lambda: service.loaded.open.figures is not None)
-    first = service.loaded.open.figures
-    waited(lambda: service.loaded.open.figures.seen > first.seen)
+    assert service.model_host.active is not None
+    waited(lambda: service.model_host.active.figures is not None)
+    first = service.model_host.active.figures
+    waited(lambda: service.model_host.active.figures.seen > first.seen)
     work.cancel.set()
     work.wait()
-    last, cache = service.loaded.open.figures, service.loaded.open.talk.cache
+    last, cache = service.model_host.active.figures, service.model_host.active.talk.cache
     assert (last.seen, last.kv_bytes) == (cache.seen, cache.nbytes)
     assert last.tokens_per_s is not None
     assert [part.nbytes for part in last.holding.device if "KV" in part.name] == [cache.nbytes]
@@ -305,12 +307,12 @@ def test_a_new_name_stays(make: Make) -> None:
     service = make()
     id = new(service)
     say(service, id, "Hello")
-    service.shelf("").rename(id, "Herons")  # which is in memory
+    service.store("").rename(id, "Herons")  # which is in memory
     say(service, id, "And foxes?")
-    assert service.shelf("").record(id).name == "Herons"
+    assert service.store("").record(id).name == "Herons"
     say(service, new(service), "Hello")
     say(service, id, "And owls?")
-    assert service.shelf("").record(id).name == "Herons"
+    assert service.store("").record(id).name == "Herons"
 
 
 @pytest.fixture(scope="module")
@@ -329,13 +331,13 @@ def test_another_model_says_whose_a_conversation_is_and_keeps_it(
     service = make()
     id = new(service)
     say(service, id, "Hello")
-    service.load(service.loaded.settings.replace({"model": str(fat)})).wait()
+    service.load(service.model_host.settings.replace({"model": str(fat)})).wait()
     with pytest.raises(SnapshotError, match=f"Hello was had with {model}: choose that model"):
         say(service, id, "And foxes?")
-    assert service.shelf("").record(id).draft == "And foxes?"
+    assert service.store("").record(id).draft == "And foxes?"
     assert say(service, new(service), "Hello")
-    service.load(service.loaded.settings.replace({"model": str(model)})).wait()
-    assert service.shelf("").whole(id).is_file()  # nothing has to be read again
+    service.load(service.model_host.settings.replace({"model": str(model)})).wait()
+    assert service.store("").whole(id).is_file()  # nothing has to be read again
     assert say(service, id, "And foxes?")
 
 
@@ -347,12 +349,15 @@ def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
     first.change("", id, {"seed": 7}).wait()
     first.close(30)
     second = make(method="snapkv")
-    tuning, anyone = Tuning(second, Pricer(int)), cast(gr.Request, SimpleNamespace(username=None))
-    *each, said, filled = tuning.shown(id, anyone)
+    settings_events, anyone = (
+        SettingsEvents(second, Estimator(int)),
+        cast(gr.Request, SimpleNamespace(username=None)),
+    )
+    *each, said, filled = settings_events.shown(id, anyone)
     assert (said, filled) == ("", each)
     shown = dict(zip(OPTIONS, each, strict=True))
     assert (shown["method"], shown["stop"], shown["seed"]) == ("full", "END", "7")
-    shown = dict(zip(OPTIONS, tuning.shown(new(second), anyone)[-1], strict=True))
+    shown = dict(zip(OPTIONS, settings_events.shown(new(second), anyone)[-1], strict=True))
     assert (shown["method"], shown["stop"], shown["seed"]) == ("snapkv", "", "")
 
 
@@ -361,26 +366,26 @@ def test_what_nobody_touched_stays_as_it_is_in_use(make: Make) -> None:
     service = make(temperature=0.0)
     id = new(service)
     say(service, id, "Hello")
-    tuning, anyone = (
-        Tuning(service, Pricer(int)),
+    settings_events, anyone = (
+        SettingsEvents(service, Estimator(int)),
         cast(gr.Request, SimpleNamespace(username=None, session_hash="tab")),
     )
-    *shown, _, filled = tuning.shown(id, anyone)
+    *shown, _, filled = settings_events.shown(id, anyone)
     service.change("", id, {"seed": 7}).wait()  # in another tab
     at = [*OPTIONS].index("temperature")
     shown[at] = 0.5
-    told, known = [*tuning.apply(id, filled, anyone, *shown)][-1]
+    told, known = [*settings_events.apply(id, filled, anyone, *shown)][-1]
     assert "message on: Temperature." in told
     assert known == shown
     now = service.settings_of("", id)
     assert (now.temperature, now.seed) == (0.5, 7)
-    assert "Nothing to change" in [*tuning.apply(id, known, anyone, *shown)][-1][0]
+    assert "Nothing to change" in [*settings_events.apply(id, known, anyone, *shown)][-1][0]
     other = new(service)
-    tuning.tabs.go("tab", other)
+    settings_events.tabs.go("tab", other)
     shown[at] = 0.25
-    assert [*tuning.apply(id, known, anyone, *shown)][-1] == (gr.skip(), gr.skip())
+    assert [*settings_events.apply(id, known, anyone, *shown)][-1] == (gr.skip(), gr.skip())
     assert service.settings_of("", id).temperature == 0.25
-    *came, said, _ = tuning.loaded(id, tuning.shown(other, anyone)[-1], anyone)
+    *came, said, _ = settings_events.loaded(id, settings_events.shown(other, anyone)[-1], anyone)
     news = {name: each for name, each in zip(OPTIONS, came, strict=True) if each != gr.skip()}
     assert (news, said) == ({"temperature": 0.25, "seed": "7"}, gr.skip())
 
@@ -389,21 +394,21 @@ def test_profiles_of_those_who_log_in_are_their_own(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
-    tuning = Tuning(make(), Pricer(int))
+    settings_events = SettingsEvents(make(), Estimator(int))
     ann, ben, owner = (
         cast(gr.Request, SimpleNamespace(username=name)) for name in ("ann", "ben", None)
     )
     controls = [shown_value(name, getattr(Settings(chunk=64), name)) for name in OPTIONS]
-    tuning.save("small", ann, *controls)
-    tuning.save("mine", owner, *controls)
-    names = [tuning.profiles(each).choices for each in (ann, ben, owner)]
+    settings_events.save("small", ann, *controls)
+    settings_events.save("mine", owner, *controls)
+    names = [settings_events.profiles(each).choices for each in (ann, ben, owner)]
     assert names == [[("small", "small")], [], [("mine", "mine")]]
-    *each, said = tuning.take("small", ann, *controls)
+    *each, said = settings_events.take("small", ann, *controls)
     assert dict(zip(OPTIONS, each, strict=True))["chunk"] == "64"
     assert "Press Apply" in said
     with pytest.raises(SettingError, match="small"):
-        tuning.remove("small", ben)
-    assert tuning.remove("small", ann).choices == []
+        settings_events.remove("small", ben)
+    assert settings_events.remove("small", ann).choices == []
 
 
 @pytest.mark.long
@@ -411,7 +416,7 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make
     service = make()
     id = new(service)
     say(service, id, "Hello")
-    work = service.load(service.loaded.settings.replace({"model": "/no/such/model"}))
+    work = service.load(service.model_host.settings.replace({"model": "/no/such/model"}))
     with pytest.raises(Exception, match="/no/such/model"):
         work.wait()
     assert say(service, id, "And foxes?")
@@ -428,11 +433,11 @@ def test_switching_models_frees_the_former_one(
         broken.wait()
     breaks()
     say(service, new(service), "Hello")
-    assert service.loaded.runner is not None
-    weights = sum(each.nbytes for each in service.loaded.runner.model.tensors())
+    assert service.model_host.runner is not None
+    weights = sum(each.nbytes for each in service.model_host.runner.model.tensors())
     assert weights > 190 << 20
     before = held_now(CPU)
-    told = service.load(service.loaded.settings.replace({"model": str(model)})).wait()
+    told = service.load(service.model_host.settings.replace({"model": str(model)})).wait()
     assert before - held_now(CPU) > 0.8 * weights
     assert told.startswith(f"{fat.name} is gone, ")
     assert float(told.split()[3]) > 0.8 * weights / 1e6

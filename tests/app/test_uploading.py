@@ -13,7 +13,7 @@ from kvlite.errors import DocumentError
 from kvlite_app.engine import uploads as places
 from kvlite_app.engine.uploads import Uploads
 from kvlite_app.web import uploading
-from kvlite_app.web.guard import Door
+from kvlite_app.web.guard import ServerConfig
 from kvlite_app.web.uploading import Uploading
 from tests.app.small_app import SmallApp, logged_in
 
@@ -27,7 +27,7 @@ def uploads(tmp_path: Path) -> Uploads:
 
 @pytest.fixture
 def app(uploads: Uploads) -> SmallApp:
-    guards = Door("0.0.0.0", auth=[("ann", "a")]).middleware()
+    guards = ServerConfig("0.0.0.0", auth=[("ann", "a")]).middleware()
     return SmallApp([*guards, Middleware(Uploading, uploads=uploads)])
 
 

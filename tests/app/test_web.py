@@ -8,9 +8,9 @@ import pytest
 from starlette.middleware import Middleware
 
 from kvlite_app.web import bodies
-from kvlite_app.web.bodies import OwnBodies
-from kvlite_app.web.guard import Door, Headers
-from kvlite_app.web.origins import OwnPages
+from kvlite_app.web.bodies import BodyFilter
+from kvlite_app.web.guard import SecurityHeaders, ServerConfig
+from kvlite_app.web.origins import SameOrigin
 from kvlite_app.web.routes import Routes
 from tests.app.conftest import awaited
 from tests.app.small_app import SmallApp, logged_in, visitor
@@ -42,9 +42,9 @@ OWN = [
 def test_what_another_page_sends_is_refused_wherever_the_app_is(
     host: str, headers: dict[str, str]
 ) -> None:
-    door = Door(host, auth=[("ann", "secret")])
-    assert OwnPages in [each.cls for each in door.middleware()]
-    web = visitor(Middleware(OwnPages))
+    server_config = ServerConfig(host, auth=[("ann", "secret")])
+    assert SameOrigin in [each.cls for each in server_config.middleware()]
+    web = visitor(Middleware(SameOrigin))
     for method, path in (
         ("POST", "/gradio_api/upload"),
         ("POST", "/logout"),
@@ -57,13 +57,13 @@ def test_what_another_page_sends_is_refused_wherever_the_app_is(
 
 @pytest.mark.parametrize("headers", OWN)
 def test_own_pages_and_programs_come_through(headers: dict[str, str]) -> None:
-    web = visitor(Middleware(OwnPages))
+    web = visitor(Middleware(SameOrigin))
     assert web.post("/gradio_api/upload", headers=headers).status_code == 200
     assert web.get("/config", headers=headers).status_code == 200
 
 
 def test_a_link_from_elsewhere_leads_to_the_page() -> None:
-    web = visitor(Middleware(OwnPages))
+    web = visitor(Middleware(SameOrigin))
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert web.get("/", headers=link).status_code == 200
     assert web.get("/", headers={"referer": "http://elsewhere/"}).status_code == 200
@@ -136,14 +136,14 @@ def test_routes_that_nothing_here_needs_are_not_there() -> None:
 
 def test_what_a_browser_remembers_of_a_login_goes_to_this_app_alone() -> None:
     login = {"username": "ann", "password": "secret"}
-    plain = visitor(Middleware(Headers)).post("/login", data=login)
+    plain = visitor(Middleware(SecurityHeaders)).post("/login", data=login)
     cookies = plain.headers.get_list("set-cookie")
     assert len(cookies) == 2
     for each in cookies:
         assert "samesite=lax" in each.lower()
         assert "httponly" in each.lower()
     (only,) = (
-        visitor(Middleware(Headers), base="https://testserver")
+        visitor(Middleware(SecurityHeaders), base="https://testserver")
         .post("/login", data=login)
         .headers.get_list("set-cookie")
     )
@@ -153,7 +153,7 @@ def test_what_a_browser_remembers_of_a_login_goes_to_this_app_alone() -> None:
 @pytest.fixture
 def users() -> Any:
     """Two users of one app."""
-    app = SmallApp([Middleware(OwnBodies)])
+    app = SmallApp([Middleware(BodyFilter)])
     return app, logged_in(app, "ann"), logged_in(app, "ben")
 
 
@@ -195,15 +195,15 @@ def test_an_event_is_nobody_else_s(users: Any) -> None:
     ],
 )
 def test_nothing_is_fetched_for_a_program_that_names_an_address(body: str) -> None:
-    answer = visitor(Middleware(OwnBodies)).post(RUN, content=body, headers=JSON)
+    answer = visitor(Middleware(BodyFilter)).post(RUN, content=body, headers=JSON)
     assert answer.status_code == 403
     assert answer.text == "Files are uploaded here, not fetched."
 
 
 def test_what_names_none_arrives_as_it_was_sent() -> None:
     body = '{"data": [{"path": "/tmp/a.pdf"}, "see \\"path\\": \\"https://example.org\\""]}'
-    assert visitor(Middleware(OwnBodies)).post(RUN, content=body, headers=JSON).text == body
-    assert visitor(Middleware(OwnBodies)).post("/logout", content="a=b").text == "a=b"
+    assert visitor(Middleware(BodyFilter)).post(RUN, content=body, headers=JSON).text == body
+    assert visitor(Middleware(BodyFilter)).post("/logout", content="a=b").text == "a=b"
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "multipart/form-data", ""])
@@ -212,12 +212,12 @@ def test_what_names_none_arrives_as_it_was_sent() -> None:
     [b"", b"a=b", b"[]", b"7", b"[" * 100_000, b'{"a"', b"\x80", '{"a": 1}'.encode("utf-16")],
 )
 def test_what_is_no_json_is_refused_before_gradio_stumbles(kind: str, body: bytes) -> None:
-    answer = visitor(Middleware(OwnBodies)).post(RUN, content=body, headers={"content-type": kind})
+    answer = visitor(Middleware(BodyFilter)).post(RUN, content=body, headers={"content-type": kind})
     assert answer.status_code == 400
 
 
 def test_more_than_anyone_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    web = visitor(Middleware(OwnBodies))
+    web = visitor(Middleware(BodyFilter))
     many = json.dumps({"data": [{}] * 700_000})
     assert web.post(RUN, content=many, headers=JSON).status_code == 413  # 50 times as large, read
     monkeypatch.setattr(bodies, "LONGEST", 10)
@@ -239,7 +239,7 @@ def test_who_sends_no_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
     async def run() -> None:
         scope = {"type": "http", "method": "POST", "path": RUN, "headers": [], "query_string": b""}
-        await OwnBodies(SmallApp([]))(scope, never, send)
+        await BodyFilter(SmallApp([]))(scope, never, send)
 
     awaited(asyncio.wait_for(run(), 60))
     assert sent == []

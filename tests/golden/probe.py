@@ -154,7 +154,7 @@ def app_service(model: Path, data: Path) -> Iterator[Any]:
 
     service = Service(Settings(model=str(model), device="cpu", max_new_tokens=6), data)
     try:
-        service.load(service.loaded.settings).wait()
+        service.load(service.model_host.settings).wait()
         yield service
     finally:
         service.close()
@@ -162,9 +162,9 @@ def app_service(model: Path, data: Path) -> Iterator[Any]:
 
 def app_conversations(service: Any) -> list[dict[str, Any]]:
     """What the app shows of all conversations, and how many of their answers have an account."""
-    from kvlite_app.keeping.record import keys_of
+    from kvlite_app.storage.record import keys_of
 
-    shelf = service.shelf("")
+    store = service.store("")
     return [
         {
             "id": each.id,
@@ -175,15 +175,15 @@ def app_conversations(service: Any) -> list[dict[str, Any]]:
             "waiting": each.waiting,
             "draft": each.draft,
             "changed": each.changed,
-            "num_accounts": sum(bool(shelf.account(each.id, key)) for key in keys_of(each.said)),
+            "num_accounts": sum(bool(store.account(each.id, key)) for key in keys_of(each.said)),
         }
-        for each in sorted(shelf.records(), key=lambda each: each.id)
+        for each in sorted(store.records(), key=lambda each: each.id)
     ]
 
 
 def app_search(service: Any, query: str) -> list[str]:
     """Ids of the conversations that the app finds."""
-    return sorted(each.id for each in service.shelf("").records(query))
+    return sorted(each.id for each in service.store("").records(query))
 
 
 def app_upload(service: Any, id: str, name: str, content: bytes) -> None:

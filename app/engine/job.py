@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
-from ..keeping.record import Record
+from ..storage.record import Record
 from .work import Work
 
 
 @dataclass(frozen=True)
-class Sent:
+class JobRequest:
     """What someone sent, as it is shown before it is said.
 
     Attributes:
@@ -30,11 +30,11 @@ class Sent:
         return bool(self.text) or self.above is not None
 
 
-NOTHING = Sent()
+NOTHING = JobRequest()
 
 
 @dataclass(frozen=True)
-class Going:
+class Job:
     """What is done for a conversation, or was last.
 
     Attributes:
@@ -43,7 +43,7 @@ class Going:
     """
 
     work: Work
-    sent: Sent
+    sent: JobRequest
 
     @property
     def ended(self) -> bool:
@@ -51,9 +51,9 @@ class Going:
         return self.work.shown.ended
 
 
-def as_shown(record: Record, going: Going | None) -> Record:
+def as_shown(record: Record, job: Job | None) -> Record:
     """A conversation as people see it: what is being answered is its draft, and what that takes the
     place of is gone."""
-    if going is None or going.ended:
+    if job is None or job.ended:
         return replace(record, draft="")
-    return replace(record, said=record.said[: going.sent.above], draft=going.sent.text)
+    return replace(record, said=record.said[: job.sent.above], draft=job.sent.text)

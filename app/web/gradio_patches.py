@@ -11,14 +11,14 @@ _SCRIPTS = ("frames.js", "leaving.js")
 _LISTEN, _REPORT = 0.02, 0.1
 
 
-def listen_calmly(page: gr.Blocks) -> None:
+def poll_queue_slowly(page: gr.Blocks) -> None:
     """Have a page's queue look fifty times a second whether anybody asks for something, not a
     thousand times."""
     page._queue.sleep_when_free = _LISTEN
     page._queue.progress_update_sleep_when_free = _REPORT
 
 
-class ScriptsAhead:
+class ScriptInjector:
     """Answers as the app does, and puts scripts into the page before all of gradio's own:
     `frames.js` and `leaving.js`, which say why."""
 

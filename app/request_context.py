@@ -6,7 +6,7 @@ import gradio as gr
 
 
 @dataclass(frozen=True)
-class Visit:
+class RequestContext:
     """Someone looks at a conversation.
 
     Attributes:
@@ -24,9 +24,11 @@ class Visit:
     query: str = ""
 
 
-def visit_of(request: gr.Request, id: str, start: int = 0, query: str = "") -> Visit:
+def request_context(
+    request: gr.Request, id: str, start: int = 0, query: str = ""
+) -> RequestContext:
     """Who asks, about which conversation, and what of it they are shown."""
-    return Visit(owner_of(request), id, tab_of(request), start, query)
+    return RequestContext(owner_of(request), id, tab_of(request), start, query)
 
 
 def owner_of(request: gr.Request) -> str:

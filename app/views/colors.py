@@ -19,6 +19,6 @@ _KINDS = {
 }
 
 
-def kind_of(name: str) -> str:
+def color_of(name: str) -> str:
     """The class that a part's colour goes by."""
     return _KINDS.get(name, "others")

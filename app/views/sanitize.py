@@ -21,7 +21,7 @@ _BLOCKS = MarkdownIt("commonmark").disable("inline")
 _SHORT = 100_000
 
 
-def inert(text: str) -> str:
+def sanitized(text: str) -> str:
     """A text in Markdown that shows as it did, but for what would be loaded, which shows as its
     own source. Blocks of code stay to the letter, but in a text that is very long."""
     if not _LOADING.search(text):

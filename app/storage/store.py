@@ -31,7 +31,7 @@ _Written = tuple[int, int, int]
 _UNREADABLE = (SettingError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
-class Shelf:
+class ConversationStore:
     """The conversations of one user; several threads may use it at once.
 
     Attributes:

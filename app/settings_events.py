@@ -13,20 +13,20 @@ from kvlite.methods.engine_config import require_meaning
 
 from .engine.service import Service
 from .engine.work import Work
+from .estimate import Estimator, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
-from .pricing import Pricer, phases_html, verdict_html
+from .request_context import owner_of, tab_of
 from .tabs import Tabs
 from .views.status import sentence_html, status_html
-from .visit import owner_of, tab_of
 
 
-class Tuning:
+class SettingsEvents:
     """The page's events about settings."""
 
     def __init__(
         self,
         service: Service,
-        pricer: Pricer,
+        estimator: Estimator,
         models: Models | None = None,
         tabs: Tabs | None = None,
     ) -> None:
@@ -37,17 +37,17 @@ class Tuning:
         """
         self.tabs = tabs or Tabs()
         self.service = service
-        self.pricer = pricer
+        self.estimator = estimator
         self.models = models or Models()
-        self._first = service.loaded.settings.model
+        self._first = service.model_host.settings.model
 
-    def price(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
+    def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
         """What the settings that are shown would take: whether it is there, and what for."""
         try:
-            price = self.pricer.price(self._settings(shown), int(tokens or 1))
+            estimate = self.estimator.estimate(self._settings(shown), int(tokens or 1))
         except KvliteError as error:
             return sentence_html(str(error), wrong=True), ""
-        return verdict_html(price), phases_html(price)
+        return verdict_html(estimate), phases_html(estimate)
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
         """The settings of a conversation, as the controls have them; nothing is said of them; and
@@ -97,7 +97,7 @@ class Tuning:
             self.service.require_change(owner, id, own)
             works = list[Work]()
             if loading:
-                works.append(self.service.load(self.service.loaded.settings.replace(loading)))
+                works.append(self.service.load(self.service.model_host.settings.replace(loading)))
                 yield from _followed(works[-1])
             if own and all(work.failure is None for work in works):
                 works.append(self.service.change(owner, id, own))
@@ -157,7 +157,7 @@ class Tuning:
     def _profiles(self, request: gr.Request) -> Profiles:
         """The program's own; someone who logs in has others."""
         owner = owner_of(request)
-        return Profiles(self.service.shelf(owner).folder if owner else config_folder())
+        return Profiles(self.service.store(owner).folder if owner else config_folder())
 
     def _settings(self, shown: Any) -> Settings:
         """The settings that are shown.

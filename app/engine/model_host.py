@@ -1,4 +1,4 @@
-"""One model, and the conversation that is with it now; others wait on their shelves.
+"""One model, and the conversation that is with it now; others wait on disk.
 
 One conversation is in memory at a time, so that what the plan and the OOM policy say of memory
 holds; another is set aside for it, and opened again in about a second."""
@@ -21,21 +21,21 @@ from kvlite.model.source import find_model
 from kvlite.model.text_limit import require_fits, text_limit
 from kvlite.planner.usage import Holding, holding
 
-from ..keeping.record import Record
-from ..keeping.shelf import Shelf
+from ..storage.record import Record
+from ..storage.store import ConversationStore
 from .accounts import PageFinder
-from .freed import held_now, release_memory
-from .opened import Open
+from .active_conversation import ActiveConversation
+from .device_memory import held_now, release_memory
 from .work import PAUSE, Work
 
-OpenTask = Callable[[Open, Work], Any]
+ConversationTask = Callable[[ActiveConversation, Work], Any]
 # Characters of a text while there is no model.
 _LONGEST = 4_000_000
 # Seconds between two looks at an answer where looking takes from computing.
 _SLOWLY = 0.3
 
 
-class Loaded:
+class ModelHost:
     """What the engine's thread works with; others only look.
 
     Attributes:
@@ -50,7 +50,7 @@ class Loaded:
         self.settings = settings
         self.runner: Runner | None = None
         self.holding = Holding(())
-        self.open: Open | None = None
+        self.active: ActiveConversation | None = None
         self._text_limit = 0
 
     @property
@@ -94,13 +94,19 @@ class Loaded:
         runner = self.runner
         return 0 if runner is None else held_now(runner.model.device)
 
-    def holds(self, shelf: Shelf, id: str) -> Open | None:
+    def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""
-        now = self.open
-        return now if now is not None and now.is_of(shelf, id) else None
+        now = self.active
+        return now if now is not None and now.is_of(store, id) else None
 
     def work(
-        self, shelf: Shelf, id: str, work: Work, title: str, task: OpenTask, draft: str = ""
+        self,
+        store: ConversationStore,
+        id: str,
+        work: Work,
+        title: str,
+        task: ConversationTask,
+        draft: str = "",
     ) -> Record:
         """Work on a conversation, which is in memory then and on disk afterwards.
 
@@ -108,14 +114,14 @@ class Loaded:
             title: what is done first, once it is in memory.
             draft: a message that is sent, until it is answered.
         """
-        now = self._opened(shelf, id, work)
+        now = self._opened(store, id, work)
         now.record.draft = draft or now.record.draft
         work.heed = now.glance
         work.begin(title)
         try:
             task(now, work)
         except BaseException:
-            if shelf.has(id):  # what was refused makes no conversation
+            if store.has(id):  # what was refused makes no conversation
                 with suppress(SnapshotError):  # that it went wrong comes first
                     now.keep()
             raise
@@ -148,24 +154,24 @@ class Loaded:
 
     def set_aside(self, work: Work) -> None:
         """Let the conversation in memory go to disk, with its cache if there is room."""
-        if self.open is not None:
-            self.open.set_aside(work)
+        if self.active is not None:
+            self.active.set_aside(work)
             self.drop()
 
     def drop(self) -> None:
         """Let go of the conversation in memory."""
-        self.open = None
+        self.active = None
         gc.collect()
 
-    def _opened(self, shelf: Shelf, id: str, work: Work) -> Open:
+    def _opened(self, store: ConversationStore, id: str, work: Work) -> ActiveConversation:
         """The conversation, in memory."""
         if self.runner is None:
             self.load(self.settings, work)
         assert self.runner is not None
-        if (now := self.holds(shelf, id)) is not None:
+        if (now := self.holds(store, id)) is not None:
             return now
         self.set_aside(work)
-        record = shelf.record_or_new(id)
+        record = store.record_or_new(id)
         session = Session(self.runner, self.settings)
         if record.changed:
             try:
@@ -173,10 +179,10 @@ class Loaded:
             except SettingError as error:  # they are another version's, or another model's
                 work.note(f"{record.title} goes on without its own settings: {error}")
                 record.changed = {}
-        self.open = now = Open(shelf, record, session, PageFinder(session))
+        self.active = now = ActiveConversation(store, record, session, PageFinder(session))
         try:
             now.resume(self.runner, work)
         except BaseException:
-            self.open = None
+            self.active = None
             raise
         return now

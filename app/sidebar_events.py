@@ -7,12 +7,12 @@ import gradio as gr
 from kvlite.errors import SettingError
 
 from .engine.service import Service
-from .keeping.record import titles
-from .views.inert import inert
-from .visit import owner_of
+from .request_context import owner_of
+from .storage.record import titles
+from .views.sanitize import sanitized
 
 
-class Browsing:
+class SidebarEvents:
     """The page's events about all conversations of a user."""
 
     def __init__(self, service: Service) -> None:
@@ -20,15 +20,15 @@ class Browsing:
 
     def found(self, query: str, request: gr.Request) -> Any:
         """Those that match what is searched for; that there are none, if so."""
-        records = self.service.shelf(owner_of(request)).records(query)
+        records = self.service.store(owner_of(request)).records(query)
         asked = " ".join(query.split())
-        none = f"No conversation has “{inert(asked)}”." if asked and not records else ""
+        none = f"No conversation has “{sanitized(asked)}”." if asked and not records else ""
         return gr.Radio(choices=titles(records), info=none)
 
     def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
         """Call one otherwise."""
         owner = owner_of(request)
-        if not self.service.shelf(owner).has(id):
+        if not self.service.store(owner).has(id):
             raise SettingError("say something first: a new conversation has no name to change")
         self.service.rename(owner, id, name)
         return self.found(query, request)
@@ -43,7 +43,7 @@ class Browsing:
 
     def _exported(self, id: str, request: gr.Request, suffix: str) -> tuple[str, str]:
         owner = owner_of(request)
-        if not self.service.shelf(owner).has(id):
+        if not self.service.store(owner).has(id):
             raise SettingError("there is nothing to export yet: say something first")
         record = self.service.record(owner, id)
         text = record.markdown() if suffix == "md" else record.to_json()

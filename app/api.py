@@ -12,9 +12,9 @@ from kvlite.planner.usage import Place
 from .engine.live import Live
 from .engine.service import Service
 from .engine.work import Shown, Work
-from .keeping.shelf import Shelf
-from .visit import owner_of
-from .web.asked import refused
+from .request_context import owner_of
+from .storage.store import ConversationStore
+from .web.validation import refused
 
 
 def for_programs(service: Service, live: Live) -> None:
@@ -26,25 +26,25 @@ def for_programs(service: Service, live: Live) -> None:
         owner, text = owner_of(request), message.strip()
         if not text:
             raise SettingError("the message is empty: say something")
-        work = service.say(owner, _id(service.shelf(owner), conversation), text)
-        for shown in _until_left(work, service.loaded.pause):
+        work = service.say(owner, _id(service.store(owner), conversation), text)
+        for shown in _until_left(work, service.model_host.pause):
             yield shown.text
 
     def read(file: dict[str, Any], conversation: str, request: gr.Request) -> Iterator[str]:
         """Read a document that was uploaded, into a new conversation if its id is ""; the
         conversation's id."""
         owner = owner_of(request)
-        id = _id(service.shelf(owner), conversation)
+        id = _id(service.store(owner), conversation)
         path = str(file.get("path", "")) if isinstance(file, dict) else ""
         work = service.say(owner, id, "", [path])
-        for _ in _until_left(work, service.loaded.pause):
+        for _ in _until_left(work, service.model_host.pause):
             yield id
 
     def conversations(request: gr.Request) -> list[dict[str, Any]]:
         """All conversations of the user, the one used last first."""
         return [
             {"id": each.id, "name": each.title, "messages": len(each.said), "used": each.used}
-            for each in service.shelf(owner_of(request)).records()
+            for each in service.store(owner_of(request)).records()
         ]
 
     def memory() -> list[dict[str, Any]]:
@@ -57,13 +57,13 @@ def for_programs(service: Service, live: Live) -> None:
     api(memory, api_name="memory", queue=False)
 
 
-def _id(shelf: Shelf, conversation: str) -> str:
+def _id(store: ConversationStore, conversation: str) -> str:
     """Of a conversation that is there, or of a new one.
 
     Raises:
         SettingError: there is none of this id.
     """
-    return shelf.record(conversation).id if conversation else shelf.new().id
+    return store.record(conversation).id if conversation else store.new().id
 
 
 def _until_left(work: Work, pause: float) -> Iterator[Shown]:

@@ -14,7 +14,7 @@ _NAME = 48
 
 
 @dataclass
-class Said:
+class StoredMessage:
     """A message.
 
     Attributes:
@@ -61,7 +61,7 @@ class Record:
     model: str = ""
     began: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
-    said: list[Said] = field(default_factory=list)
+    said: list[StoredMessage] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
@@ -113,7 +113,8 @@ class Record:
         """
         plain = json.loads(text)
         plain["said"] = [
-            Said(each["role"], each["text"], tuple(each["documents"])) for each in plain["said"]
+            StoredMessage(each["role"], each["text"], tuple(each["documents"]))
+            for each in plain["said"]
         ]
         plain["branches"] = [Branch(**each) for each in plain["branches"]]
         record = cls(**plain)
@@ -146,7 +147,7 @@ def first_words(text: str) -> str:
     return line if len(line) <= _NAME else f"{line[: _NAME - 1].rstrip()}…"
 
 
-def keys_of(said: Sequence[Said]) -> list[str]:
+def keys_of(said: Sequence[StoredMessage]) -> list[str]:
     """For each message, what the account of it as an answer is kept under: it stands for the
     message and all that was said before it."""
     found, before = [], ""
@@ -157,7 +158,7 @@ def keys_of(said: Sequence[Said]) -> list[str]:
     return found
 
 
-def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list[Said]:
+def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list[StoredMessage]:
     """Messages as people see them.
 
     Args:
@@ -170,7 +171,7 @@ def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list
         if each["role"] == "user":
             message = next(own)
             names = tuple(document.name for document in message.documents)
-            found.append(Said("user", message.text, names))
+            found.append(StoredMessage("user", message.text, names))
         else:
-            found.append(Said("assistant", each["content"]))
+            found.append(StoredMessage("assistant", each["content"]))
     return found

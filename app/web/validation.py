@@ -26,7 +26,7 @@ _SHOWN = 100
 _ODD = "this is not what the page sends: load it again"
 
 
-class Page(gr.Blocks):
+class ValidatedPage(gr.Blocks):
     """A page whose handlers get what their annotations say, and nothing given as "" for a text."""
 
     async def preprocess_data(

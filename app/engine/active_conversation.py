@@ -13,10 +13,10 @@ from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Part, weights_of
 
-from ..keeping.record import Record, Said, keys_of, said_in
-from ..keeping.shelf import Shelf
-from ..keeping.ways import said_elsewhere, ways_of
-from .accounts import Looker, PageFinder, account_of
+from ..storage.branches import branches_of, said_elsewhere
+from ..storage.record import Record, StoredMessage, keys_of, said_in
+from ..storage.store import ConversationStore
+from .accounts import CacheObserver, PageFinder, account_of
 from .figures import Figures, figures_of
 from .work import Work
 
@@ -25,11 +25,11 @@ NEW = 0.5
 
 
 @dataclass
-class Open:
+class ActiveConversation:
     """A conversation in memory.
 
     Attributes:
-        shelf: where it is kept.
+        store: where it is kept.
         record: what people see of it.
         session: the conversation itself.
         finder: where the pages of its documents are.
@@ -37,7 +37,7 @@ class Open:
         kept: whether all of it is on disk.
     """
 
-    shelf: Shelf
+    store: ConversationStore
     record: Record
     session: Session
     finder: PageFinder
@@ -51,9 +51,9 @@ class Open:
         """What was read and answered."""
         return self.session.talk
 
-    def is_of(self, shelf: Shelf, id: str) -> bool:
+    def is_of(self, store: ConversationStore, id: str) -> bool:
         """Whether it is this one."""
-        return self.shelf is shelf and self.record.id == id
+        return self.store is store and self.record.id == id
 
     def look(self) -> None:
         """Take its figures."""
@@ -69,7 +69,7 @@ class Open:
         layers = self.talk.model.layers
         if self._weights is None or self._weights[0] is not layers:
             self._weights = layers, weights_of(self.talk.model)
-        self.figures = figures_of(self.shelf.owner, self.record.id, self.session, self._weights[1])
+        self.figures = figures_of(self.store.owner, self.record.id, self.session, self._weights[1])
         self._looked = time.monotonic()
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
@@ -78,7 +78,7 @@ class Open:
         Args:
             reading_s: seconds that reading its documents took before.
         """
-        looker, last = Looker(self.session), None
+        looker, last = CacheObserver(self.session), None
         for piece in begin(work.callbacks):
             work.hear(piece)
             looker.saw(piece)
@@ -87,13 +87,15 @@ class Open:
             self.record.said = self._said()
             self._remember(last, looker, reading_s)
 
-    def _remember(self, metrics: GenerationMetrics, looker: Looker, reading_s: float) -> None:
+    def _remember(
+        self, metrics: GenerationMetrics, looker: CacheObserver, reading_s: float
+    ) -> None:
         key = keys_of(self.record.said)[-1]
         with suppress(OSError):  # what is said of a full disk is said of the conversation
             account = account_of(metrics, looker, self.finder, reading_s)
-            self.shelf.keep_account(self.record.id, key, account)
+            self.store.keep_account(self.record.id, key, account)
 
-    def _said(self) -> list[Said]:
+    def _said(self) -> list[StoredMessage]:
         return said_in(self.talk.messages, self.session.messages)
 
     def keep(self, called: str = "this conversation") -> None:
@@ -106,16 +108,16 @@ class Open:
         Raises:
             SnapshotError: there is no room for it; it is all in memory.
         """
-        record, shelf = self.record, self.shelf
-        if shelf.is_gone(record.id):
+        record, store = self.record, self.store
+        if store.is_gone(record.id):
             return
         self.kept = False
         self._renew(record)
         try:
-            shelf.place(record.id).mkdir(parents=True, exist_ok=True)
-            shelf.whole(record.id).unlink(missing_ok=True)
-            self.talk.save(shelf.light(record.id), light=True)
-            with shelf.changing(record.id) as kept:
+            store.place(record.id).mkdir(parents=True, exist_ok=True)
+            store.whole(record.id).unlink(missing_ok=True)
+            self.talk.save(store.light(record.id), light=True)
+            with store.changing(record.id) as kept:
                 kept.name = kept.name or record.name  # it may have been renamed
                 self._renew(kept)
         except (KvliteError, OSError) as error:
@@ -135,12 +137,12 @@ class Open:
         record.said, record.used = self._said(), time.time()
         record.model = session.given.model
         record.waiting = [document.name for document in session.waiting]
-        record.branches, record.elsewhere = ways_of(session), said_elsewhere(session)
+        record.branches, record.elsewhere = branches_of(session), said_elsewhere(session)
 
     def resume(self, runner: Runner, work: Work) -> None:
         """Go on with what was said before, from the cache that was kept or by reading again."""
         id, changed = self.record.id, self.record.changed
-        whole, light = self.shelf.whole(id), self.shelf.light(id)
+        whole, light = self.store.whole(id), self.store.light(id)
         if whole.is_file():
             work.begin(f"Opening {self.record.title}")
             try:
@@ -179,14 +181,14 @@ class Open:
         """
         if not self.kept:
             self.keep("a conversation")
-        if self.shelf.is_gone(self.record.id):
+        if self.store.is_gone(self.record.id):
             return
         if not self.record.said and not self.record.waiting:
             return
         work.begin("Setting another conversation aside")  # which may be another user's
         try:
-            most = self.shelf.room_for_whole()
-            self.talk.save(self.shelf.whole(self.record.id), progress=work.progress, most=most)
-            self.shelf.make_room()
+            most = self.store.room_for_whole()
+            self.talk.save(self.store.whole(self.record.id), progress=work.progress, most=most)
+            self.store.make_room()
         except (KvliteError, OSError):
             pass  # it can be read again

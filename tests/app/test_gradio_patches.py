@@ -9,11 +9,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, StreamingRespon
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-import kvlite_app.web.calm
-from kvlite_app.web.calm import ScriptsAhead, listen_calmly
+import kvlite_app.web.gradio_patches
+from kvlite_app.web.gradio_patches import ScriptInjector, poll_queue_slowly
 from tests.app.conftest import Server, Visitor, waited
 
-FOLDER = Path(kvlite_app.web.calm.__file__).parent
+FOLDER = Path(kvlite_app.web.gradio_patches.__file__).parent
 SCRIPT, LEAVING = ((FOLDER / name).read_text() for name in ("frames.js", "leaving.js"))
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
 COUNTED = """
@@ -35,21 +35,21 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/streamed"])
 def test_a_page_has_the_scripts_before_all_others(path: str) -> None:
-    answer = TestClient(ScriptsAhead(pages)).get(path)
+    answer = TestClient(ScriptInjector(pages)).get(path)
     ahead = f"<head><script>{SCRIPT}</script><script>{LEAVING}</script>"
     assert answer.text == PAGE.replace("<head>", ahead, 1)
     assert int(answer.headers["content-length"]) == len(answer.content)
 
 
 def test_what_is_no_page_is_as_it_was() -> None:
-    assert TestClient(ScriptsAhead(pages)).get("/text").text == PAGE
+    assert TestClient(ScriptInjector(pages)).get("/text").text == PAGE
 
 
 def test_the_queue_listens_less_often() -> None:
     with gr.Blocks(analytics_enabled=False) as page:
         page.queue()
     before = page._queue.sleep_when_free, page._queue.progress_update_sleep_when_free
-    listen_calmly(page)
+    poll_queue_slowly(page)
     assert page._queue.sleep_when_free > before[0]
     assert page._queue.progress_update_sleep_when_free > before[1]
 

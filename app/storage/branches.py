@@ -8,7 +8,7 @@ from kvlite.conversation.session import Session
 from .record import Branch, first_words, said_in
 
 
-def ways_of(session: Session) -> list[Branch]:
+def branches_of(session: Session) -> list[Branch]:
     """Those of a conversation."""
     found = list(session.talk.branches)
     said = [[each.text for each in session.typed(way.messages)] for way in found]

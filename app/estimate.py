@@ -15,7 +15,7 @@ from kvlite.model.source import find_config
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner
 
-from .views.kinds import kind_of
+from .views.colors import color_of
 
 # What a plan may choose, as it is left open.
 _OPEN = {
@@ -24,7 +24,7 @@ _OPEN = {
 
 
 @dataclass(frozen=True)
-class Price:
+class MemoryEstimate:
     """What settings would take.
 
     Attributes:
@@ -41,8 +41,8 @@ class Price:
     nearest: Plan | None
 
 
-class Pricer:
-    """Prices settings, in any thread, while the engine loads a model or answers too."""
+class Estimator:
+    """Says what settings would take, in any thread, while the engine loads or answers too."""
 
     def __init__(self, own_bytes: Callable[[], int]) -> None:
         """For a process that may hold a model already.
@@ -52,7 +52,7 @@ class Pricer:
         """
         self.own_bytes = own_bytes
 
-    def price(self, settings: Settings, tokens: int) -> Price:
+    def estimate(self, settings: Settings, tokens: int) -> MemoryEstimate:
         """For a text of so many tokens.
 
         Raises:
@@ -68,7 +68,7 @@ class Pricer:
                 others = self._planner(settings.replace(_OPEN), folder, device)
                 other = others.best(plan.tokens)
                 nearest = other if other.fits else None
-            return Price(plan, tokens, planner.reach(plan.choice), nearest)
+            return MemoryEstimate(plan, tokens, planner.reach(plan.choice), nearest)
 
     def _planner(self, settings: Settings, folder: Path, device: torch.device) -> Planner:
         planner = planner_here(settings, folder, device, reads_text=False)
@@ -83,13 +83,13 @@ class Pricer:
         return room.total + self.own_bytes()
 
 
-def verdict_html(price: Price) -> str:
+def verdict_html(estimate: MemoryEstimate) -> str:
     """Whether the machine has what settings would take, and what to do if not."""
-    return f'<div class="price">{"".join(_verdict(price))}</div>'
+    return f'<div class="price">{"".join(_verdict(estimate))}</div>'
 
 
-def _verdict(price: Price) -> Iterator[str]:
-    plan = price.plan
+def _verdict(estimate: MemoryEstimate) -> Iterator[str]:
+    plan = estimate.plan
     room, peak = plan.room, plan.peak_bytes
     verdict = "fits" if plan.fits else "does not fit"
     offered = f"{readable(peak)} of {readable(room.tensors)}"
@@ -98,26 +98,27 @@ def _verdict(price: Price) -> Iterator[str]:
         f'data-offered="{room.tensors}" data-fits="{plan.fits}"><b>{verdict}</b>: '
         f"{plan.tokens:,} tokens take {offered} that {escape(room.name)} offers</p>"
     )
-    if price.asked > plan.tokens:
+    if estimate.asked > plan.tokens:
         yield (
-            f"<p>The model was trained for no more than that: {price.asked:,} were asked for.</p>"
+            "<p>The model was trained for no more than that: "
+            f"{estimate.asked:,} were asked for.</p>"
         )
-    if price.nearest is not None:
-        yield f"<p>The nearest that fits: <b>{escape(_told(price.nearest))}</b></p>"
-    elif not price.longest:
+    if estimate.nearest is not None:
+        yield f"<p>The nearest that fits: <b>{escape(_told(estimate.nearest))}</b></p>"
+    elif not estimate.longest:
         yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
 
 
-def phases_html(price: Price) -> str:
+def phases_html(estimate: MemoryEstimate) -> str:
     """What is taken for what, how far that reaches, and how fast it may be."""
-    return f'<div class="price">{"".join(_taken(price))}</div>'
+    return f'<div class="price">{"".join(_taken(estimate))}</div>'
 
 
-def _taken(price: Price) -> Iterator[str]:
-    plan = price.plan
+def _taken(estimate: MemoryEstimate) -> Iterator[str]:
+    plan = estimate.plan
     yield from _phases(plan)
-    if price.longest:
-        yield f"<p>Longest text that fits so: <b>{price.longest:,} tokens</b></p>"
+    if estimate.longest:
+        yield f"<p>Longest text that fits so: <b>{estimate.longest:,} tokens</b></p>"
     if plan.tokens_per_s is not None:
         yield f"<p>At most {plan.tokens_per_s:,.0f} tokens/s, by its memory's bandwidth</p>"
     if plan.forecast.host_bytes:
@@ -145,7 +146,7 @@ def _phases(plan: Plan) -> Iterator[str]:
     for phase, items in plan.phases.items():
         total = sum(items.values())
         bar = "".join(
-            f'<i class="{kind_of(name)}" style="width:{100 * size / scale:.3f}%" '
+            f'<i class="{color_of(name)}" style="width:{100 * size / scale:.3f}%" '
             f'title="{escape(name)}: {readable(size)}"></i>'
             for name, size in items.items()
             if size
@@ -156,6 +157,6 @@ def _phases(plan: Plan) -> Iterator[str]:
             f'<u style="left:{limit:.2f}%"></u></div><span>{readable(total)}</span></div>'
         )
     legend = "".join(
-        f'<span><b class="{kind_of(name)}"></b>{escape(name)}</span>' for name in names
+        f'<span><b class="{color_of(name)}"></b>{escape(name)}</span>' for name in names
     )
     yield f'<p class="legend">{legend}</p>'

@@ -13,10 +13,10 @@ from gradio.state_holder import SessionState
 from kvlite.config.settings import Settings
 from kvlite_app.engine.live import Live
 from kvlite_app.engine.service import Service
+from kvlite_app.estimate import Estimator
 from kvlite_app.form import Models
 from kvlite_app.page import make_page
-from kvlite_app.pricing import Pricer
-from kvlite_app.web.asked import Page
+from kvlite_app.web.validation import ValidatedPage
 
 ODD = [
     None,
@@ -50,15 +50,17 @@ PLACES = [
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ValidatedPage]:
     """The app's, without a model."""
     monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
     service = Service(Settings(model=str(tmp_path / "none")), tmp_path)
-    yield make_page(service, Live(service.loaded), Pricer(int), Models(others=False))
+    yield make_page(service, Live(service.model_host), Estimator(int), Models(others=False))
     service.close()
 
 
-def told(page: Page, event: Any, given: list[Any], data: Any = None, state: Any = None) -> Any:
+def told(
+    page: ValidatedPage, event: Any, given: list[Any], data: Any = None, state: Any = None
+) -> Any:
     """What an event comes to, or the sentence that refuses it."""
     about = {"event_data": gr.EventData(None, data)} if data is not None else {}
     asked = page.process_api(
@@ -74,7 +76,7 @@ def told(page: Page, event: Any, given: list[Any], data: Any = None, state: Any 
 
 
 @pytest.mark.long
-def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: Page) -> None:
+def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: ValidatedPage) -> None:
     state = SessionState(page)
     for event in page.fns.values():
         if event.fn is None:
@@ -87,14 +89,14 @@ def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: Page) -> None
         told(page, event, usual[:-1], state=state)
 
 
-def test_a_place_that_is_none_is_refused_in_a_sentence(page: Page) -> None:
+def test_a_place_that_is_none_is_refused_in_a_sentence(page: ValidatedPage) -> None:
     for event in page.fns.values():
         if event.fn is not None and event.fn.__name__ in ("edit", "choose"):
             for data in PLACES:
                 told(page, event, ["", 0], data)
 
 
-def named(page: Page, name: str) -> Any:
+def named(page: ValidatedPage, name: str) -> Any:
     return next(each for each in page.fns.values() if each.api_name == name)
 
 
@@ -108,9 +110,9 @@ def named(page: Page, name: str) -> Any:
         (["a"], "this is not what the page sends"),
     ],
 )
-def test_a_refusal_says_what_is_wrong(page: Page, given: list[Any], said: str) -> None:
+def test_a_refusal_says_what_is_wrong(page: ValidatedPage, given: list[Any], said: str) -> None:
     assert said in told(page, named(page, "say"), given)
 
 
-def test_what_is_searched_for_may_be_nothing(page: Page) -> None:
+def test_what_is_searched_for_may_be_nothing(page: ValidatedPage) -> None:
     assert told(page, named(page, "found"), [None]) == told(page, named(page, "found"), [""])

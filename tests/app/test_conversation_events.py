@@ -1,0 +1,339 @@
+"""What a page is told by each event, whatever comes in between."""
+
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from kvlite.config.settings import Settings
+from kvlite.conversation.session import Session
+from kvlite.errors import SettingError
+from kvlite_app.conversation_events import ConversationEvents
+from kvlite_app.conversation_view import BEGUN, ENDED
+from kvlite_app.engine.job import NOTHING, Job, JobRequest
+from kvlite_app.engine.service import Service
+from kvlite_app.engine.work import Work
+from kvlite_app.form import Models
+from kvlite_app.layout import lay_out
+from kvlite_app.request_context import RequestContext, request_context
+from kvlite_app.storage.store import ConversationStore
+from tests.app.conftest import upload
+from tests.app.test_service import A, B, blocked, no_room, stops
+
+TAB: Any = gr.Request(session_hash="tab")
+
+
+@pytest.fixture
+def events(tiny_folder: Path, tmp_path: Path) -> Iterator[ConversationEvents]:
+    settings = Settings(model=str(tiny_folder), max_new_tokens=4)
+    service = Service(settings, tmp_path)
+    with gr.Blocks(analytics_enabled=False):
+        yield ConversationEvents(service, lay_out(settings, Models()))
+    service.close()
+
+
+def said(text: str, *files: str) -> dict[str, Any]:
+    return {"text": text, "files": [*files]}
+
+
+def box(events: ConversationEvents, view: dict[Any, Any]) -> dict[str, Any]:
+    """What a view changes of the box."""
+    return dict(view[events.parts.box]._constructor_args[0])
+
+
+def followed(events: ConversationEvents, id: str) -> list[dict[Any, Any]]:
+    return [*events.follow(id, 0, BEGUN, TAB)]
+
+
+def ended(events: ConversationEvents, id: str) -> None:
+    """Wait until nothing is done for a conversation any more."""
+    job = events.service.job("", id)
+    assert job is not None
+    for _ in job.work.follow():
+        pass
+
+
+@pytest.mark.long
+def test_what_is_sent_is_followed_to_its_end(events: ConversationEvents) -> None:
+    parts = events.parts
+    begun = events.say(A, 0, "", said("One."), TAB)
+    assert (begun[parts.stage], begun[parts.here]) == (BEGUN, A)
+    assert box(events, begun)["value"] is None
+    *_, last = followed(events, A)
+    assert last == {parts.stage: ENDED}
+    view = events.ended(A, 0, ENDED, said(""), TAB)
+    assert [each["role"] for each in view[parts.chat]] == ["user", "assistant", "assistant"]
+    assert "value" not in box(events, view)
+    # One that was told of another stage shows nothing.
+    assert parts.chat not in events.ended(A, 0, BEGUN, said(""), TAB)
+    assert parts.stage not in [*events.follow(A, 0, "", TAB)][-1]
+
+
+@pytest.mark.long
+def test_who_chose_another_conversation_meanwhile_has_that_one(
+    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, say = events.parts, events.service.say
+
+    def chosen(owner: str, id: str, text: str, files: Any = ()) -> Any:
+        events.show(B, "", A, said(text), TAB)
+        if text == "refused":
+            raise SettingError("no")
+        return say(owner, id, text, files)
+
+    events.service.say("", B, "One.").wait()
+    monkeypatch.setattr(events.service, "say", chosen)
+    go = blocked(events.service)
+    assert parts.here not in events.say(A, 0, "", said("One."), TAB)
+    assert parts.stage not in followed(events, A)[-1]
+    assert parts.here not in events.ended(A, 0, ENDED, said(""), TAB)
+    go.set()
+    ended(events, A)
+    assert parts.here not in events.say(A, 0, "", said("refused"), TAB)
+    assert events.ended(B, 0, ENDED, said(""), TAB)[parts.here] == B
+
+
+@pytest.mark.long
+def test_whoever_is_quicker_than_the_page_begins_a_conversation(
+    events: ConversationEvents,
+) -> None:
+    parts = events.parts
+    events.service.say("", A, "One.").wait()
+    begun = events.say("", 0, "", said("Hello."), TAB)
+    id = begun[parts.here]
+    assert id not in ("", A) and begun[parts.stage] == BEGUN
+    assert parts.here not in events.load(A, "", TAB)  # which comes too late
+    ended(events, id)
+    assert events.service.record("", id).said[0].text == "Hello."
+    other: Any = gr.Request(session_hash="other")
+    assert events.load(A, "", other)[parts.here] == A
+
+
+@pytest.mark.long
+def test_only_what_is_sent_leaves_the_box(
+    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.service.say("", A, "One.").wait()
+    assert "value" not in box(events, events.regenerate(A, 0, TAB))
+    followed(events, A)
+    go = blocked(events.service)
+    events.regenerate(A, 0, TAB)
+    assert "value" not in box(events, events.show(A, "", "", None, TAB))
+    go.set()
+    followed(events, A)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "say", stops)
+        events.say(A, 0, "", said("An older one."), TAB)
+        ended(events, A)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConversationStore, "save", no_room)
+        refused = events.say(A, 0, "", said("Two."), TAB)
+    assert "value" not in box(events, refused)
+    assert "not sent" in refused[events.parts.status]
+
+
+@pytest.mark.long
+def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
+    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = (upload(events.service, name, b"nothing") for name in ("a.txt", "b.pdf"))
+    events.say(A, 0, "", said("What is in it?", good, bad), TAB)
+    followed(events, A)
+    view = events.ended(A, 0, ENDED, said(""), TAB)
+    assert box(events, view)["value"] == said("What is in it?", good)
+    assert "b.pdf" in view[events.parts.status]
+    assert events.service.store("").records() == []  # nothing was said
+    monkeypatch.setattr(Session, "say", stops)
+    events.say(A, 0, "", said("And without?"), TAB)
+    followed(events, A)
+    assert box(events, events.show(A, "", "", None, TAB))["value"] == said("And without?")
+
+
+@pytest.mark.long
+def test_a_message_stays_with_its_conversation_and_what_is_typed_with_the_box(
+    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.service.say("", B, "One.").wait()
+    monkeypatch.setattr(Session, "say", stops)
+    events.say(A, 0, "", said("Two."), TAB)
+    ended(events, A)
+    assert box(events, events.show(B, "", A, said("Two. "), TAB))["value"] is None
+    assert box(events, events.show("", "", A, said("Two."), TAB))["value"] is None
+    assert "value" not in box(events, events.show(B, "", A, said("Three."), TAB))
+    assert "value" not in box(events, events.show(B, "", B, said("Two."), TAB))
+    assert box(events, events.show(A, "", B, said(""), TAB))["value"] == said("Two.")
+
+
+@pytest.mark.long
+def test_a_branch_that_is_gone_to_is_told_of_once(events: ConversationEvents) -> None:
+    events.service.say("", A, "One.").wait()
+    events.service.edit("", A, 1, "Another.").wait()
+    go = blocked(events.service)
+    assert events.switch(A, 0, 1, TAB)[events.parts.stage] == BEGUN
+    with warnings.catch_warnings():  # gradio's own, of which there is none
+        warnings.simplefilter("error")
+        assert events.parts.stage not in events.switch(A, 0, 1, TAB)
+    go.set()
+    ended(events, A)
+
+
+@pytest.mark.long
+def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(
+    events: ConversationEvents,
+) -> None:
+    events.service.say("", A, "One.").wait()
+    for text in ("Another.", "A third."):
+        events.service.edit("", A, 1, text).wait()
+    go = blocked(events.service)
+    events.switch(A, 0, 1, TAB)
+    with pytest.warns(UserWarning, match="an answer is on its way"):
+        refused = events.switch(A, 0, 2, TAB)
+    assert refused[events.parts.branches]["value"] == 1
+    go.set()
+    ended(events, A)
+    record = events.service.record("", A)
+    assert record.branch == 1
+    assert record.elsewhere[0] == "Another."
+    assert "One." not in record.elsewhere
+    assert events.service.store("").records("third")  # found wherever it was said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sent", [NOTHING, JobRequest("Two.")], ids=["check", "message"])
+def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: JobRequest) -> None:
+    events.service.say("", A, "One.").wait()
+    work = Work(lambda work: None, "")
+    work.show(text="Answer")
+    context = request_context(TAB, A)
+    coming = next(events._coming(context, Job(work, sent), Event()))[events.parts.chat]
+    assert (coming[-1]["content"] == "Answer") == (sent is not NOTHING)
+
+
+def test_what_cannot_be_read_any_more_leaves_nobody_waiting(
+    events: ConversationEvents,
+) -> None:
+    events.service.say("", A, "One.").wait()
+    go = blocked(events.service)
+    events.say(A, 0, "", said("Two."), TAB)
+    (events.service.store("").place(A) / "record.json").write_text("{")
+    assert [*events.follow(A, 0, BEGUN, TAB)][-1] == {events.parts.stage: ENDED}
+    view = events.ended(A, 0, ENDED, said(""), TAB)
+    assert "cannot be read" in view[events.parts.status]
+    assert box(events, view) == {"submit_btn": True, "stop_btn": False}
+    go.set()
+    ended(events, A)
+
+
+def test_what_is_typed_stays_whatever_was_not_answered(
+    events: ConversationEvents,
+) -> None:
+    store, typed = events.service.store(""), said("Typed meanwhile.")
+    for id in (A, B):
+        store.keep_draft(id, f"Not answered {id[0]}")
+    assert box(events, events.show(A, "", "", said(""), TAB))["value"]["text"]
+    assert "value" not in box(events, events.show(B, "", A, typed, TAB))
+    # What is kept with the one that was shown makes room for what the other one has.
+    kept = said(store.record(A).draft)
+    assert box(events, events.show(B, "", A, kept, TAB))["value"] == said(store.record(B).draft)
+    assert "value" not in box(events, events.ended(B, 0, ENDED, typed, TAB))
+
+
+@pytest.mark.long
+def test_around_a_conversation_stands_what_is_its_own_while_it_answers(
+    events: ConversationEvents,
+) -> None:
+    parts, service = events.parts, events.service
+    for id, text in ((A, "One."), (B, "Two.")):
+        service.say("", id, text).wait()
+    go = blocked(service)
+    service.say("", B, "And more?")
+    events.show(A, "", "", said(""), TAB)
+    view = events.show(B, "", A, said(""), TAB)
+    assert view[parts.stage] == BEGUN
+    assert (view[parts.name], view[parts.chosen], view[parts.difference]) == ("Two.", 1, "")
+    assert "Answer to “Two.”" in view[parts.answer]
+    go.set()
+    ended(events, B)
+
+
+@pytest.mark.long
+def test_a_check_is_ended_alone_and_what_it_came_to_is_found_again(
+    events: ConversationEvents,
+) -> None:
+    parts, service = events.parts, events.service
+    service.say("", A, "One.").wait()
+    events.show(A, "", "", said(""), TAB)
+    go, told = blocked(service), events.check(A, TAB)
+    assert "doing" in next(told)
+    events.stop_check(B, TAB)
+    left = threading.Thread(target=lambda: events.show(B, "", A, said(""), TAB))
+    left.start()
+    assert [*told][-1] == gr.skip()  # nothing of it is shown beside another conversation
+    left.join(60)
+    go.set()
+    ended(events, A)
+    assert "The same answer" in events.show(A, "", B, said(""), TAB)[parts.difference]
+    service.say("", A, "Two.").wait()
+    assert events.show(A, "", A, said(""), TAB)[parts.difference] == ""
+
+    go = blocked(service)
+    told = events.check(A, TAB)
+    next(told)
+    events.stop_check(A, TAB)
+    go.set()
+    ended(events, A)
+    assert "checked" not in [*told][-1]
+    service.say("", A, "Three.")
+    events.stop_check(A, TAB)  # which ends no answer
+    ended(events, A)
+    assert len(service.record("", A).said) == 6
+
+
+@pytest.mark.long
+def test_what_comes_late_is_not_shown_beside_another_conversation(
+    events: ConversationEvents,
+) -> None:
+    parts, event = events.parts, gr.SelectData(None, {"index": 0, "value": ""})
+    for id in (A, B):
+        events.service.say("", id, "One.").wait()
+    events.show(B, "", "", said(""), TAB)
+    assert parts.chat not in events.show_all(A, TAB)
+    assert parts.chat in events.show_all(B, TAB)
+    assert events.choose(A, 0, event, TAB)[0] == gr.skip()
+    assert events.choose(B, 0, event, TAB)[0] == 1
+    assert parts.here not in events.say(A, 0, "", said(""), TAB)
+    assert parts.here not in events.delete(A, "", said(""), TAB)
+    assert not events.service.store("").has(A)
+    assert events.delete(B, "", said(""), TAB)[parts.here] not in (A, B)
+
+
+@pytest.mark.long
+def test_one_answer_after_another_is_followed(
+    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, coming, again = events.service, events._coming, list[Work]()
+
+    def at_once(context: RequestContext, job: Job, left: Event) -> Iterator[Any]:
+        """A program says the next thing as soon as it has its answer."""
+        yield from coming(context, job, left)
+        if not again:
+            job.work.wait()
+            again.append(service.say("", A, "Three."))
+
+    monkeypatch.setattr(events, "_coming", at_once)
+    events.say(A, 0, "", said("Two."), TAB)
+    views = followed(events, A)
+    assert again[0].shown.ended
+    shown = [each for view in views for each in view.get(events.parts.chat, []) if each]
+    assert any(each == {"role": "user", "content": "Three."} for each in shown)
+    assert views[-1] == {events.parts.stage: ENDED}
+    go = blocked(service)
+    service.say("", A, "Four.")
+    assert events.ended(A, 0, ENDED, said(""), TAB)[events.parts.stage] == BEGUN
+    go.set()
+    ended(events, A)
