@@ -94,7 +94,7 @@ def refused(*_: Any) -> None:
 def same(one: Conversation, two: Conversation) -> None:
     """Both stand alike, bit by bit, and go on alike."""
     assert one.messages == two.messages
-    assert [*one.token_ids, *one.context.pending] == [*two.token_ids, *two.context.pending]
+    assert [*one.token_ids, *one.context.pending_ids] == [*two.token_ids, *two.context.pending_ids]
     for mine, theirs in zip(entries(one), entries(two), strict=True):
         for held, expected in zip(mine, theirs, strict=True):
             assert all(a.equal(b) for a, b in zip(held, expected, strict=True))
@@ -167,7 +167,7 @@ def test_a_branch_that_was_left_goes_on_where_it_ended(llama: Tiny, name: str) -
     talk.switch(0)
     said(fresh, FIRST, SECOND)
     assert talk.messages == fresh.messages and talk.branches[0].current
-    assert talk.token_ids + talk.context.pending == fresh.token_ids + fresh.context.pending
+    assert talk.token_ids + talk.context.pending_ids == fresh.token_ids + fresh.context.pending_ids
     assert said(talk, THIRD) == said(fresh, THIRD)
     talk.switch(1)
     assert talk.messages[2]["content"] == OTHER

@@ -312,10 +312,11 @@ def test_no_control_comes_out_of_a_stored_conversation(
 
 def own_tokens(talk: kvlite.Conversation) -> list[int]:
     """All that the user said, without the answers."""
-    path = talk.history.path
-    ids = talk.token_ids[: path.said[0].checkpoint.seen]
-    for said, end in zip(path.said, path.read, strict=True):
-        ids += talk.token_ids[said.checkpoint.seen + len(said.checkpoint.pending) : end]
+    nodes = talk.history.branch.nodes
+    ids = talk.token_ids[: nodes[0].start.checkpoint.seen]
+    for node in nodes:
+        before = node.start.checkpoint
+        ids += talk.token_ids[before.seen + len(before.pending_ids) : node.prompt_end]
     return ids
 
 

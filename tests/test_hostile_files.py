@@ -121,7 +121,7 @@ def use(runner: kvlite.Runner, path: Path) -> None:
     talk = runner.open(path)
     for branch in range(len(talk.branches)):
         talk.switch(branch)
-    if not talk.history.path.ahead:
+    if not talk.history.branch.prefilled_ids:
         list(talk.stream("And?"))
         list(talk.regenerate())
     list(talk.edit(1, "Else"))

@@ -145,7 +145,7 @@ def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> li
                 answer = talk.generate(ids, **given)
             assert answer.finish_reason == "length", where
     assert faults.failed == len(at), where
-    heard = talk.token_ids + talk.context.pending
+    heard = talk.token_ids + talk.context.pending_ids
     taken = talk.oom_policy.taken
     if not LOSSY & {*taken}:
         whole = [
@@ -255,9 +255,9 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
         broken_off += 1
         assert talk.context.turn is not None
         talk.context.turn.finish_step()
-        assert talk.token_ids + talk.context.pending == TURNS[0] + heard
+        assert talk.token_ids + talk.context.pending_ids == TURNS[0] + heard
         assert talk.cache.seen == len(talk.token_ids)
-        if not talk.context.pending:
+        if not talk.context.pending_ids:
             after = [*heard, int(talk.context.turn.logits.argmax())]
             assert after[: len(known.said[0])] == known.said[0][: len(after)]
         assert talk.generate(TURNS[1], ignore_eos=True).finish_reason == "length"

@@ -51,7 +51,7 @@ def logits_of_the_whole(tiny: Tiny, ids: list[int]) -> torch.Tensor:
 
 def last_logits(talk: Conversation, ids: list[int]) -> torch.Tensor:
     """After a turn is read; its answer is drawn too."""
-    before = [*talk.token_ids, *talk.context.pending]
+    before = [*talk.token_ids, *talk.context.pending_ids]
     pieces = talk.stream_tokens(ids, ignore_eos=True)
     next(pieces)
     turn = talk.context.turn

@@ -74,7 +74,7 @@ def test_without_the_tier_all_of_it_is_in_the_cache(llama: Tiny, given: dict[str
     talk = opened(llama, budget="40")
     said(talk, FIRST, SECOND)
     talk.undo()
-    before = [*talk.token_ids, *talk.context.pending]
+    before = [*talk.token_ids, *talk.context.pending_ids]
     heard(talk.stream(OTHER, **given))
     assert talk.token_ids[: len(before)] == before and talk.cache.seen == len(talk.token_ids)
     if given["recall"] == "off":
@@ -223,7 +223,7 @@ def test_nothing_is_copied_that_could_not_be_kept(
 
 def made_by(talk: Conversation) -> list[Checkpoint]:
     """Checkpoints before its messages."""
-    return [each.checkpoint for each in talk.history.path.said]
+    return [each.start.checkpoint for each in talk.history.branch.nodes]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

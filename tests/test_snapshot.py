@@ -79,7 +79,7 @@ def chat(model: LoadedModel, **given: Any) -> Conversation:
 def opened(model: LoadedModel, path: Path, **given: Any) -> Conversation:
     with Snapshot(path) as saved:
         chosen = saved.settings(Settings()).replace(given)
-        return Conversation.resumed(model, chosen, saved.held(model, chosen))
+        return Conversation.resumed(model, chosen, saved.state(model, chosen))
 
 
 def answered(talk: Conversation, ids: list[int], **given: Any) -> tuple[list[int], torch.Tensor]:
@@ -224,7 +224,7 @@ def test_an_answer_that_was_not_heard_to_its_end(
     talks[0].save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
     assert again.messages == talks[1].messages and len(again.messages) == 2
-    assert again.context.pending == talks[1].context.pending
+    assert again.context.pending_ids == talks[1].context.pending_ids
     # And the one that was saved answers on.
     assert [piece.token_id for piece in streams[0]] == [piece.token_id for piece in streams[1]]
     other = chat(model, method="snapkv", recall=recall, max_new_tokens=9)
@@ -267,7 +267,7 @@ def test_an_answer_for_which_there_was_no_memory(
     talks = [broken_off() for _ in range(2)]
     talks[0].save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    assert again.context.pending == talks[0].context.pending
+    assert again.context.pending_ids == talks[0].context.pending_ids
     assert again.cache.writing == (recall == "ram")
     assert same(answered(again, SECOND), answered(talks[1], SECOND))
 
@@ -394,7 +394,7 @@ def test_progress_comes_to_all_bytes(model: LoadedModel, tmp_path: Path) -> None
     assert done == sorted(done) and done[-1] == (size, size)
     done.clear()
     with Snapshot(tmp_path / "talk.kv") as saved:
-        saved.held(model, talk.settings, lambda *at: done.append(at))
+        saved.state(model, talk.settings, lambda *at: done.append(at))
     assert done == sorted(done) and done[-1] == (size, size)
 
 
@@ -677,8 +677,8 @@ def test_memory_that_is_short(model: LoadedModel, saved: Path) -> None:
     with Snapshot(saved) as file:
         own = file.settings(Settings())
         with Faults(cap=20_000), pytest.raises(OutOfMemory, match=r"talk\.kv takes .* are free"):
-            file.held(model, own)
-        file.held(model, own)
+            file.state(model, own)
+        file.state(model, own)
 
 
 # What is kept, whatever happens.
@@ -806,7 +806,7 @@ def test_a_file_may_be_replaced_while_it_is_read(model: LoadedModel, tmp_path: P
     with Snapshot(tmp_path / "talk.kv") as first_one:
         talk.generate(SECOND)
         talk.save(tmp_path / "talk.kv")
-        assert first_one.held(model, talk.settings).token_ids == before
+        assert first_one.state(model, talk.settings).token_ids == before
 
 
 def test_bits_of_a_tier(model: LoadedModel, tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def refused_light(tiny: Tiny, path: Path) -> None:
 def test_one_is_never_taken_for_a_whole_one(llama: Tiny, tmp_path: Path) -> None:
     gone_ways(llama, budget="40").save(tmp_path / "talk.kv", light=True)
     with Snapshot(tmp_path / "talk.kv") as saved, pytest.raises(SnapshotError):
-        saved.held(llama.model, Settings())
+        saved.state(llama.model, Settings())
     refused(make_tiny("llama", num_hidden_layers=3).model, tmp_path / "talk.kv", "another model")
 
 

@@ -40,14 +40,14 @@ from tests.test_token_snapshot import RECALLED, again
 
 def whole(tiny: Tiny, talk: Conversation) -> list[int]:
     """What the model answers to these very tokens when it reads them anew and keeps all."""
-    ids = talk.token_ids[: talk.history.path.read[-1]]
+    ids = talk.token_ids[: talk.history.branch.tip.prompt_end]
     fresh = opened(tiny, method="full")
     return fresh.generate(ids).token_ids
 
 
 def state(talk: Conversation) -> list[Any]:
     """All that there is to see of a conversation, copied."""
-    found: list[Any] = [talk.branches, [*talk.token_ids], [*talk.context.pending]]
+    found: list[Any] = [talk.branches, [*talk.token_ids], [*talk.context.pending_ids]]
     store = talk.store
     tensors = [
         *talk.cache.tensors,
@@ -56,7 +56,7 @@ def state(talk: Conversation) -> list[Any]:
     # As bytes: what is not filled yet may be no number, and equal to nothing.
     held = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
     found += [[tensor.clone() for tensor in held], talk.checkpoint_bytes]
-    found += [len(talk.context.checkpoints), [*talk.oom_policy.taken], talk.context.noted]
+    found += [len(talk.context.checkpoints), [*talk.oom_policy.taken], talk.context.notes]
     return copy.deepcopy(found)
 
 
@@ -119,7 +119,7 @@ def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
 def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
     talk = opened(llama, budget="40", recall="off")
     said(talk, FIRST, SECOND)
-    tokens, told = talk.history.path.read[-1], list[tuple[int, int]]()
+    tokens, told = talk.history.branch.tip.prompt_end, list[tuple[int, int]]()
     notes: list[str] = []
     (*_, last) = talk.check(
         callbacks=Callbacks(progress=lambda *at: told.append(at), notify=notes.append)
@@ -137,7 +137,7 @@ def test_what_one_head_lacks_is_read_again(llama: Tiny) -> None:
             200  # something answered took the place of what was read
         )
     (*_, last) = talk.check()
-    assert last.metrics.prompt_tokens == talk.history.path.read[-1]
+    assert last.metrics.prompt_tokens == talk.history.branch.tip.prompt_end
 
 
 def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None:
@@ -145,7 +145,7 @@ def test_what_was_read_without_looking_at_all_is_read_again(llama: Tiny) -> None
     said(talk, FIRST)
     assert talk.cache.entries_mean == talk.cache.seen
     (*_, last) = talk.check()
-    assert last.metrics.prompt_tokens == talk.history.path.read[-1]
+    assert last.metrics.prompt_tokens == talk.history.branch.tip.prompt_end
 
 
 def test_what_was_rounded_is_said(llama: Tiny) -> None:

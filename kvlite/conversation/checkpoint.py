@@ -42,8 +42,8 @@ class Checkpoint:
 
     Attributes:
         seen: tokens they had seen.
-        pending: tokens that were drawn and not yet seen.
-        noted: what the next answer is to note of what was read before.
+        pending_ids: tokens that were drawn and not yet seen.
+        notes: what the next answer is to note of what was read before.
         reconstructed: as of `KVCache`.
         layers: one a layer of the cache; none where the host store gives them back.
         store: how it stood, if it had begun.
@@ -51,8 +51,8 @@ class Checkpoint:
     """
 
     seen: int
-    pending: list[int]
-    noted: tuple[str, ...]
+    pending_ids: list[int]
+    notes: tuple[str, ...]
     reconstructed: int
     layers: list[LayerState] = field(default_factory=list)
     store: HostKVCheckpoint | None = None
@@ -84,8 +84,8 @@ def checkpoint(
     cache: KVCache,
     store: HostKVStore | None,
     most: int,
-    pending: Sequence[int] = (),
-    noted: tuple[str, ...] = (),
+    pending_ids: Sequence[int] = (),
+    notes: tuple[str, ...] = (),
 ) -> Checkpoint:
     """How things stand; lost from the beginning, and nothing copied, where that would take more
     host memory than there may be.
@@ -94,7 +94,7 @@ def checkpoint(
         store: if it has begun, the cache is not looked at: the next turn reads from the host store.
         most: bytes that it may take.
     """
-    made = Checkpoint(cache.seen, [*pending], noted, cache.reconstructed)
+    made = Checkpoint(cache.seen, [*pending_ids], notes, cache.reconstructed)
     with aside():
         if store is not None and store.begun:
             store.forget_answer()

@@ -38,7 +38,7 @@ class Context:
         turn: the last one.
         oom_policy: what was given up when memory ran out.
         checkpoints: those that hold anything, the oldest first.
-        noted: what the next answer is to note of what was read before.
+        notes: what the next answer is to note of what was read before.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -49,28 +49,28 @@ class Context:
         self.turn: Turn | None = None
         self.oom_policy = OOMPolicy(model.device)
         self.checkpoints: list[Checkpoint] = []
-        self._left: list[int] = []
-        self.noted: tuple[str, ...] = ()
+        self._pending_ids: list[int] = []
+        self.notes: tuple[str, ...] = ()
         self._told: set[str] = set()
         self._answer: Generator[Piece] | None = None
 
     @property
-    def pending(self) -> list[int]:
+    def pending_ids(self) -> list[int]:
         """What was answered last and has not been read."""
-        return self._left if self.turn is None else self.turn.pending
+        return self._pending_ids if self.turn is None else self.turn.pending_ids
 
     def resume(
         self,
         cache: KVCache,
         store: HostKVStore | None,
         token_ids: list[int],
-        pending: list[int],
-        noted: tuple[str, ...],
-        given_up: list[str],
+        pending_ids: list[int],
+        notes: tuple[str, ...],
+        fallbacks: list[str],
     ) -> None:
         """Go on from what another held."""
         self.cache, self.store, self.token_ids = cache, store, token_ids
-        self._left, self.noted, self.oom_policy.taken = pending, noted, given_up
+        self._pending_ids, self.notes, self.oom_policy.taken = pending_ids, notes, fallbacks
 
     def end_step(self, config: EngineConfig) -> None:
         """Go on with a token for which there was no memory in the middle of an answer, unless the
@@ -125,7 +125,7 @@ class Context:
         self.cache = self.oom_policy.run(work, {})
         again = self.token_ids[store.seen :]
         self.token_ids = self.token_ids[: store.seen]
-        self.store, self._left = None, [*again, *self._left]
+        self.store, self._pending_ids = None, [*again, *self._pending_ids]
         self._forget(0)
         return again
 
@@ -157,13 +157,13 @@ class Context:
         again = self._fill() if self.emptied else []
         half = self.model.shape.max_context // 2
         self.cache = self.oom_policy.run(partial(compacted, self.model, self.cache, half), {})
-        self.noted = (
-            *self.noted,
+        self.notes = (
+            *self.notes,
             f"the conversation outgrew the {self.model.shape.max_context:,} tokens that this model "
             f"was trained for: it goes on with the {self.cache.seen:,} that the cache held, the "
             "rest is forgotten",
         )
-        self._left, self.store, self.turn = self.pending, None, None
+        self._pending_ids, self.store, self.turn = self.pending_ids, None, None
         self.token_ids = self.token_ids[-self.cache.seen :]
         self._forget(0)
         return again
@@ -178,8 +178,8 @@ class Context:
         self.oom_policy.tell = _telling(turn)
         turn.read(callbacks)
         self.turn = turn
-        turn.notes = tuple(dict.fromkeys([*self.noted, *turn.notes]))
-        self.noted = () if turn.answers else turn.notes
+        turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
+        self.notes = () if turn.answers else turn.notes
         self._told.update(turn.notes)
         if turn.store is not None or not turn.config.ignores_recall:
             self.store = turn.store
@@ -189,25 +189,27 @@ class Context:
         self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
         yield from self._answer
 
-    def hold(self, config: EngineConfig) -> Checkpoint:
+    def checkpoint(self, config: EngineConfig) -> Checkpoint:
         """A checkpoint of how things stand, before anything else is read."""
         self._close()
-        return self._held(self._standing(self.store, config), config)
+        return self._keep(self._checkpoint(self.store, config), config)
 
-    def hold_answering(self, config: EngineConfig) -> Checkpoint:
+    def checkpoint_prompt(self, config: EngineConfig) -> Checkpoint:
         """A checkpoint of what was read, before it is answered."""
-        return self._held(self._standing(None, config), config)
+        return self._keep(self._checkpoint(None, config), config)
 
-    def _standing(self, store: HostKVStore | None, config: EngineConfig) -> Checkpoint:
+    def _checkpoint(self, store: HostKVStore | None, config: EngineConfig) -> Checkpoint:
         """How things stand; lost from the beginning where there is no memory to keep it, or it
         would be let go of at once."""
-        pending, noted = [*self.pending], self.noted
+        pending_ids, notes = [*self.pending_ids], self.notes
         most = config.checkpoint_limit
-        work = partial(checkpoint, self.model, self.cache, store, most, pending, noted)
+        work = partial(checkpoint, self.model, self.cache, store, most, pending_ids, notes)
         try:
             return self.oom_policy.run(work, {})
         except OutOfMemory:
-            return Checkpoint(self.cache.seen, pending, noted, self.cache.reconstructed, lost=True)
+            return Checkpoint(
+                self.cache.seen, pending_ids, notes, self.cache.reconstructed, lost=True
+            )
 
     def _copy_out(self, config: EngineConfig) -> None:
         """Copy what checkpoints need, as far as there is memory for that, and it may be taken."""
@@ -223,8 +225,8 @@ class Context:
         self,
         ids: Sequence[int],
         end: Checkpoint,
-        ways: Sequence[Checkpoint],
-        stops: Sequence[int],
+        ancestors: Sequence[Checkpoint],
+        boundaries: Sequence[int],
         config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
@@ -233,9 +235,9 @@ class Context:
 
         Args:
             end: what was pending then, and noted; if it holds anything, that is tried first.
-            ways: checkpoints of the way there, the last first.
-            stops: how much of `ids` had been read whenever reading ended: what is read again is
-                read in the same parts.
+            ancestors: checkpoints of messages on the way there, the last first.
+            boundaries: how much of `ids` had been read whenever reading ended: what is read again
+                is read in the same parts.
             callbacks: told if something has to be read again.
 
         Raises:
@@ -244,20 +246,20 @@ class Context:
         """
         self._close()
         beginning = Checkpoint(0, [], (), 0)
-        known = next(way for way in (end, *ways, beginning) if self._stand(way, ids))
+        known = next(at for at in (end, *ancestors, beginning) if self._restore(at, ids))
         if len(ids) == known.seen:
             return
         callbacks.say(f"{len(ids) - known.seen:,} tokens are read again")
         try:
-            self._read_again(ids, stops, config, callbacks)
+            self._read_again(ids, boundaries, config, callbacks)
         except BaseException:
-            self._stand(known, ids)
+            self._restore(known, ids)
             raise
-        self.turn, self._left, self.noted = None, [*end.pending], end.noted
-        end.take_over(self._standing(self.store, config))
-        self._held(end, config)
+        self.turn, self._pending_ids, self.notes = None, [*end.pending_ids], end.notes
+        end.take_over(self._checkpoint(self.store, config))
+        self._keep(end, config)
 
-    def _stand(self, known: Checkpoint, ids: Sequence[int]) -> bool:
+    def _restore(self, known: Checkpoint, ids: Sequence[int]) -> bool:
         """Let things stand as at a checkpoint, if anything has what it takes."""
         before = self._restored(known, self.store)
         if before is None:
@@ -266,8 +268,8 @@ class Context:
         if known.store is None:
             self.store = None
         self.token_ids = [*ids[: known.seen]]
-        self._left, self.noted = [*known.pending], known.noted
-        # A copy may be of another way than the cache was on.
+        self._pending_ids, self.notes = [*known.pending_ids], known.notes
+        # A copy may be of another branch than the cache was on.
         self._forget(0 if known.alone else known.seen)
         return True
 
@@ -276,11 +278,18 @@ class Context:
         return self.oom_policy.run(work, {})
 
     def _read_again(
-        self, ids: Sequence[int], stops: Sequence[int], config: EngineConfig, callbacks: Callbacks
+        self,
+        ids: Sequence[int],
+        boundaries: Sequence[int],
+        config: EngineConfig,
+        callbacks: Callbacks,
     ) -> None:
         """Read on to the end of `ids`, in parts."""
-        for stop in (*(each for each in stops if len(self.token_ids) < each < len(ids)), len(ids)):
-            answer = stop == len(ids) and stop not in stops
+        for stop in (
+            *(each for each in boundaries if len(self.token_ids) < each < len(ids)),
+            len(ids),
+        ):
+            answer = stop == len(ids) and stop not in boundaries
             if answer and self.store is not None and self.store.begun:
                 # The next turn reads it from here.
                 empty = self.model.empty_cache().layers
@@ -289,7 +298,7 @@ class Context:
                 continue
             new = [*ids[len(self.token_ids) : stop]]
             self.read(self.next_turn(new, config, answers=False), callbacks)
-            self.turn, self._left = None, []
+            self.turn, self._pending_ids = None, []
 
     def seek_answer(self, made: Checkpoint, turn: Turn, config: EngineConfig) -> bool:
         """Let the last turn stand as it did before it was answered; False if that is lost, or other
@@ -317,12 +326,12 @@ class Context:
         """Bytes of host memory that checkpoints take."""
         return bytes_of(self.checkpoints)
 
-    def leave(self, made: Checkpoint) -> None:
+    def release(self, made: Checkpoint) -> None:
         """Let go of a checkpoint."""
         made.release_memory()
         self._drop_lost()
 
-    def _held(self, made: Checkpoint, config: EngineConfig) -> Checkpoint:
+    def _keep(self, made: Checkpoint, config: EngineConfig) -> Checkpoint:
         if not made.lost:
             self.checkpoints.append(made)
             self._keep_within(config)
@@ -333,7 +342,7 @@ class Context:
         limit = config.checkpoint_limit
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
-            self.leave(holding)
+            self.release(holding)
 
     def _forget(self, seen: int) -> None:
         """Let go of checkpoints of what came later, unless they have it all themselves."""
@@ -376,6 +385,6 @@ def _telling(turn: Turn) -> Callable[[str], None]:
     def tell(said: str) -> None:
         current = held()
         if current is not None:
-            current.gave_up(said)
+            current.note_fallback(said)
 
     return tell

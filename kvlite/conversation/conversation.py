@@ -6,10 +6,10 @@ from threading import Event
 from typing import Any
 
 from kvlite.config.arguments import require_text
-from kvlite.conversation.exchange import Exchange
 from kvlite.conversation.exclusive import alone, alone_by_steps
-from kvlite.conversation.history import Branch, Message, Node, Path
+from kvlite.conversation.history import Branch, BranchView, Message, Position
 from kvlite.conversation.metrics import Piece
+from kvlite.conversation.token_conversation import TokenConversation
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import Answered, checked
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
@@ -18,19 +18,19 @@ from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens
 
 
-class Conversation(Exchange):
-    """An exchange in words, in the model's chat template: messages that can be edited, answered
+class Conversation(TokenConversation):
+    """A conversation in words, in the model's chat template: messages that can be edited, answered
     again and left for other branches."""
 
     @property
     def messages(self) -> list[Message]:
         """The turns that went through the chat template; the last answer as far as it was heard."""
-        return self._path.messages
+        return self._branch.messages
 
     @property
-    def branches(self) -> list[Branch]:
-        """The ways it went, in the order in which they were begun."""
-        return self.history.branches
+    def branches(self) -> list[BranchView]:
+        """Its branches, in the order in which they were begun."""
+        return self.history.views
 
     @alone
     def read_ahead(
@@ -49,7 +49,7 @@ class Conversation(Exchange):
             want.
         """
         require_text(text)
-        if self._path.ahead:
+        if self._branch.prefilled_ids:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.config)
         ahead = certain(partial(self._said, cancel=callbacks.cancel), text)
@@ -61,9 +61,9 @@ class Conversation(Exchange):
             and (turn.store is None or not turn.turn_config.method.prefilling.exact)
         ):
             return False
-        before = self.history.node_here(self.config)
-        self.history.take(turn, callbacks, before)
-        self._path.ahead, self._path.before = ahead, before
+        start = self.history.next_position(self.config)
+        self.history.read(turn, callbacks, start)
+        self._branch.prefilled_ids, self._branch.prefill_start = ahead, start
         return True
 
     @alone_by_steps
@@ -93,14 +93,14 @@ class Conversation(Exchange):
         Args and errors are those of `stream`; if it fails, the message is not said on this branch.
         """
         chosen = self.config.after_load(settings)
-        self._path.require(len(self._path.said))
-        said = self._path.said[-1]
-        text = self.messages[said.messages]["content"]
-        turn = self.history.answer_again(chosen, callbacks)
+        nodes = self._branch.nodes
+        self._branch.require(len(nodes))
+        last = nodes[-1]
+        turn = self.history.redraw(chosen, callbacks)
         if turn is None:
-            yield from self._stream(text, callbacks, chosen)
+            yield from self._stream(last.text, callbacks, chosen)
         else:
-            yield from self._answered(said, text, turn, callbacks.cancel)
+            yield from self._answered(last.start, last.text, turn, callbacks.cancel)
 
     @alone_by_steps
     def check(
@@ -114,7 +114,7 @@ class Conversation(Exchange):
 
         Args and errors are those of `verify.checked`.
         """
-        told = Answered(self.context, self._path, self.history.unanswered, self.config)
+        told = Answered(self.context, self._branch, self.history.prompt, self.config)
         return checked(told, callbacks, **settings)
 
     @alone_by_steps
@@ -134,12 +134,12 @@ class Conversation(Exchange):
         """
         chosen = self.config.after_load(settings)
         require_text(text)
-        number = self._path.require(number)
-        said = self._path.said[number - 1]
-        ids = self._said(text, after=said, cancel=callbacks.cancel)
-        if said.before is not None and not goes_on(ids, said.ahead):
-            said = said.before
-        self.history.seek(number - 1, said, chosen, callbacks)
+        number = self._branch.require(number)
+        start = self._branch.nodes[number - 1].start
+        ids = self._said(text, at=start, cancel=callbacks.cancel)
+        if start.prefill_start is not None and not goes_on(ids, start.prefilled_ids):
+            start = start.prefill_start
+        self.history.seek(number - 1, start, chosen, callbacks)
         yield from self._stream(text, callbacks, chosen)
 
     @alone
@@ -158,9 +158,8 @@ class Conversation(Exchange):
             SettingError: there is none.
             Stopped, OutOfMemory: as `switch`; then nothing is forgotten.
         """
-        path = self._path
-        path.require(len(path.said))
-        return path.messages[self.history.undo(self.config, callbacks).messages]["content"]
+        self._branch.require(len(self._branch.nodes))
+        return self.history.undo(self.config, callbacks).text
 
     @alone
     def branch(
@@ -176,10 +175,10 @@ class Conversation(Exchange):
             SettingError: there is no such message, or nothing was said since.
             Stopped, OutOfMemory: as `switch`.
         """
-        number = self._path.require(number)
-        if number == len(self._path.said):
+        number, nodes = self._branch.require(number), self._branch.nodes
+        if number == len(nodes):
             raise SettingError(f"message {number} is the last one: nothing was said since")
-        self.history.seek(number, self._path.said[number], self.config, callbacks)
+        self.history.seek(number, nodes[number].start, self.config, callbacks)
 
     @alone
     def switch(
@@ -199,8 +198,8 @@ class Conversation(Exchange):
         self.history.switch(branch, self.config, callbacks)
 
     @property
-    def _path(self) -> Path:
-        return self.history.path
+    def _branch(self) -> Branch:
+        return self.history.branch
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
@@ -209,43 +208,44 @@ class Conversation(Exchange):
             [*self._unread, *self._after_ahead(text, callbacks.cancel)], chosen
         )
         turn.note(self._not_read(text))
-        said = self.history.node_here(chosen)
-        self.history.take(turn, callbacks, said)
-        self.history.unanswered = self.context.hold_answering(chosen)
-        yield from self._answered(said, text, turn, callbacks.cancel)
+        start = self.history.next_position(chosen)
+        self.history.read(turn, callbacks, start)
+        self.history.prompt = self.context.checkpoint_prompt(chosen)
+        yield from self._answered(start, text, turn, callbacks.cancel)
 
-    def _answered(self, said: Node, text: str, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
+    def _answered(
+        self, start: Position, text: str, turn: Turn, cancel: Event | None
+    ) -> Iterator[Piece]:
         """Stream the answer to a message that was read."""
-        answer = {"role": "assistant", "content": ""}
-        self._path.said.append(said)
-        self._path.read.append(len(self.token_ids))
-        self.messages.extend([{"role": "user", "content": text}, answer])
+        node = self.history.say(start, text)
         for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
-            answer["content"] += piece.text
+            node.answer += piece.text
             yield piece
 
     @property
     def _unread(self) -> list[int]:
         """What of the last answer goes before a new message: the template closes it itself."""
-        if self.model.tokenizer.chat_template is None or not self.messages:
-            return self.context.pending
-        return [token for token in self.context.pending if token not in self.model.stop_ids]
+        if self.model.tokenizer.chat_template is None or self._branch.tip is None:
+            return self.context.pending_ids
+        return [token for token in self.context.pending_ids if token not in self.model.stop_ids]
 
     def _said(
-        self, text: str, *, after: Node | None = None, cancel: Event | None = None
+        self, text: str, *, at: Position | None = None, cancel: Event | None = None
     ) -> list[int]:
         """The tokens of a user message.
 
         Args:
-            after: where it is said; None for now.
+            at: where it is said; None for now.
 
         Raises:
             ContextError: it cannot fit the model.
             Stopped: `cancel` was set.
         """
-        opening, first = not self.messages, len(self.token_ids) == len(self._path.ahead)
-        if after is not None:
-            opening, first = not after.messages, after.checkpoint.seen == len(after.ahead)
+        number, read = len(self._branch.nodes), len(self.token_ids)
+        ahead = self._branch.prefilled_ids
+        if at is not None:
+            number, read, ahead = at.number, at.checkpoint.seen, at.prefilled_ids
+        opening, first = not number, read == len(ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
         encode = partial(said_tokens, tokenizer, text, opening=opening, first=first, system=system)
         return self._tokenized(encode, text, cancel)
@@ -261,7 +261,7 @@ class Conversation(Exchange):
         Raises:
             SettingError: it does not begin with what was.
         """
-        ids, ahead = self._said(text, cancel=cancel), self._path.ahead
+        ids, ahead = self._said(text, cancel=cancel), self._branch.prefilled_ids
         if not ids:
             raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):

@@ -105,10 +105,11 @@ class Runner:
         """As `open`, of an open file and with whole settings."""
         Conversation(self.model, settings)  # which are checked before all is read
         if saved.about.light:
-            held = read_again(self.model, settings, saved.unread(self.model, progress), reading)
+            tokens = saved.token_state(self.model, progress)
+            state = read_again(self.model, settings, tokens, reading)
         else:
-            held = saved.held(self.model, settings, progress)
-        return Conversation.resumed(self.model, settings, held)
+            state = saved.state(self.model, settings, progress)
+        return Conversation.resumed(self.model, settings, state)
 
     def generate(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.history import Path as Way
+from kvlite.conversation.history import Branch
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
 from kvlite.documents import Document
@@ -96,17 +96,19 @@ class Session:
         for each in (each for message in found for each in message.documents):
             if each in rest:
                 rest.remove(each)
-        ways = [*enumerate(talk.history.paths)]
-        self._left = {at: self._ahead(path, rest) for at, path in ways if path.ahead}
+        branches = [*enumerate(talk.history.branches)]
+        self._left = {
+            at: self._ahead(branch, rest) for at, branch in branches if branch.prefilled_ids
+        }
         ahead = [each for waiting in self._left.values() for each in waiting]
-        own = self._left.pop(talk.history.at, [])
+        own = self._left.pop(talk.history.current, [])
         self.waiting = own + [each for each in rest if each not in ahead]
 
-    def _ahead(self, path: Way, rest: Sequence[Document]) -> list[Document]:
-        """The documents that were read ahead on a way: those that no message is about, or some that
-        one on another way is."""
-        text = self.runner.tokenizer.decode(path.ahead)
-        said = [each for message in self.typed(path.messages) for each in message.documents]
+    def _ahead(self, branch: Branch, rest: Sequence[Document]) -> list[Document]:
+        """The documents that were read ahead on a branch: those that no message is about, or some
+        that one on another branch is."""
+        text = self.runner.tokenizer.decode(branch.prefilled_ids)
+        said = [each for message in self.typed(branch.messages) for each in message.documents]
         others = [each for each in self.talk.documents if each not in said]
         return [each for each in rest if name_of(each) in text] or [
             each for each in others if name_of(each) in text
@@ -287,15 +289,15 @@ class Session:
 
     def _leave(self) -> None:
         """Remember what waits on this branch, of which some may have been read ahead."""
-        self._left[self.talk.history.at] = [*self.waiting]
+        self._left[self.talk.history.current] = [*self.waiting]
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
         """Around going back, which may end half-way."""
-        path = self.talk.history.path
+        before = self.talk.history.current
         try:
             yield
         except BaseException:
-            if self.talk.history.path is not path:
+            if self.talk.history.current != before:
                 self.waiting = []
             raise

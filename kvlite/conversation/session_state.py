@@ -4,60 +4,60 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlite.cache import KVCache
-from kvlite.conversation.history import Path
+from kvlite.conversation.history import Branch
 from kvlite.documents import Document
 from kvlite.offload import HostKVStore
 
 
-@dataclass(frozen=True)
-class Unread:
-    """What a light file has of a conversation: all but what comes of reading it.
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """What files have of a conversation, with its cache or without.
 
     Attributes:
-        token_ids: what had been read, to be read again.
-        ways: as `recorded.walked` takes them, which wants the host store that reading makes.
-        documents, pending, ahead, noted, given_up: as of `Held`.
+        token_ids: all that was read.
+        documents: as of `Conversation`.
+        pending_ids: what was answered last and has not been read.
+        notes: what the next answer is to note.
+        fallbacks: the OOM policy's steps that were taken.
     """
 
     token_ids: list[int]
-    ways: dict[str, Any]
     documents: tuple[Document, ...]
-    pending: list[int]
-    ahead: list[int]
-    noted: tuple[str, ...]
-    given_up: list[str]
+    pending_ids: list[int]
+    notes: tuple[str, ...]
+    fallbacks: list[str]
 
 
-@dataclass(frozen=True)
-class Held:
+@dataclass(frozen=True, kw_only=True)
+class TokenState(_State):
+    """A conversation without its cache, as a token-only snapshot has it: its tokens are read again.
+
+    Attributes:
+        history: as `history_file.history_from` takes it, which wants the host store that reading
+            makes.
+        prefilled_ids: as of the current branch.
+    """
+
+    history: dict[str, Any]
+    prefilled_ids: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionState(_State):
     """A conversation between two turns: what is not here is not saved.
 
     Attributes:
-        cache, store, token_ids, documents: as of `Conversation`.
-        paths: the ways it went; what was read ahead on the current one is the end of all that was
-            read.
-        at: the current one's index.
-        pending: what was answered last and has not been read.
-        noted: what the next answer is to note.
-        given_up: the OOM policy's steps that were taken.
+        cache, store: as of `Conversation`.
+        branches: what was read ahead on the current one is the end of all that was read.
+        current: its index.
     """
 
     cache: KVCache
     store: HostKVStore | None
-    token_ids: list[int]
-    paths: list[Path]
-    at: int
-    documents: tuple[Document, ...]
-    pending: list[int]
-    noted: tuple[str, ...]
-    given_up: list[str]
+    branches: list[Branch]
+    current: int
 
     @property
-    def path(self) -> Path:
-        """The way it is on."""
-        return self.paths[self.at]
-
-    @property
-    def compacted(self) -> bool:
-        """Whether reading its tokens again would not give what the cache holds."""
-        return self.path.compacted
+    def branch(self) -> Branch:
+        """The one it is on."""
+        return self.branches[self.current]

@@ -22,8 +22,8 @@ from kvlite.cache.sound import require
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.file_info import WRONG, about_in, digest_of
-from kvlite.conversation.recorded import recorded, walked
-from kvlite.conversation.session_state import Held, Unread
+from kvlite.conversation.history_file import history_from, plain_history
+from kvlite.conversation.session_state import SessionState, TokenState
 from kvlite.conversation.tensor_file import LIGHT, WHOLE, Progress, TensorFile, write_tensors
 from kvlite.documents import Document
 from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
@@ -52,7 +52,7 @@ _OPENERS = (
 
 def save(
     path: Path,
-    held: Held,
+    state: SessionState,
     model: LoadedModel,
     settings: Settings,
     progress: Progress | None = None,
@@ -71,30 +71,31 @@ def save(
     Raises:
         SnapshotError: it cannot be written there, or would be larger.
     """
-    light = light and not held.compacted
+    light = light and not state.branch.compacted
+    ahead = state.branch.prefilled_ids
     plain: Plain = {
         "kvlite": kvlite.__version__,
         "created": time.time(),
         "model": _whole_name(settings.model),
         "identity": asdict(_identity_of(model, path)),
         "settings": asdict(settings),
-        "tokens": len(held.token_ids),
-        "messages": len(held.path.messages),
-        "documents": [each.name for each in held.documents],
-        "ahead": digest_of(held.documents) if held.path.ahead and held.documents else "",
-        "pending": held.pending,
-        "noted": list(held.noted),
-        "given_up": held.given_up,
+        "tokens": len(state.token_ids),
+        "messages": len(state.branch.messages),
+        "documents": [each.name for each in state.documents],
+        "ahead": digest_of(state.documents) if ahead and state.documents else "",
+        "pending": state.pending_ids,
+        "noted": list(state.notes),
+        "given_up": state.fallbacks,
     }
     tensors = dict[str, Tensor]()
     if light:
         plain["light"] = True
     else:
-        tensors |= _cache_parts(held, plain)
-    tensors["token_ids"] = torch.tensor(held.token_ids, dtype=torch.int32)
-    tensors["ahead"] = torch.tensor(held.path.ahead, dtype=torch.int32)
-    tensors["ways"] = _text(recorded(held.paths, held.at, held.store))
-    tensors["documents"] = _text([asdict(each) for each in held.documents])
+        tensors |= _cache_parts(state, plain)
+    tensors["token_ids"] = torch.tensor(state.token_ids, dtype=torch.int32)
+    tensors["ahead"] = torch.tensor(ahead, dtype=torch.int32)
+    tensors["ways"] = _text(plain_history(state.branches, state.current, state.store))
+    tensors["documents"] = _text([asdict(each) for each in state.documents])
     return write_tensors(path, plain, tensors, progress, most, LIGHT if light else WHOLE)
 
 
@@ -110,21 +111,21 @@ def _identity_of(model: LoadedModel, path: Path) -> Identity:
         raise SnapshotError(f"{path} is not written, what was there still is: {error}") from error
 
 
-def _cache_parts(held: Held, plain: Plain) -> dict[str, Tensor]:
+def _cache_parts(state: SessionState, plain: Plain) -> dict[str, Tensor]:
     """The tensors of the cache and the host store, which are described in what is said of the
     file."""
     parts = Parts("cache")
-    layers = [described(parts, f"{index}", layer) for index, layer in enumerate(held.cache.layers)]
+    layers = [described(parts, f"{index}", layer) for index, layer in enumerate(state.cache.layers)]
     plain["cache"] = {
-        "seen": held.cache.seen,
-        "rehearsed": held.cache.reconstructed,
-        "writing": held.cache.writing,
+        "seen": state.cache.seen,
+        "rehearsed": state.cache.reconstructed,
+        "writing": state.cache.writing,
         "objects": parts.objects,
         "layers": layers,
     }
-    if held.store is None:
+    if state.store is None:
         return parts.tensors
-    own, plain["tier"] = store_parts(held.store)
+    own, plain["tier"] = store_parts(state.store)
     return {**parts.tensors, **own.tensors}
 
 
@@ -180,8 +181,8 @@ class Snapshot:
         with self._told():
             return tuple(map(_document, self._plain("documents")))
 
-    def unread(self, model: LoadedModel, progress: Progress | None = None) -> Unread:
-        """What any file has, and a light one nothing else; `light.read_again` makes the rest.
+    def token_state(self, model: LoadedModel, progress: Progress | None = None) -> TokenState:
+        """What any file has, and a light one nothing else; `read_again` makes the rest.
 
         Args:
             progress: told (bytes done, of how many).
@@ -193,16 +194,16 @@ class Snapshot:
         self.file.progress = progress
         try:
             with self._told():
-                found = self._unread(model)
-                walked(found.ways, None, model.shape.layers)
+                found = self._token_state(model)
+                history_from(found.history, None, model.shape.layers)
                 return found
         finally:
             self.file.progress = None
 
     @torch.inference_mode()
-    def held(
+    def state(
         self, model: LoadedModel, settings: Settings, progress: Progress | None = None
-    ) -> Held:
+    ) -> SessionState:
         """What the conversation goes on from, on a model's device, if the file is not light.
 
         Args:
@@ -220,7 +221,7 @@ class Snapshot:
         failed = False
         try:
             with self._told():
-                return self._held(model, settings)
+                return self._state(model, settings)
         except Exception as error:
             if not is_oom(error):
                 raise
@@ -234,40 +235,40 @@ class Snapshot:
             f"{model.device}: close other programs"
         )
 
-    def _held(self, model: LoadedModel, settings: Settings) -> Held:
-        found, noted = self._unread(model), list[str]()
+    def _state(self, model: LoadedModel, settings: Settings) -> SessionState:
+        found, notes = self._token_state(model), list[str]()
         cache, store = self._cache(model, len(found.token_ids)), None
         if "tier" in self.file.about and (settings.recall != "off" or not cache.entries_mean):
-            store, noted = self._store(model, settings, len(found.token_ids))
-        paths, at = walked(found.ways, store, model.shape.layers)
-        paths[at].ahead = found.ahead
-        return Held(
+            store, notes = self._store(model, settings, len(found.token_ids))
+        branches, current = history_from(found.history, store, model.shape.layers)
+        branches[current].prefilled_ids = found.prefilled_ids
+        return SessionState(
             cache=cache,
             store=store,
             token_ids=found.token_ids,
-            paths=paths,
-            at=at,
+            branches=branches,
+            current=current,
             documents=found.documents,
-            pending=found.pending,
-            noted=(*found.noted, *noted),
-            given_up=found.given_up,
+            pending_ids=found.pending_ids,
+            notes=(*found.notes, *notes),
+            fallbacks=found.fallbacks,
         )
 
-    def _unread(self, model: LoadedModel) -> Unread:
+    def _token_state(self, model: LoadedModel) -> TokenState:
         plain = self.file.about
         token_ids, ahead = self._ids("token_ids", model), self._ids("ahead", model)
-        pending, given_up = plain["pending"], plain["given_up"]
-        require(all(type(token) is int for token in pending))
-        require({*given_up} <= {oom_step.name for oom_step in OOM_STEPS})
+        pending_ids, fallbacks = plain["pending"], plain["given_up"]
+        require(all(type(token) is int for token in pending_ids))
+        require({*fallbacks} <= {oom_step.name for oom_step in OOM_STEPS})
         require(token_ids[len(token_ids) - len(ahead) :] == ahead)
-        return Unread(
+        return TokenState(
             token_ids=token_ids,
-            ways=self._plain("ways"),
+            history=self._plain("ways"),
             documents=self.documents(),
-            pending=pending,
-            ahead=ahead,
-            noted=tuple(str(each) for each in plain["noted"]),
-            given_up=given_up,
+            pending_ids=pending_ids,
+            prefilled_ids=ahead,
+            notes=tuple(str(each) for each in plain["noted"]),
+            fallbacks=fallbacks,
         )
 
     def _cache(self, model: LoadedModel, tokens: int) -> KVCache:

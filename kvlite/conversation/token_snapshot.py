@@ -5,8 +5,8 @@ from dataclasses import replace
 from kvlite.config.settings import Settings
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.recorded import walked
-from kvlite.conversation.session_state import Held, Unread
+from kvlite.conversation.history_file import history_from
+from kvlite.conversation.session_state import SessionState, TokenState
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.load import LoadedModel
@@ -15,8 +15,8 @@ from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 
 def read_again(
-    model: LoadedModel, settings: Settings, saved: Unread, callbacks: Callbacks = NO_CALLBACKS
-) -> Held:
+    model: LoadedModel, settings: Settings, saved: TokenState, callbacks: Callbacks = NO_CALLBACKS
+) -> SessionState:
     """What a conversation goes on from, once its tokens are read again, in the parts in which they
     were read before.
 
@@ -31,26 +31,27 @@ def read_again(
     """
     ids, layers = saved.token_ids, model.shape.layers
     config = EngineConfig.from_settings(settings)
-    (paths, at), context = walked(saved.ways, None, layers), Context(model)
-    stops = [stop for stop in paths[at].stops if stop <= len(ids)]
-    context.oom_policy.taken = saved.given_up
-    end = Checkpoint(len(ids), saved.pending, saved.noted, 0, lost=True)
-    context.seek(ids, end, (), stops, config, _over_all(callbacks, context, stops, len(ids)))
-    context.leave(end)
+    (branches, current), context = history_from(saved.history, None, layers), Context(model)
+    boundaries = [each for each in branches[current].prefill_boundaries if each <= len(ids)]
+    context.oom_policy.taken = saved.fallbacks
+    end = Checkpoint(len(ids), saved.pending_ids, saved.notes, 0, lost=True)
+    told = _over_all(callbacks, context, boundaries, len(ids))
+    context.seek(ids, end, (), boundaries, config, told)
+    context.release(end)
     if callbacks.progress is not None and ids:
         callbacks.progress(len(ids), len(ids))  # the next turn may be what reads the last answer
-    paths, at = walked(saved.ways, _returns(context.store), layers)
-    paths[at].ahead = saved.ahead
-    return Held(
+    branches, current = history_from(saved.history, _returns(context.store), layers)
+    branches[current].prefilled_ids = saved.prefilled_ids
+    return SessionState(
         cache=context.cache,
         store=context.store,
         token_ids=context.token_ids,
-        paths=paths,
-        at=at,
+        branches=branches,
+        current=current,
         documents=saved.documents,
-        pending=saved.pending,
-        noted=saved.noted,
-        given_up=context.oom_policy.taken,
+        pending_ids=saved.pending_ids,
+        notes=saved.notes,
+        fallbacks=context.oom_policy.taken,
     )
 
 
@@ -60,7 +61,9 @@ def _returns(store: HostKVStore | None) -> HostKVStore | None:
     return store if store is not None and store.begun and HostKVCheckpoint(store).plain else None
 
 
-def _over_all(callbacks: Callbacks, context: Context, stops: list[int], total: int) -> Callbacks:
+def _over_all(
+    callbacks: Callbacks, context: Context, boundaries: list[int], total: int
+) -> Callbacks:
     """The same listeners, told of the whole way in tokens."""
     told = callbacks.progress
     if told is None:
@@ -68,7 +71,7 @@ def _over_all(callbacks: Callbacks, context: Context, stops: list[int], total: i
 
     def progress(done: int, of: int) -> None:
         start = len(context.token_ids)
-        end = next((stop for stop in stops if stop > start), total)
+        end = next((each for each in boundaries if each > start), total)
         told(start + (end - start) * done // of, total)
 
     return replace(callbacks, progress=progress)

@@ -54,8 +54,8 @@ PLANNED_FROM = 10**9
 
 
 @dataclass(frozen=True)
-class AsRead:
-    """A turn before it was answered.
+class PromptState:
+    """A turn once its prompt was read, before it is answered.
 
     Attributes:
         logits: in host memory.
@@ -74,7 +74,7 @@ class Turn:
 
     Attributes:
         context: the conversation's tokens in the cache; what enters it is appended.
-        pending: a token that was drawn and has not entered the cache.
+        pending_ids: a token that was drawn and has not entered the cache.
         turn_config: what its settings come to.
         run_stats: of what the turn takes.
     """
@@ -113,13 +113,13 @@ class Turn:
         self.config = config
         settings = config.settings
         self.answers = answers
-        self.pending: list[int] = []
-        self.as_read: AsRead | None = None
+        self.pending_ids: list[int] = []
+        self.prompt: PromptState | None = None
         self.step: Step | None = None
         self.oom_policy = oom_policy
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
-        self.given_up = len(oom_policy.taken)
+        self._fallbacks_before = len(oom_policy.taken)
         self.turn_config = TurnConfig.of(
             model, cache.seen, ids, config, oom_policy, answers=answers
         )
@@ -229,7 +229,7 @@ class Turn:
             torch.cuda.synchronize(self.model.device)
         self.run_stats.was_read()
         if spills() and (said := spill_note(card_use(self.model.device))):
-            self.gave_up(said)
+            self.note_fallback(said)
         self.context += self.ids
 
     def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
@@ -255,7 +255,7 @@ class Turn:
         fallbacks = len(self.oom_policy.taken)
         with aside():
             logits = self.logits.to("cpu", copy=True)
-        self.as_read = AsRead(logits, [*self.policies], self.notes, fallbacks)
+        self.prompt = PromptState(logits, [*self.policies], self.notes, fallbacks)
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
@@ -265,7 +265,7 @@ class Turn:
             except OutOfMemory as error:
                 yield self._broken_off(text, error)
                 return
-            self.pending = [token]
+            self.pending_ids = [token]
             self.run_stats.was_drawn()
             shown = "" if token in ends else text.push(token)
             reason = self._reason(token in ends or text.stopped, cancel)
@@ -283,18 +283,18 @@ class Turn:
         """Whether another answer can be drawn from what was read: nothing was given up since, and
         settings differ from this turn's in how tokens are drawn at most."""
         drawn = {name: getattr(config.settings, name) for name in DRAWING}
-        whole = self.as_read is not None and len(self.oom_policy.taken) == self.as_read.fallbacks
+        whole = self.prompt is not None and len(self.oom_policy.taken) == self.prompt.fallbacks
         return whole and self.settings.replace(drawn) == config.settings
 
     def begin_again(self, config: EngineConfig) -> None:
         """Forget an answer, once cache and context stand as before it."""
-        assert self.as_read is not None
-        self.logits = self.as_read.logits.to(self.model.device, copy=True)
-        self.policies = [*self.as_read.policies]
-        self.notes, self.config = self.as_read.notes, config
+        assert self.prompt is not None
+        self.logits = self.prompt.logits.to(self.model.device, copy=True)
+        self.policies = [*self.prompt.policies]
+        self.notes, self.config = self.prompt.notes, config
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
-        self.pending, self.step = [], None
+        self.pending_ids, self.step = [], None
         self.run_stats.begin_again()
 
     def _enter(self, token: int) -> None:
@@ -324,8 +324,8 @@ class Turn:
         except BaseException:
             self.step = None  # nobody knows where it was interrupted
             raise
-        self.context += self.pending
-        self.pending, self.step = [], None
+        self.context += self.pending_ids
+        self.pending_ids, self.step = [], None
 
     def _broken_off(self, text: TextStream, error: OutOfMemory) -> Piece:
         """The end of an answer for which there is no memory."""
@@ -337,7 +337,7 @@ class Turn:
         """Do a part of the turn that can be done again."""
         return self.oom_policy.run(work, cache_oom_actions(self.model, self.cache, self.policies))
 
-    def gave_up(self, said: str) -> None:
+    def note_fallback(self, said: str) -> None:
         """Note what happened to memory, when it does."""
         self.notes = (*self.notes, said)
         self.say(said)
@@ -356,7 +356,7 @@ class Turn:
         return GenerationMetrics(
             finish_reason=reason,
             notes=self.notes,
-            fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self.given_up :])),
+            fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :])),
             model=self.settings.model,
             device=str(model.device),
             weights=model.weights.name,

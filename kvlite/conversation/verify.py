@@ -17,7 +17,7 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.history import Path
+from kvlite.conversation.history import Branch
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
@@ -41,21 +41,21 @@ class Answered:
 
     Attributes:
         context: what was read, and is not changed.
-        path: the way it is on.
-        unanswered: the last message as it was read, if that is known.
+        branch: the one it is on.
+        prompt: the last message as it was read, if that is known.
         config: of the conversation: by this it was read.
     """
 
     context: Context
-    path: Path
-    unanswered: Checkpoint | None
+    branch: Branch
+    prompt: Checkpoint | None
     config: EngineConfig
 
     @property
     def drawn(self) -> EngineConfig:
         """By which the last answer was drawn, as far as that is known."""
         turn = self.context.turn
-        return self.config if turn is None or self.unanswered is None else turn.config
+        return self.config if turn is None or self.prompt is None else turn.config
 
 
 def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
@@ -72,20 +72,21 @@ def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterato
         OutOfMemory: it takes more memory than there is.
         Stopped: it was cancelled while it was read.
     """
-    told.path.require(len(told.path.said))
+    told.branch.require(len(told.branch.nodes))
+    assert told.branch.tip is not None
     drawn = told.drawn.settings.after_load(settings)
     chosen = EngineConfig.from_settings(drawn.replace(_WHOLE))
     own = Context(told.context.model)
     own.oom_policy = _Careful(own.model.device)
-    ids = told.context.token_ids[: told.path.read[-1]]
+    ids = told.context.token_ids[: told.branch.tip.prompt_end]
     found = own.oom_policy.run(partial(_held, told, len(ids) - 1), {})
     if found is not None:
         own.cache, own.token_ids = found, ids[:-1]
     else:
         callbacks.say(f"{len(ids):,} tokens are read again")
-    own.noted = tuple(_notes(told, copied=found is not None))
+    own.notes = tuple(_notes(told, copied=found is not None))
     turn = own.next_turn(ids[len(own.token_ids) :], chosen)
-    for note in own.noted:
+    for note in own.notes:
         callbacks.say(note)
     own.read(turn, callbacks)
     yield from own.answer(turn, ignore_eos=False, cancel=callbacks.cancel)
@@ -109,7 +110,7 @@ def _traceless(oom_actions: OOMActions) -> OOMActions:
 
 def _notes(told: Answered, *, copied: bool) -> Iterator[str]:
     """Why the answer is not from all that was ever read, as it was."""
-    if told.path.compacted:
+    if told.branch.compacted:
         yield (
             "what was forgotten when the conversation outgrew the model's context is not in this "
             "answer either"
@@ -151,9 +152,7 @@ def _givers(told: Answered, index: int) -> Iterator[LayerCache]:
     live = told.context.cache.layers[index]
     if _plain(live):
         yield live.resized([live.head_groups[0].used])
-    kept = (
-        told.unanswered.layers[index].copy if told.unanswered and told.unanswered.layers else None
-    )
+    kept = told.prompt.layers[index].copy if told.prompt and told.prompt.layers else None
     if kept is not None and _plain(kept):
         (on_device,) = copied([kept], device)
         yield on_device.resized([on_device.head_groups[0].used])

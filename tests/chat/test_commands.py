@@ -378,12 +378,13 @@ def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.Monkey
     assert chat("/check") == "The same answer."
     first, second = chat.terminal.answers
     assert first == second
-    messages = chat.session.talk.messages
     assert chat.session.last is metrics and chat.session.talk.branches == branches
-    monkeypatch.setitem(messages[-1], "content", f"No, {first} a b c d e f g")
+    last = chat.session.talk.history.branch.tip
+    assert last is not None
+    monkeypatch.setattr(last, "answer", f"No, {first} a b c d e f g")
     said = " ".join(chat("/check").split())
     assert said.startswith("The former answer [-said-], this one {+says+}: [-No,-] ")
-    assert said.endswith("[-a b c d e f g-]") and messages[-1]["content"].startswith("No, ")
+    assert said.endswith("[-a b c d e f g-]") and last.answer.startswith("No, ")
     chat.terminal.cancel.set()
     with pytest.raises(Stopped):
         chat("/check")

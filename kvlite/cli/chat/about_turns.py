@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlite.cli.chat.terminal import Terminal, Work
-from kvlite.conversation.history import Branch
+from kvlite.conversation.history import BranchView
 from kvlite.conversation.session import Message, Session
 from kvlite.documents import Document
 from kvlite.errors import SettingError, Stopped
@@ -112,7 +112,7 @@ def _numbered(messages: Sequence[Message], width: int) -> Table:
     return table
 
 
-def _branches(session: Session, known: Sequence[Branch], width: int) -> Table:
+def _branches(session: Session, known: Sequence[BranchView], width: int) -> Table:
     """What was said last on each."""
     table = _lines()
     for number, each in enumerate(known, 1):

@@ -1,4 +1,4 @@
-"""An exchange of tokens: read and answered in turns, on one context that stays compressed."""
+"""A conversation in tokens: read and answered in turns, on one context that stays compressed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
 from kvlite.conversation.history import History
 from kvlite.conversation.metrics import Answer, Piece
-from kvlite.conversation.session_state import Held
+from kvlite.conversation.session_state import SessionState
 from kvlite.conversation.tensor_file import Progress as Saving
 from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
@@ -27,7 +27,7 @@ from kvlite.model.text_limit import tokenized
 from kvlite.offload import HostKVStore
 
 
-class Exchange:
+class TokenConversation:
     """Turns on one context, as tokens, and the file they can be saved in. One thread at a time can
     do anything with it: others are refused meanwhile.
 
@@ -126,9 +126,9 @@ class Exchange:
             ids = token_list(content)
         if ids:
             self.context.end_step(self.config)
-            ids = [*self.context.pending, *ids]
+            ids = [*self.context.pending_ids, *ids]
             turn = self.history.next_turn(ids, self.config, answers=False)
-            self.history.take(turn, callbacks)
+            self.history.read(turn, callbacks)
 
     def generate(
         self,
@@ -179,8 +179,8 @@ class Exchange:
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
         self.context.end_step(chosen)
-        turn = self.history.next_turn([*self.context.pending, *ids], chosen)
-        self.history.take(turn, callbacks)
+        turn = self.history.next_turn([*self.context.pending_ids, *ids], chosen)
+        self.history.read(turn, callbacks)
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
 
     @alone
@@ -194,12 +194,12 @@ class Exchange:
     ) -> int:
         """Write it to a file, from which `Runner.open` goes on with it; its bytes. An answer that
         is still going on is saved as far as it was heard. Args and errors are those of
-        `snapshot.save` and `held`."""
-        target, held = path_of(path), self.held(light=light)
+        `snapshot.save` and `state`."""
+        target, state = path_of(path), self.state(light=light)
         require_callable(progress, "progress")
-        return snapshot.save(target, held, self.model, self.settings, progress, most, light=light)
+        return snapshot.save(target, state, self.model, self.settings, progress, most, light=light)
 
-    def held(self, *, light: bool = False) -> Held:
+    def state(self, *, light: bool = False) -> SessionState:
         """All that the next turn goes on from, as it stands: not copied.
 
         Args:
@@ -209,20 +209,20 @@ class Exchange:
             InterruptedCacheError: a step was interrupted, and nothing can go on from that.
         """
         context = self.context
-        if not light or self.history.path.compacted:
+        if not light or self.history.branch.compacted:
             context.end_step(self.config)
             if context.store is None:
                 context.cache.require_whole()
-        return Held(
+        return SessionState(
             cache=context.cache,
             store=context.store,
             token_ids=context.token_ids,
-            paths=self.history.paths,
-            at=self.history.at,
+            branches=self.history.branches,
+            current=self.history.current,
             documents=self.documents,
-            pending=context.pending,
-            noted=context.noted,
-            given_up=context.oom_policy.taken,
+            pending_ids=context.pending_ids,
+            notes=context.notes,
+            fallbacks=context.oom_policy.taken,
         )
 
     def _tokenized(
@@ -233,13 +233,18 @@ class Exchange:
         return tokenized(encode, model.tokenizer, text, model.shape.max_context, cancel)
 
     @classmethod
-    def resumed(cls, model: LoadedModel, settings: Settings, held: Held) -> Self:
+    def resumed(cls, model: LoadedModel, settings: Settings, state: SessionState) -> Self:
         """One that goes on from what another held, which must not go on itself. Errors as of a new
         one."""
         talk = cls(model, settings)
         talk.context.resume(
-            held.cache, held.store, held.token_ids, held.pending, held.noted, held.given_up
+            state.cache,
+            state.store,
+            state.token_ids,
+            state.pending_ids,
+            state.notes,
+            state.fallbacks,
         )
-        talk.documents = held.documents
-        talk.history.resume(held.paths, held.at)
+        talk.documents = state.documents
+        talk.history.resume(state.branches, state.current)
         return talk

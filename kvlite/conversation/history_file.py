@@ -1,0 +1,171 @@
+"""The branches of a conversation, as plain values for a file and back.
+
+Of a checkpoint a file has what little it takes where the cache or the host store gives it back;
+what was copied is not saved, and is read again if it is gone back to. Names in the file are those
+of version 0.1.0."""
+
+from dataclasses import replace
+from typing import Any
+
+from kvlite.cache.layer import Mark
+from kvlite.conversation.checkpoint import Checkpoint, LayerState
+from kvlite.conversation.history import Branch, Node, Position
+from kvlite.offload import HostKVStore
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint
+
+Plain = dict[str, Any]
+
+
+def plain_history(branches: list[Branch], current: int, store: HostKVStore | None) -> Plain:
+    """All that there is to say of them.
+
+    Args:
+        current: the index of the one the conversation is on.
+        store: of that one.
+    """
+    starts: dict[int, Position] = {}
+    for branch in branches:
+        for start in (*(node.start for node in branch.nodes), branch.prefill_start):
+            if start is not None:
+                both = (start, start.prefill_start)
+                starts |= {id(each): each for each in both if each is not None}
+    number = {key: index for index, key in enumerate(starts)}
+    return {
+        "at": current,
+        "said": [_position(each, number, store) for each in starts.values()],
+        "paths": [_branch(branch, number, store) for branch in branches],
+        "before": _number(branches[current].prefill_start, number),
+    }
+
+
+def history_from(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[list[Branch], int]:
+    """The branches that were written, and the index of the current one.
+
+    Args:
+        store: of the current one.
+        layers: of the model.
+
+    Raises:
+        ValueError, LookupError, TypeError: these are none.
+    """
+    starts = _positions_from(plain["said"], store, layers)
+    branches = [_branch_from(each, starts) for each in plain["paths"]]
+    current = _whole(plain["at"])
+    branches[current].prefill_start = _one(starts, plain["before"])
+    return branches, current
+
+
+def _position(start: Position, number: dict[int, int], store: HostKVStore | None) -> Plain:
+    return {
+        "checkpoint": _checkpoint(start.checkpoint, store),
+        "messages": 2 * start.number,
+        "ahead": start.prefilled_ids,
+        "before": _number(start.prefill_start, number),
+    }
+
+
+def _number(start: Position | None, number: dict[int, int]) -> int | None:
+    return None if start is None else number[id(start)]
+
+
+def _checkpoint(made: Checkpoint, store: HostKVStore | None) -> Plain:
+    states, mark = made.layers, made.store
+    whole = bool(states) and all(
+        each.copy is None and each.mark is not None and each.mark.rows is None for each in states
+    )
+    read = mark is not None and mark.plain and mark.fits(store)
+    kind = "cache" if whole else "tier" if read else ""
+    return {
+        "seen": made.seen,
+        "pending": made.pending_ids,
+        "noted": list(made.notes),
+        "rehearsed": made.reconstructed,
+        "kind": kind,
+        "read": 0 if mark is None else mark.seen,
+    }
+
+
+def _branch(branch: Branch, number: dict[int, int], store: HostKVStore | None) -> Plain:
+    nodes = branch.nodes
+    return {
+        "messages": branch.messages,
+        "said": [number[id(node.start)] for node in nodes],
+        "read": [node.prompt_end for node in nodes],
+        "sealed": branch.frozen_upto,
+        "token_ids": branch.token_ids,
+        "end": None if branch.end is None else _checkpoint(branch.end, store) | {"kind": ""},
+        "ahead": branch.prefilled_ids,
+        "before": _number(branch.prefill_start, number),
+        "parts": branch.boundaries,
+        "compacted": branch.compacted,
+    }
+
+
+def _positions_from(plain: list[Plain], store: HostKVStore | None, layers: int) -> list[Position]:
+    """The positions in a file, each made once; one that others begin before begins nowhere else."""
+    made = [_position_from(each, store, layers) for each in plain]
+    befores = [each["before"] for each in plain]
+    if any(before is not None and befores[_whole(before)] is not None for before in befores):
+        raise ValueError(befores)
+    return [
+        each if before is None else replace(each, prefill_start=made[before])
+        for each, before in zip(made, befores, strict=True)
+    ]
+
+
+def _position_from(plain: Plain, store: HostKVStore | None, layers: int) -> Position:
+    number, odd = divmod(_whole(plain["messages"]), 2)
+    if odd:
+        raise ValueError(plain["messages"])
+    made = _checkpoint_from(plain["checkpoint"], store, layers)
+    return Position(made, number, _ids(plain["ahead"]))
+
+
+def _checkpoint_from(plain: Plain, store: HostKVStore | None, layers: int) -> Checkpoint:
+    seen, kind, read = _whole(plain["seen"]), plain["kind"], _whole(plain["read"])
+    notes = tuple(map(str, plain["noted"]))
+    made = Checkpoint(seen, _ids(plain["pending"]), notes, _whole(plain["rehearsed"]))
+    if kind == "cache":
+        made.layers = [LayerState(Mark(seen, None, -1)) for _ in range(layers)]
+    elif kind == "tier" and store is not None and read <= store.seen:
+        made.store = HostKVCheckpoint.at(store, read)
+    else:
+        made.lost = True
+    return made
+
+
+def _branch_from(plain: Plain, starts: list[Position]) -> Branch:
+    said = [(str(each["role"]), str(each["content"])) for each in plain["messages"]]
+    if [role for role, _ in said] != ["user", "assistant"] * len(plain["said"]):
+        raise ValueError("messages come in pairs")
+    texts, tip = [text for _, text in said], None
+    ends = zip(plain["said"], _ids(plain["read"]), texts[::2], texts[1::2], strict=True)
+    for number, (index, end, text, answer) in enumerate(ends):
+        start = starts[_whole(index)]
+        if start.number != number:
+            raise ValueError(index)
+        tip = Node(tip, start, text, end, answer)
+    return Branch(
+        tip,
+        _whole(plain["sealed"]),
+        bool(plain.get("compacted", plain["sealed"])),
+        _ids(plain["ahead"]),
+        _one(starts, plain["before"]),
+        _ids(plain.get("parts", [])),
+        _ids(plain["token_ids"]),
+        None if plain["end"] is None else _checkpoint_from(plain["end"], None, 0),
+    )
+
+
+def _one(starts: list[Position], index: Any) -> Position | None:
+    return None if index is None else starts[_whole(index)]
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(number)
+    return number
+
+
+def _ids(plain: Any) -> list[int]:
+    return [_whole(each) for each in plain]
