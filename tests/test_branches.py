@@ -50,7 +50,7 @@ GIVEN |= {
 GIVEN |= {
     name: {"method": name, "budget": "60"}
     for name in METHODS
-    if METHODS[name]().prefilling.mask is None and METHODS[name]().frees_memory
+    if METHODS[name]().prefilling.mask is None and METHODS[name]().compresses
 }
 
 

@@ -173,12 +173,12 @@ def test_official_pyramid_overspends_as_the_released_code(
     for layers, mean in zip((32, 40, 80), means, strict=True):
         kept = pyramid(average, layers, 100_000, window=8, beta=20, rounding="official")
         assert sum(kept) / layers == mean
-        assert PyramidKV(rounding="official").budgets(layers, average, 100_000) == kept
+        assert PyramidKV(rounding="official").layer_budgets(layers, average, 100_000) == kept
 
 
 def test_uniform() -> None:
     assert uniform(7, 3) == [7, 7, 7]
-    assert SnapKV().budgets(3, 64, 1000) == Streaming().budgets(3, 64, 1000) == [64] * 3
+    assert SnapKV().layer_budgets(3, 64, 1000) == Streaming().layer_budgets(3, 64, 1000) == [64] * 3
 
 
 # --- budgets of the methods ----------------------------------------------------------------------
@@ -190,10 +190,10 @@ def test_pyramidkv_budgets_sum_to_the_average(
     layers: int, average: int, beyond: int, beta: float
 ) -> None:
     seen = average + beyond
-    kept = PyramidKV(beta=beta).budgets(layers, average, seen)
+    kept = PyramidKV(beta=beta).layer_budgets(layers, average, seen)
     assert sum(kept) == layers * average
     assert kept == oracle.pyramid(average, 8, layers, seen, beta=beta)
-    reflected = PyramidKV(beta=beta, short="reflect").budgets(layers, average, seen)
+    reflected = PyramidKV(beta=beta, short="reflect").layer_budgets(layers, average, seen)
     assert reflected == oracle.pyramid(average, 8, layers, seen, beta=beta, short="reflect")
 
 
@@ -201,7 +201,7 @@ def test_pyramidkv_budgets_sum_to_the_average(
 @given(st.sampled_from(LAYERS), st.integers(3, 600), st.integers(1, 20_000), st.sampled_from(BETAS))
 def test_kvx_lines_sum_to_the_average(layers: int, average: int, beyond: int, beta: float) -> None:
     seen = average + beyond
-    lines = KVX(beta=beta).budgets(layers, average, seen)
+    lines = KVX(beta=beta).layer_budgets(layers, average, seen)
     assert sum(lines) == layers * average
     assert lines == sorted(lines, reverse=True)
     assert all(3 <= line <= seen for line in lines)
@@ -211,20 +211,20 @@ def test_kvx_lines_sum_to_the_average(layers: int, average: int, beyond: int, be
 def test_kvx_lines_equal_the_oracle_where_none_is_short() -> None:
     for average in (60, 100, 333):
         for seen in (average + 1, 2 * average - 1, 2 * average, 5000):
-            assert KVX().budgets(32, average, seen) == oracle.kvx_lines(average, 32, seen)
+            assert KVX().layer_budgets(32, average, seen) == oracle.kvx_lines(average, 32, seen)
 
 
 def test_kvx_cuts_lines_of_the_example_reading_at_its_limit() -> None:
     example = KVX(middle="example", limit=300)
-    assert example.budgets(4, 100, 300) == example.budgets(4, 100, 5000) == [300] * 4
-    assert KVX(middle="example").budgets(4, 100, 5000) == [100] * 4
+    assert example.layer_budgets(4, 100, 300) == example.layer_budgets(4, 100, 5000) == [300] * 4
+    assert KVX(middle="example").layer_budgets(4, 100, 5000) == [100] * 4
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_layer_loses_an_entry_of_a_prompt_within_the_budget(name: str) -> None:
     method = METHODS[name]()
     for seen in (1, 5, 99, 100):
-        assert all(entries >= seen for entries in method.budgets(6, 100, seen))
+        assert all(entries >= seen for entries in method.layer_budgets(6, 100, seen))
 
 
 # --- amounts -------------------------------------------------------------------------------------
@@ -394,10 +394,10 @@ def test_bytes_are_never_exceeded(
         entries = Budget(nbytes=nbytes).resolve(shape, method, seen, longest, itemsize)
     except SettingError:
         if shape.full_layers:
-            needed = min(method.least_budget, seen)
+            needed = min(method.min_budget, seen)
             assert allocated(shape, method, needed, seen, itemsize, longest) > nbytes
         return
-    assume(entries >= method.least_budget)
+    assume(entries >= method.min_budget)
     assert allocated(shape, method, entries, seen, itemsize, longest) <= nbytes
     if shape.full_layers and entries + 1 < seen:
         # And no entry that would fit is left unused.
@@ -419,7 +419,7 @@ def test_bytes_that_hold_no_entry_are_refused_with_what_it_takes(
     with pytest.raises(SettingError, match="--budget 99 bytes is too little") as error:
         Budget(nbytes=99).resolve(shape, method, 5000, 0, 2)
     least = int(str(error.value).split("at least ")[1].split()[0])
-    assert least == allocated(shape, method, method.least_budget, 5000, 2)
-    assert Budget(nbytes=least).resolve(shape, method, 5000, 0, 2) == method.least_budget
+    assert least == allocated(shape, method, method.min_budget, 5000, 2)
+    assert Budget(nbytes=least).resolve(shape, method, 5000, 0, 2) == method.min_budget
     with pytest.raises(SettingError):
         Budget(nbytes=least - 1).resolve(shape, method, 5000, 0, 2)

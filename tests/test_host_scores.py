@@ -85,7 +85,7 @@ def require_same(tiny: Tiny, spec: str, budget: int, **settings: Any) -> None:
 @pytest.mark.parametrize("spec", [*METHODS, *OTHERS])
 def test_the_host_keeps_what_the_device_keeps(spec: str, more: int, device: str) -> None:
     tiny = make_tiny("llama", device)
-    require_same(tiny, spec, parse_method(spec).least_budget + more)
+    require_same(tiny, spec, parse_method(spec).min_budget + more)
 
 
 @pytest.mark.cases(12)
@@ -93,7 +93,7 @@ def test_the_host_keeps_what_the_device_keeps(spec: str, more: int, device: str)
 @pytest.mark.parametrize("spec", [*METHODS, *OTHERS])
 def test_in_16_bits_too(spec: str, dtype: torch.dtype) -> None:
     tiny = make_tiny("llama", dtype=dtype)
-    require_same(tiny, spec, parse_method(spec).least_budget + 20)
+    require_same(tiny, spec, parse_method(spec).min_budget + 20)
 
 
 @pytest.mark.cases(6)

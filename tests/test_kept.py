@@ -24,7 +24,7 @@ def sets(cache: KVCache) -> list[list[set[int]]]:
     """For each layer, what each KV head holds; nothing for one that another stands in for."""
     layers = []
     for layer in cache.layers:
-        heads = {head: set[int]() for head in layer.like}
+        heads = {head: set[int]() for head in layer.head_alias}
         for head_group in layer.head_groups:
             for row, head in enumerate(head_group.heads):
                 heads[head] = set(head_group.positions[0, row, : head_group.used].tolist())

@@ -15,6 +15,7 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache, Selection
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method, scores
+from kvlite.methods.budget import require_budget
 from kvlite.methods.kvx import KVX
 from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
@@ -352,7 +353,7 @@ def test_pyramidkv_keeps_what_the_oracle_keeps(rounding: str, compressed: bool) 
     method = PyramidKV(window=6, beta=8, rounding=rounding)  # type: ignore[arg-type]
     case = make_case(n=60, compressed=compressed, batch=2, seed=7)
     expected = budgets.pyramid(16, 6, 5, 60, beta=8, rounding=rounding)  # type: ignore[arg-type]
-    assert method.budgets(5, 16, 60) == expected
+    assert method.layer_budgets(5, 16, 60) == expected
     assert len(set(expected)) == 5
     for layer, budget in enumerate(expected):
         assert selected(method, case, budget, layer) == snapkv_oracle(method, case, budget)
@@ -360,7 +361,7 @@ def test_pyramidkv_keeps_what_the_oracle_keeps(rounding: str, compressed: bool) 
 
 def test_pyramidkv_without_slope_is_snapkv() -> None:
     case = make_case(seed=8)
-    assert PyramidKV(window=6, beta=1).budgets(5, 15, 41) == [15] * 5
+    assert PyramidKV(window=6, beta=1).layer_budgets(5, 15, 41) == [15] * 5
     assert selected(PyramidKV(window=6), case, 15) == selected(SnapKV(window=6), case, 15)
 
 
@@ -469,8 +470,8 @@ def test_kvx_sees_through_a_soft_cap() -> None:
 
 
 def test_kvx_asks_for_alpha_queries() -> None:
-    assert KVX().observation(300) == 300
-    assert KVX(alpha=8).observation(300) == 8
+    assert KVX().needs.num_queries(300) == 300
+    assert KVX(alpha=8).needs.num_queries(300) == 8
 
 
 @pytest.mark.parametrize("middle", ["budget", "example"])
@@ -702,7 +703,7 @@ def small(name: str) -> Method:
 
 def fills_its_lines(method: Method) -> bool:
     """Whether `select` keeps the budget in every head."""
-    return method.frees_memory and method.keeps_to_budget and not method.ragged
+    return method.compresses and method.respects_budget and not method.variable_head_lens
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[::5])
@@ -712,7 +713,7 @@ def fills_its_lines(method: Method) -> bool:
 def test_kept_slots_ascend_and_fill_the_budget(name: str, layout: Layout) -> None:
     case = make_case(**layout)
     method = small(name)
-    for budget in (max(3, method.least_budget), 20, case.length - 1):
+    for budget in (max(3, method.min_budget), 20, case.length - 1):
         view = LayerView(1, case.layer.head_groups, case.window, budget)
         for chosen in method.select(view):
             slots = chosen.slots
@@ -723,7 +724,7 @@ def test_kept_slots_ascend_and_fill_the_budget(name: str, layout: Layout) -> Non
 
 
 def test_full_is_never_asked_to_choose() -> None:
-    assert METHODS["full"]().budgets(3, 10, 500) == [500] * 3
+    assert METHODS["full"]().layer_budgets(3, 10, 500) == [500] * 3
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -845,6 +846,6 @@ def test_parse_method_names_what_is_wrong(spec: str, names: list[str]) -> None:
     ],
 )
 def test_a_budget_too_small_is_refused(method: Method, least: int) -> None:
-    method.check(least)
+    require_budget(method, least)
     with pytest.raises(SettingError, match=rf"budget of {least - 1} .*at least {least}\b"):
-        method.check(least - 1)
+        require_budget(method, least - 1)

@@ -31,7 +31,7 @@ from .test_packed import random_ids
 EXACT = [
     name
     for name in METHODS
-    if parse_method(name).prefilling.exact and parse_method(name).frees_memory
+    if parse_method(name).prefilling.exact and parse_method(name).compresses
 ]
 LIMITS = {"count": 40, "candidates": 40 * CANDIDATES, "first": SINKS, "recent": RECENT}
 COMPOSED = ["simlayerkv+kvx", "snapkv:per_head=true", "uncomp:delete=1", "kvx:layers=global"]

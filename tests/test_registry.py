@@ -50,7 +50,7 @@ def test_a_wrapper_asks_the_method_it_holds_for_all_that_methods_say_of_themselv
     }
     # What each says of itself, and never of another.
     assert said - {"name", "summary", "paper"} <= vars(Holding).keys()
-    assert {"select", "budgets", "decoding", "outlook"} <= said
+    assert {"select", "layer_budgets", "decoding", "needs"} <= said
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -79,12 +79,12 @@ def test_a_method_is_a_frozen_dataclass_in_a_module_of_its_name(name: str) -> No
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_reads_and_answers_within_its_budget(llama: Tiny, name: str, more: int) -> None:
     method = METHODS[name]()
-    budget = method.least_budget + more
+    budget = method.min_budget + more
     talk = runner(llama, method=name, budget=budget).conversation()
     talk.read(prompt())
-    cut = method.frees_memory and method.keeps_to_budget
+    cut = method.compresses and method.respects_budget
     kept = talk.cache.entries_mean
-    least = budget if not method.ragged else budget - 0.5  # groups of heads round down
+    least = budget if not method.variable_head_lens else budget - 0.5  # groups of heads round down
     assert least <= kept <= budget if cut else 0.9 * 200 < kept <= 200
     answer = talk.generate([7], max_new_tokens=5, ignore_eos=True)
     assert len(answer.token_ids) == 5
@@ -98,9 +98,9 @@ def test_a_method_reads_and_answers_within_its_budget(llama: Tiny, name: str, mo
     for line in held(talk):
         assert len({*line}) == len(line) and line[0] >= 0
         assert line[-1] == talk.cache.seen - 1 == 204
-    if method.least_budget > 1:
+    if method.min_budget > 1:
         with pytest.raises(SettingError, match="too small"):
-            runner(llama, method=name, budget=method.least_budget - 1).generate(prompt())
+            runner(llama, method=name, budget=method.min_budget - 1).generate(prompt())
 
 
 # --- adding one ----------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_method_has_a_page_with_a_measured_row(name: str) -> None:
 def test_the_document_names_what_there_is() -> None:
     text = DOC.read_text(encoding="utf-8")
     own = {name for name in vars(Method) if not name.startswith("_")}
-    for member in own - {"called", "check", "require", "defaults", "spec", "judges_once"}:
+    for member in own - {"called", "require", "defaults", "spec", "caches_scores"}:
         assert f"`{member}" in text, member
     root = DOC.parents[1]
     paths = set(re.findall(r"`((?:kvlite|tests)/[\w/]+\.py)`", text)) - {

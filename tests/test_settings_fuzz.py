@@ -19,7 +19,7 @@ from kvlite.config.units import parse_bytes, size_or_auto
 from kvlite.conversation.library import path_of
 from kvlite.errors import LONGEST, KvliteError
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.budget import method_and_budget, parse_budget
+from kvlite.methods.budget import method_and_budget, parse_budget, require_budget
 from kvlite.methods.engine_config import require_meaning, require_meanings
 
 pytestmark = pytest.mark.long
@@ -86,7 +86,7 @@ def test_methods(text: str) -> None:
     if taken(lambda: parse_method(text)):
         method = parse_method(text)
         assert parse_method(method.spec) == method
-        taken(lambda: method.check(100))
+        taken(lambda: require_budget(method, 100))
         assert len(method.spec) > 2
 
 

@@ -14,9 +14,9 @@ from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.allocation import LayerLine, layer_line
 from kvlite.methods.base import LayerView
+from kvlite.methods.competition import alike, compete
 from kvlite.methods.kvx import KVX
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
-from kvlite.methods.share import alike, compete
 from kvlite.methods.snapkv import SnapKV
 from tests.conftest import Tiny
 from tests.oracles import budgets, selection
@@ -48,7 +48,7 @@ def test_alike() -> None:
 
 def oracle(case: Case, method: SnapKV | KVX, budget: int) -> list[list[list[int]]]:
     first, last = method.ends(budget)
-    rows = case.window.last(method.observation(budget))
+    rows = case.window.last(method.needs.num_queries(budget))
     slots = []
     for b in range(case.keys.shape[0]):
         queries, keys, _, positions, scale = case.sequence(b)
@@ -201,8 +201,8 @@ def test_a_global_budget_keeps_the_best_of_all_layers(
     lines = []
     for layer in provisions(llama, spec):
         for head_group in layer.head_groups:
-            assert head_group.votes is not None and head_group.used == 96
-            lines += head_group.votes[0, :, first : 96 - last].tolist()
+            assert head_group.selection_scores is not None and head_group.used == 96
+            lines += head_group.selection_scores[0, :, first : 96 - last].tolist()
     chosen = 24 - first - last
     counts = selection.compete(lines, chosen * len(lines), int(floor * chosen))
     assert len({*counts}) > 1 or "h2o" in method
@@ -232,7 +232,7 @@ def test_layers_share_by_the_spread_of_their_votes(llama: Tiny, kind: str, per_h
     weights = []
     for layer in provisions(llama, spec):
         of_heads = []
-        for line in layer.head_groups[0].votes[0, :, : 96 - 4].double().numpy():  # type: ignore[index]
+        for line in layer.head_groups[0].selection_scores[0, :, : 96 - 4].double().numpy():  # type: ignore[index]
             share = line / line.sum()
             if kind == "entropy":
                 of_heads.append(-sum(float(p) * np.log(p) for p in share if p > 0))
@@ -259,7 +259,9 @@ def test_shared_layers_answer_over_turns(llama: Tiny, spec: str) -> None:
     talk.generate(list(range(5, 60)), max_new_tokens=1, ignore_eos=True)
     assert talk.cache.entries_mean == 24
     assert all(
-        head_group.votes is None for layer in talk.cache.layers for head_group in layer.head_groups
+        head_group.selection_scores is None
+        for layer in talk.cache.layers
+        for head_group in layer.head_groups
     )
 
 

@@ -15,6 +15,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
+from kvlite.methods.head_allocation import RankedHeads
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.scored import Scored
 from kvlite.methods.uncomp import UNComp
@@ -70,10 +71,8 @@ def test_heads_of_a_group_keep_lines_of_its_size(
 
 
 def test_groups_follow_the_calibration_not_the_order_of_heads() -> None:
-    method = grouped("uncomp:groups=3", 3)
     known = replace(ranked(3), head_wins=((0, 2, 0),) * 4, head_ranks=((1.0, 2.0, 3.0),) * 4)
-    sizes = replace(method, calibration=known).head_sizes(1, 30)
-    assert sizes == [20, 40, 30]
+    assert RankedHeads(3, 0, known).sizes(1, 30, 9) == [20, 40, 30]
 
 
 @pytest.mark.parametrize(("size", "window", "kernel"), [(18, 8, 7), (12, 1, 1), (30, 4, 3)])
@@ -155,7 +154,7 @@ def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: in
         {head: most_alike(layer, head, kept, 4, group) for head in range(len(kept), shape.kv_heads)}
         for layer in weights
     ]
-    assert [layer.like for layer in cache.layers] == like
+    assert [layer.head_alias for layer in cache.layers] == like
     for layer in cache.layers:
         assert layer.lines == [(len(kept), n - 1)]
         assert layer.entries_mean == (n - 1) * len(kept) / shape.kv_heads
@@ -183,7 +182,7 @@ def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: in
     more = torch.randint(3, 199, (1, 30))
     policies = layer_policies(method, shape, n - 1, cache.seen + 30, new=30)
     prefill(tiny.model, cache, more, policies)
-    assert [layer.like for layer in cache.layers] == like
+    assert [layer.head_alias for layer in cache.layers] == like
     assert {len(layer) for layer in positions(cache)} == {len(kept)}
 
 
@@ -199,8 +198,8 @@ def test_a_layer_has_no_more_groups_than_heads(llama: Tiny) -> None:
 
 def test_layers_share_by_their_groups() -> None:
     method = grouped("snapkv:layers=rank,window=4", 2)
-    assert method.budgets(4, 100, 1000) == [191, 100, 100, 9]
-    assert sum(method.budgets(4, 100, 1000)) == 400
+    assert method.layer_budgets(4, 100, 1000) == [191, 100, 100, 9]
+    assert sum(method.layer_budgets(4, 100, 1000)) == 400
 
 
 def test_what_needs_a_calibration_says_how_to_make_one(llama: Tiny) -> None:
@@ -228,7 +227,9 @@ def test_an_option_that_would_do_nothing_is_refused(spec: str) -> None:
 def test_a_drop_of_rank_counts_where_layers_are_grouped() -> None:
     for spec in ("snapkv:drop=2,layers=rank", "uncomp:drop=2,stage=true"):
         assert grouped(spec, 2).drop == 2
-    assert grouped("snapkv:layers=rank,window=4,drop=99", 2).budgets(4, 100, 1000) == [100] * 4
+    assert (
+        grouped("snapkv:layers=rank,window=4,drop=99", 2).layer_budgets(4, 100, 1000) == [100] * 4
+    )
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding"])
@@ -284,7 +285,7 @@ def test_a_conversation_may_change_its_method(first: str, then: str) -> None:
         for layer in talk.cache.layers:
             heads = sorted(
                 [
-                    *layer.like,
+                    *layer.head_alias,
                     *(head for head_group in layer.head_groups for head in head_group.heads),
                 ]
             )

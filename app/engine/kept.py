@@ -162,7 +162,7 @@ def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
     """
     seen, layers = cache.seen, cache.layers
     heads = (
-        sum(len(head_group.heads) for head_group in layer.head_groups) + len(layer.like)
+        sum(len(head_group.heads) for head_group in layer.head_groups) + len(layer.head_alias)
         for layer in layers
     )
     return Look(seen, tuple(windows), tuple(heads), tuple(_bits(each, seen) for each in layers))

@@ -110,7 +110,7 @@ class Branch:
         """Bytes of host memory that it takes, without what other branches' methods found."""
         if self.store is None:
             return 0
-        own = self.choice.method.judges_once
+        own = self.choice.method.caches_scores
         return self.store.nbytes - (0 if own else self.store.judged_bytes)
 
 
@@ -139,12 +139,13 @@ def read_once(
     """
     ids = torch.tensor([token_ids], device=model.device)
     past = _Past(model, torch.tensor([before], dtype=torch.int64, device=model.device), store)
-    outlook = next((each.method.outlook for each in choices if each.method.outlook), None)
+    outlooks = (each.method.needs.outlook for each in choices)
+    outlook = next((each for each in outlooks if each is not None), None)
     groups: dict[Reconstruction | None, list[Choice]] = {}
     read: dict[Choice, Branch] = {}
     for choice in dict.fromkeys(each.read for each in choices):
         method = choice.method
-        if method.prefilling.exact and method.outlook in (None, outlook):
+        if method.prefilling.exact and method.needs.outlook in (None, outlook):
             cuts = choice.recall is not None or choice.budget < len(before) + len(token_ids)
             groups.setdefault(method.prefilling.reconstruction if cuts else None, []).append(choice)
         else:
@@ -256,4 +257,4 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> l
 
 def _queries(policy: LayerPolicy) -> int:
     """How many of the last queries a policy wants to see, at least one."""
-    return max(1, policy.method.observation(policy.budget), policy.method.decoding.rows)
+    return max(1, policy.method.needs.num_queries(policy.budget), policy.method.decoding.rows)

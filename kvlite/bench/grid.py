@@ -11,6 +11,7 @@ from kvlite.config.units import readable
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import parse_method
+from kvlite.methods.budget import require_budget
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import can_recall
 from kvlite.methods.random import Random
@@ -49,14 +50,14 @@ def choices(
     grid = [Choice(Full(), longest)]
     for method in methods:
         # A method that frees nothing is the same at every budget.
-        sizes = budgets if method.frees_memory else [longest]
+        sizes = budgets if method.compresses else [longest]
         # The control is one of methods, not of widths or of recall.
         compared = method.name != Random.name or method.name in named
         own: Sequence[KVBits | None] = widths if compared else [None]
         back = recalls if compared and can_recall(method) else [None]
         grid += [Choice(method, *each) for each in product(sizes, own, back)]
     for choice in grid:
-        choice.method.check(choice.budget)
+        require_budget(choice.method, choice.budget)
     return list(dict.fromkeys(grid))
 
 

@@ -26,7 +26,7 @@ def parties(choices: Sequence[Choice]) -> list[list[int]]:
         key: tuple[Any, ...] = (plain, None, None, None)
         if recall is not None:
             alone = None if method.prefilling.exact else choice.read
-            key = (recall.bits, method.prefilling.reconstruction, method.outlook, alone)
+            key = (recall.bits, method.prefilling.reconstruction, method.needs.outlook, alone)
         groups.setdefault(key, []).append(index)
     return [group for group in groups.values() if group]
 

@@ -54,9 +54,9 @@ class KVHeadGroup:
             decoding, averaged over a KV head's queries; or with R = 1 the sum of all rows since
             the first token, or the most attention in a reconstruction; None for methods that need
             none.
-        votes: `(batch, heads, used)` float32, by which what was read was chosen, until all layers
-            are read and share the budget by them, on the device or on the host; None for methods
-            whose layers do not.
+        selection_scores: `(batch, heads, used)` float32, by which what was read was chosen, until
+            all layers are read and share the budget by them, on the device or on the host; None
+            for methods whose layers do not.
         segment: what lies among its own slots, if anything.
         packed_before: where its entries were packed before they were written out, for as long as a
             cut is to come that packs them again.
@@ -69,7 +69,7 @@ class KVHeadGroup:
     residual_values: Tensor
     residual_positions: Tensor
     rows: Tensor | None = None
-    votes: Tensor | None = None
+    selection_scores: Tensor | None = None
     segment: CompressedSegment | None = None
     packed_before: PackedSource | None = None
     used: int = 0

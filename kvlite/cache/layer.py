@@ -31,7 +31,8 @@ class LayerCache:
         keys, values: `(batch, total, dim)` flat storage.
         positions: `(batch, total)` int32.
         head_groups: views of it, in order of their offset.
-        like: KV heads that hold nothing, and for each the head whose attention output it takes.
+        head_alias: KV heads that hold nothing, and for each the head whose attention output it
+            takes.
         tensors: all that is held, filled or not: keys, values, positions, remembered rows,
             segments.
     """
@@ -46,7 +47,7 @@ class LayerCache:
         device: torch.device,
         decode_rows: int = 0,
         segments: Sequence[CompressedSegment | None] | None = None,
-        like: Mapping[int, int] | None = None,
+        head_alias: Mapping[int, int] | None = None,
     ) -> None:
         """Allocate room for `sizes`: (KV heads, slots a head) for each head group, the slots of its
         front included."""
@@ -60,7 +61,7 @@ class LayerCache:
         self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.head_groups: list[KVHeadGroup] = []
-        self.like = dict(like or {})
+        self.head_alias = dict(head_alias or {})
         offset = 0
         for (heads, capacity), slots, segment in zip(sizes, own, before, strict=True):
             span = slice(offset, offset + len(heads) * slots)
@@ -141,7 +142,7 @@ class LayerCache:
     @property
     def entries_mean(self) -> float:
         """Entries held, on average over the KV heads."""
-        heads = sum(len(head_group.heads) for head_group in self.head_groups) + len(self.like)
+        heads = sum(len(head_group.heads) for head_group in self.head_groups) + len(self.head_alias)
         return (
             sum(len(head_group.heads) * head_group.used for head_group in self.head_groups) / heads
         )
@@ -168,7 +169,7 @@ class LayerCache:
             capacities,
             decode_rows,
             segments,
-            self.like,
+            self.head_alias,
             bits,
             origins=origins,
             prepare=prepare,
@@ -187,7 +188,7 @@ class LayerCache:
             dtype=self.keys.dtype,
             device=self.keys.device,
             segments=segments,
-            like=self.like,
+            head_alias=self.head_alias,
         )
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
@@ -245,7 +246,7 @@ class LayerCache:
         capacities: Iterable[int],
         decode_rows: int = 0,
         segments: Sequence[CompressedSegment | None] | None = None,
-        like: Mapping[int, int] | None = None,
+        head_alias: Mapping[int, int] | None = None,
         bits: KVBits | None = None,
         *,
         origins: bool = False,
@@ -276,7 +277,7 @@ class LayerCache:
             device=keys.device,
             decode_rows=decode_rows,
             segments=segments,
-            like=like,
+            head_alias=head_alias,
         )
         if prepare is not None:
             prepare(layer)

@@ -25,13 +25,14 @@ class Selection:
         slots: `(batch, heads, kept)` int32 or int64, ascending in position along the last
             dimension.
         heads: which heads of `source`, as indices into `source.heads`; None for all of them.
-        votes: `(batch, heads, kept)` float32, what they were chosen by, if that is still needed.
+        selection_scores: `(batch, heads, kept)` float32, what they were chosen by, if that is still
+            needed.
     """
 
     source: KVHeadGroup
     slots: Tensor
     heads: tuple[int, ...] | None = None
-    votes: Tensor | None = None
+    selection_scores: Tensor | None = None
 
     @property
     def line(self) -> Line:
@@ -54,9 +55,9 @@ class Selection:
         rows = [row for row, i in enumerate(own) if self.source.heads[i] not in dropped]
         if len(rows) == len(own):
             return self
-        votes = None if self.votes is None else self.votes[:, rows]
+        scores = None if self.selection_scores is None else self.selection_scores[:, rows]
         heads = tuple(own[row] for row in rows)
-        return Selection(self.source, self.slots[:, rows], heads, votes) if rows else None
+        return Selection(self.source, self.slots[:, rows], heads, scores) if rows else None
 
     @classmethod
     def everything(cls, head_group: KVHeadGroup) -> "Selection":
@@ -83,7 +84,7 @@ class Selection:
             self._copy_part(
                 head_group, slice(start + head_group.segment_len, kept), head_group.segment_len
             )
-        head_group.used, head_group.votes = kept, self.votes
+        head_group.used, head_group.selection_scores = kept, self.selection_scores
         origin = self.source.origin
         if origins and origin is not None and head_group.segment is None:
             rows = tuple(origin.rows[row] for row in self.rows)

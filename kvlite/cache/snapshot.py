@@ -150,7 +150,7 @@ def described(parts: Parts, name: str, layer: LayerCache, filled: int | None = N
     """
     return {
         "rows": layer.rows,
-        "like": [[head, other] for head, other in layer.like.items()],
+        "like": [[head, other] for head, other in layer.head_alias.items()],
         "banks": [
             _head_group(
                 parts, f"{name}.{number}", head_group, head_group.used if filled is None else filled
@@ -161,7 +161,7 @@ def described(parts: Parts, name: str, layer: LayerCache, filled: int | None = N
 
 
 def _head_group(parts: Parts, name: str, head_group: KVHeadGroup, used: int) -> Plain:
-    if head_group.votes is not None:
+    if head_group.selection_scores is not None:
         raise SnapshotError("a conversation cannot be saved while it reads: save it afterwards")
     own, plain = slice(0, used - head_group.segment_len), dict[str, Any]()
     if head_group.rows is not None:
@@ -206,9 +206,12 @@ def layer_of(whole: Whole, plain: Plain, form: Form) -> LayerCache:
         SnapshotError: it is damaged, or of another model.
     """
     head_groups = plain["banks"]
-    like = {int(head): int(other) for head, other in plain["like"]}
+    head_alias = {int(head): int(other) for head, other in plain["like"]}
     held = [head for each in head_groups for head in each["heads"]]
-    require(sorted([*held, *like]) == list(range(form.kv_heads)) and {*like.values()} <= {*held})
+    require(
+        sorted([*held, *head_alias]) == list(range(form.kv_heads))
+        and {*head_alias.values()} <= {*held}
+    )
     segments = [whole.object(each["front"], Packed | Half) for each in head_groups]
     layer = LayerCache(
         [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
@@ -218,7 +221,7 @@ def layer_of(whole: Whole, plain: Plain, form: Form) -> LayerCache:
         device=whole.device,
         decode_rows=plain["rows"],
         segments=segments,
-        like=like,
+        head_alias=head_alias,
     )
     if form.prepare is not None:
         form.prepare(layer)

@@ -54,7 +54,7 @@ def _row(method: "type[Method]") -> dict[str, Any]:
         "name": method.name,
         "summary": method.summary,
         "paper": method.paper,
-        "frees_memory": method().frees_memory,
+        "frees_memory": method().compresses,
         "while_answering": "keeps its size" if method().decoding.bounded else "grows",
         "options": method.defaults(),
     }

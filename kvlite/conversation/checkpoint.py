@@ -226,7 +226,7 @@ def _from_store(
 def _whole(layer: LayerCache, count: int) -> bool:
     """Whether a layer holds the first `count` entries, and possibly more, in order and as they
     were."""
-    if len(layer.head_groups) != 1 or layer.like or layer.head_groups[0].segment is not None:
+    if len(layer.head_groups) != 1 or layer.head_alias or layer.head_groups[0].segment is not None:
         return False
     (head_group,) = layer.head_groups
     if head_group.used < count:

@@ -237,7 +237,7 @@ def _reading(settings: Settings) -> tuple[str, ...]:
     method = parse_method(settings.method)
     if not method.prefilling.exact:
         return tuple(getattr(settings, name) for name in _READING)
-    return method.spec if method.judges_once else "", settings.recall_bits
+    return method.spec if method.caches_scores else "", settings.recall_bits
 
 
 def _free_path(talk: "Conversation") -> Path:

@@ -17,6 +17,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.memory.device_budget import hold
+from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, choose_device, load_model
@@ -220,7 +221,7 @@ def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> 
         budget(settings.max_new_tokens)  # says how much that takes
         raise
     if average < seen:
-        method.check(average)
+        require_budget(method, average)
     layer_policies(method, shape, average, seen, bits=config.kv_bits)
 
 

@@ -9,6 +9,7 @@ from kvlite.engine.oom_actions import LEAST
 from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
+from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, loses
 from kvlite.model.load import LoadedModel
@@ -68,10 +69,10 @@ class TurnConfig:
         bits, itemsize = _fewer(config.kv_bits, oom_policy), model.dtype.itemsize
         budget = config.budget.resolve(model.shape, method, seen, longest, itemsize, bits)
         if times := oom_policy.times(BUDGET):
-            least = max(method.least_budget, LEAST)
+            least = max(method.min_budget, LEAST)
             budget = max(min(budget, seen) >> times, min(budget, least))
         if budget < seen:
-            method.check(budget)
+            require_budget(method, budget)
         return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
 
 

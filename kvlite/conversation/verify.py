@@ -162,7 +162,11 @@ def _givers(told: Answered, index: int) -> Iterator[LayerCache]:
 
 def _plain(layer: LayerCache) -> bool:
     """Whether all heads hold equally many entries, as they were computed."""
-    return len(layer.head_groups) == 1 and not layer.like and layer.head_groups[0].segment is None
+    return (
+        len(layer.head_groups) == 1
+        and not layer.head_alias
+        and layer.head_groups[0].segment is None
+    )
 
 
 def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:

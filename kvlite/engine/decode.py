@@ -121,7 +121,9 @@ class LayerStep:
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
         layer = self.layer
-        view = LayerView(self.index, layer.head_groups, window, self.policy.budget, like=layer.like)
+        view = LayerView(
+            self.index, layer.head_groups, window, self.policy.budget, head_alias=layer.head_alias
+        )
         policy = self.policy.settled(view)
         if policy.packs is not None or not policy.keeps_all(view.lines):
             layer = policy.cut(view, ROOM)
@@ -161,9 +163,9 @@ class LayerStep:
             for head_group, slots in zip(head_groups, kept, strict=True)
         ]
         sizes = self.policy.capacities([each.line for each in selections])
-        like = self.layer.like
+        head_alias = self.layer.head_alias
         rows, bits = decoding.rows, self.policy.packs
-        return LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
+        return LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
 
 
 def _queries(q: Tensor, kv_heads: int, scale: float) -> Tensor:

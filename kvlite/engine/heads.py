@@ -26,7 +26,7 @@ def over_head_groups(
     Returns:
         `(batch, heads, L, dim)`.
     """
-    if len(layer.head_groups) == 1 and not layer.like:
+    if len(layer.head_groups) == 1 and not layer.head_alias:
         return attend(layer.head_groups[0], q, k, v)
     out = torch.empty_like(q)
     outs = grouped(out, k.shape[1])
@@ -34,6 +34,6 @@ def over_head_groups(
         heads = list(head_group.heads)
         queries = grouped(q, k.shape[1])[:, heads].flatten(1, 2)
         outs[:, heads] = grouped(attend(head_group, queries, k[:, heads], v[:, heads]), len(heads))
-    for head, other in layer.like.items():
+    for head, other in layer.head_alias.items():
         outs[:, head] = outs[:, other]
     return out

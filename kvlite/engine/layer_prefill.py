@@ -100,7 +100,7 @@ class LayerPrefill:
         self.coming = coming
         self.statistics = QueryStatistics()
         self.done = 0
-        self.observed = max(method.observation(policy.budget), method.decoding.rows)
+        self.observed = max(method.needs.num_queries(policy.budget), method.decoding.rows)
         self.queries: list[Tensor] = []
         self.query_sq_sum = torch.zeros((), device=positions.device) if measures else None
         self.answers = True  # else keys, values and queries are wanted alone
@@ -158,7 +158,7 @@ class LayerPrefill:
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             queries = q[:, :, length - wanted :].clone()
-        outlook = self.policy.method.outlook
+        outlook = self.policy.method.needs.outlook
         if outlook is not None:
             late = self.positions[self.done : self.done + length] >= outlook.skipped
             statistics = statistics.joined(unrotated(q, self._rotation(length))[:, :, late])
@@ -232,5 +232,9 @@ class LayerPrefill:
         expected = None if self.coming is None else self.statistics.expected(self.coming)
         window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected, backend)
         return LayerView(
-            index, self.layer.head_groups, window, self.policy.budget, like=self.layer.like
+            index,
+            self.layer.head_groups,
+            window,
+            self.policy.budget,
+            head_alias=self.layer.head_alias,
         )

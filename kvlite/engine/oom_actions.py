@@ -85,7 +85,7 @@ class OOMState:
         shares: dict[int, float] = {}
         for index, policy in enumerate(self.policies):
             budget = min(policy.budget, self.seen)
-            less = max(budget // 2, policy.method.least_budget, LEAST)
+            less = max(budget // 2, policy.method.min_budget, LEAST)
             if less < budget and _may_be_cut(policy):
                 provision = None if policy.provision is None else PROVISION * less
                 self.policies[index] = replace(policy, budget=less, provision=provision)
@@ -182,7 +182,7 @@ def _may_be_cut(policy: LayerPolicy) -> bool:
     """Whether a layer's entries are dropped one by one, and no token's sight depends on it."""
     method = policy.method
     sees_all = policy.window is None and policy.mask is None
-    return sees_all and method.frees_memory and method.across.merging is None
+    return sees_all and method.compresses and method.across.merging is None
 
 
 def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCache | None:
@@ -195,7 +195,7 @@ def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCac
     ]
     sizes = policy.capacities([each.line for each in selections], ROOM)
     rows, bits = layer.rows, policy.packs
-    return LayerCache.gathered(selections, sizes, rows, like=layer.like, bits=bits)
+    return LayerCache.gathered(selections, sizes, rows, head_alias=layer.head_alias, bits=bits)
 
 
 def kept(head_group: KVHeadGroup, count: int) -> Selection:

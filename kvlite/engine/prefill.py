@@ -229,7 +229,7 @@ class Prefill:
             if policy.packs is not None:  # since it began
                 sizes = [head_group.capacity for head_group in layer.head_groups]
                 layer = layer.resized(sizes, layer.rows, policy.packs)
-            policy.cast_first_votes(layer, view.window)
+            policy.seed_attention_rows(layer, view.window)
         if index in self.marks:
             self.cache.layers[index] = layer
         self.policies[index] = policy
@@ -242,7 +242,7 @@ class Prefill:
             return
         layer, method, new = layer_prefill.layer, self.policies[index].method, self.hidden.shape[1]
         self._safely(lambda: store.add(index, layer, query_sq_sum, new, self.reserve))
-        if method.judges_once and layer.rows:
+        if method.caches_scores and layer.rows:
             self._safely(lambda: store.add_scores(index, _scores_of(layer), method.spec))
 
     def _narrow(self, view: LayerView) -> None:
@@ -289,7 +289,7 @@ class Prefill:
         policy, layer = self.policies[index], self.cache.layers[index]
         self.marks.pop(index, None)
         if self.store is not None and self.store.begun:
-            scored_by = policy.method.spec if policy.method.judges_once else ""
+            scored_by = policy.method.spec if policy.method.caches_scores else ""
             return self.store.restored(index, self.hidden.shape[1], layer.keys.device, scored_by)
         new = self.hidden.shape[1]
         if not grows(policy, layer, new):

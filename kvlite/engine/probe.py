@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from kvlite.cache import Selection
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Outlook
+from kvlite.methods.base import LayerView, Needs, Outlook
 from kvlite.methods.decoding import Decoding
 from kvlite.methods.prefilling import Prefilling, Reconstruction
 
@@ -40,9 +40,10 @@ class Probe(Method):
         rows = int(self.sums or self.reconstruction is not None)
         return Decoding(rows=rows, cumulative=self.sums)
 
-    def observation(self, budget: int) -> int:
+    @cached_property
+    def needs(self) -> Needs:
         """What was asked for."""
-        return self.queries
+        return Needs(queries=self.queries, outlook=self.outlook)
 
     def select(self, view: LayerView) -> list[Selection]:
         """Never called: the branches cut."""

@@ -9,7 +9,7 @@ Short = Literal["uniform", "reflect"]
 LayerLine = Literal[
     "uniform", "pyramid", "geometric", "exponential", "rank", "entropy", "gini", "global"
 ]
-BY_VOTES: tuple[LayerLine, ...] = ("entropy", "gini", "global")
+BY_SCORES: tuple[LayerLine, ...] = ("entropy", "gini", "global")
 
 
 def largest_remainder(ideal: Sequence[float], total: int, low: int, high: int) -> list[int]:
@@ -130,7 +130,7 @@ def layer_line(
         beta: steepness; 1 is uniform.
         least: entries of the line that every layer gets.
     """
-    if seen <= average or layers == 1 or kind == "uniform" or kind in BY_VOTES:
+    if seen <= average or layers == 1 or kind == "uniform" or kind in BY_SCORES:
         return uniform(average, layers)
     if kind == "pyramid":
         return pyramid(average, layers, seen, window=beside, beta=beta, least=least)

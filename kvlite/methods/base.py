@@ -1,7 +1,7 @@
 """What a method is: how much each layer keeps, which entries, and what gives way in decode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -39,12 +39,12 @@ class LayerView:
     Attributes:
         layer: its index in the model.
         head_groups: every candidate, old and new, ascending in position within a head.
-        window: the last queries read, as many as `Method.observation` asked for.
+        window: the last queries read, as many as `Method.needs` asks for.
         budget: entries a KV head may keep.
         provision: entries it may keep until all layers are read, for methods whose layers share
             the budget by their votes; else None.
-        like: KV heads dropped before, which are in no head group, and the head that stands in for
-            each.
+        head_alias: KV heads dropped before, which are in no head group, and the head that stands in
+            for each.
     """
 
     layer: int
@@ -52,12 +52,35 @@ class LayerView:
     window: Window
     budget: int
     provision: int | None = None
-    like: Mapping[int, int] = field(default_factory=dict)
+    head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def lines(self) -> "list[Line]":
         """What each head group holds."""
         return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method has to be given to choose; nothing, for some.
+
+    Attributes:
+        queries: how many of the last queries read `select` wants in `view.window`; or, given the
+            budget, how many.
+        attention: it chooses by attention, of queries in `view.window` or remembered by a head
+            group, so that `view.window.backend` may lie elsewhere; else that is on the device.
+        outlook: what it wants to know of the queries to come, in `view.window`.
+        calibration: `fitted` looks at what was measured of the model.
+    """
+
+    queries: int | Callable[[int], int] = 0
+    attention: bool = False
+    outlook: Outlook | None = None
+    calibration: bool = False
+
+    def num_queries(self, budget: int) -> int:
+        """How many of the last queries it wants."""
+        return self.queries(budget) if callable(self.queries) else self.queries
 
 
 NO_OPTION = {"option": False}
@@ -78,14 +101,9 @@ class Method(ABC):
     paper: ClassVar[str]
 
     @property
-    def frees_memory(self) -> bool:
+    def compresses(self) -> bool:
         """Whether it ever drops anything."""
         return True
-
-    @property
-    def uses_calibration(self) -> bool:
-        """Whether `fitted` looks at what was measured of the model."""
-        return False
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
         """This method for one model: what depends on it, and was left open, filled in.
@@ -122,12 +140,12 @@ class Method(ABC):
         """Which entries of a layer stay, once it has been read; called only if it holds more
         than its budget."""
 
-    def stand_ins(self, view: LayerView) -> dict[int, int]:
+    def head_substitutes(self, view: LayerView) -> dict[int, int]:
         """KV heads that a layer drops altogether, and for each the head whose attention output
         takes the place of its own from then on; asked with `select`."""
         return {}
 
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """Entries a KV head each layer keeps, summing to `layers * average`.
 
         Args:
@@ -136,21 +154,10 @@ class Method(ABC):
         """
         return uniform(average, layers)
 
-    @property
-    def by_attention(self) -> bool:
-        """Whether it chooses by attention, of queries in `view.window` or remembered by a head
-        group, so that `view.window.backend` may lie elsewhere; else it is given one on the
-        device."""
-        return False
-
-    def observation(self, budget: int) -> int:
-        """How many of the last queries `select` wants to see."""
-        return 0
-
-    @property
-    def outlook(self) -> Outlook | None:
-        """Whether `select` wants to know what queries are to be expected, in `view.window`."""
-        return None
+    @cached_property
+    def needs(self) -> Needs:
+        """What it has to be given to choose."""
+        return Needs()
 
     @cached_property
     def prefilling(self) -> Prefilling:
@@ -163,34 +170,25 @@ class Method(ABC):
         return Decoding()
 
     @property
-    def judges_once(self) -> bool:
+    def caches_scores(self) -> bool:
         """Whether rows hold what was found while reading, and are kept from turn to turn, instead
         of beginning anew with the last queries."""
         return self.decoding.cumulative or self.prefilling.reconstruction is not None
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """The smallest mean budget that makes sense."""
         return 1
 
     @property
-    def ragged(self) -> bool:
+    def variable_head_lens(self) -> bool:
         """Whether a layer's heads may keep different numbers of entries, of the same mean."""
         return False
 
     @property
-    def keeps_to_budget(self) -> bool:
+    def respects_budget(self) -> bool:
         """Whether a cut leaves no more than the budget."""
         return True
-
-    def check(self, average: int) -> None:
-        """Raises SettingError if the budget is too small for this method's options."""
-        if average < self.least_budget:
-            smaller = ", or a smaller window" if "window" in self.defaults() else ""
-            raise SettingError(
-                f"a budget of {average} is too small for {self.spec}: "
-                f"give it at least {self.least_budget} entries (--budget){smaller}"
-            )
 
     def require(self, option: str, holds: bool, policy: str) -> None:
         """Raises SettingError naming the option if its value breaks `policy`."""

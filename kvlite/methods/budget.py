@@ -57,9 +57,9 @@ class Budget:
             return self.entries
         if self.share is not None:
             everything = longest if self.share == 1 else 0
-            return max(self.least, method.least_budget, int(self.share * seen + 1e-9) + everything)
+            return max(self.least, method.min_budget, int(self.share * seen + 1e-9) + everything)
         assert self.nbytes is not None
-        if not method.keeps_to_budget:
+        if not method.respects_budget:
             raise SettingError(
                 f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
                 "in length: give a number of entries"
@@ -72,7 +72,7 @@ class Budget:
         sliding *= shape.kv_heads
         heads = max(1, len(shape.full_layers)) * shape.kv_heads
         entries = line.longest((self.nbytes - sliding) // heads) - grown
-        needed = min(method.least_budget, seen)
+        needed = min(method.min_budget, seen)
         if entries < needed:
             least = sliding + line.of(needed + grown) * heads
             raise SettingError(
@@ -148,6 +148,16 @@ def parse_budget(text: str | int) -> Budget:
     return Budget(entries=int(number))
 
 
+def require_budget(method: Method, average: int) -> None:
+    """Raises SettingError if a budget is too small for a method's options."""
+    if average < method.min_budget:
+        smaller = ", or a smaller window" if "window" in method.defaults() else ""
+        raise SettingError(
+            f"a budget of {average} is too small for {method.spec}: "
+            f"give it at least {method.min_budget} entries (--budget){smaller}"
+        )
+
+
 def method_and_budget(method: str, budget: str | int) -> tuple[Method, Budget]:
     """The method and the budget a user wrote.
 
@@ -156,5 +166,5 @@ def method_and_budget(method: str, budget: str | int) -> tuple[Method, Budget]:
     """
     chosen, budget_spec = parse_method(method), parse_budget(budget)
     if budget_spec.entries is not None:
-        chosen.check(budget_spec.entries)
+        require_budget(chosen, budget_spec.entries)
     return chosen, budget_spec

@@ -1,10 +1,11 @@
 """ExpectedAttention: what queries still to come are likely to look at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.methods.base import Outlook
+from kvlite.methods.base import Needs, Outlook
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Expected, Window
 
@@ -47,16 +48,16 @@ class ExpectedAttention(Scored):
         self.require("future", self.future >= 1, "1 or more")
         self.require("sinks", self.sinks >= 0, "0 or more")
 
-    @property
-    def outlook(self) -> Outlook:
+    @cached_property
+    def needs(self) -> Needs:
         """The next positions; queries of the sinks' are unlike all others."""
-        return Outlook(self.future, self.sinks)
+        return replace(super().needs, outlook=Outlook(self.future, self.sinks))
 
     def ends(self, budget: int) -> tuple[int, int]:
         """The sinks."""
         return self.sinks, 0
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """Expected attention among the entries after the sinks, times the length of the value."""
         assert window.expected is not None
         return [

@@ -18,11 +18,11 @@ class Full(Method):
     paper: ClassVar[str] = "Attention Is All You Need, section 3.2"
 
     @property
-    def frees_memory(self) -> bool:
+    def compresses(self) -> bool:
         """Nothing."""
         return False
 
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """All of it, whatever the budget."""
         return [seen] * layers
 

@@ -54,7 +54,7 @@ class H2O(Scored):
         """All queries so far vote; one token in, one out."""
         return Decoding(rows=1, cumulative=True, evict=self.evict)
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The attention each entry got so far."""
         return [window.beside(self._weight(head_group, window.end)) for head_group in head_groups]
 

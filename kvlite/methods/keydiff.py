@@ -1,9 +1,11 @@
 """KeyDiff: keys unlike the others, chosen without any query."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from kvlite.methods.base import Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
@@ -29,16 +31,16 @@ class KeyDiff(Scored):
         "Resource-Constrained Environments, section 3"
     )
 
-    @property
-    def by_attention(self) -> bool:
+    @cached_property
+    def needs(self) -> Needs:
         """Keys alone are looked at."""
-        return False
+        return replace(super().needs, attention=False)
 
     def ends(self, budget: int) -> tuple[int, int]:
         """The last token, which the next ones follow."""
         return 0, 1
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """Cosine distance from the mean direction, `(batch, heads, used)`."""
         return [
             1 - _to_mean(head_group.keys[:, :, : head_group.used].float())

@@ -1,12 +1,12 @@
 """KV-X: a lambda mask of sink and stream, and the top k of the middle, in every layer's line."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.methods.allocation import LayerLine
-from kvlite.methods.base import LayerView
+from kvlite.methods.base import LayerView, Needs
 from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Observed, over_heads
 from kvlite.methods.scores import Window, pool, top
@@ -80,9 +80,14 @@ class KVX(Observed):
         self.require("recent", 1 <= self.recent <= 1024, "from 1 to 1024")
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """A sink, a stream entry and a middle one, in the shortest line."""
         return 3
+
+    @cached_property
+    def needs(self) -> Needs:
+        """The last alpha queries, or as many as the line holds."""
+        return replace(super().needs, queries=self.alpha or (lambda budget: budget))
 
     @cached_property
     def decoding(self) -> Decoding:
@@ -95,19 +100,15 @@ class KVX(Observed):
         return Decoding(rows=self.recent, trim=self.trim)
 
     @property
-    def keeps_to_budget(self) -> bool:
+    def respects_budget(self) -> bool:
         """A line of the "example" reading may stay longer than its limit."""
         return self.middle == "budget"
 
-    def observation(self, budget: int) -> int:
-        """The last alpha queries."""
-        return self.alpha or budget
-
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """Lines on the arithmetic slope of Eq. 2; in the "example" reading the limit itself."""
         if self.middle == "example":
             return [self.limit or average] * layers
-        return super().budgets(layers, average, seen)
+        return super().layer_budgets(layers, average, seen)
 
     def mask_width(self, line: int) -> int:
         """Sinks (and as many stream entries) of a line, Eq. 5."""
@@ -120,9 +121,9 @@ class KVX(Observed):
         width = self.mask_width(budget)
         return width, width
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """Eq. 3 and 4."""
-        votes = super().votes(head_groups, window)
+        votes = super().score(head_groups, window)
         if not self.per_layer:
             return votes
         positions = [
@@ -139,7 +140,7 @@ class KVX(Observed):
             return super().select(view)
         return [
             Selection(head_group, self._cut(each, view.budget))
-            for head_group, each in zip(view.head_groups, self.heard(view), strict=True)
+            for head_group, each in zip(view.head_groups, self.scores(view), strict=True)
         ]
 
     def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":

@@ -67,6 +67,6 @@ class KVzip(Scored):
         """The sinks and the window."""
         return self.sinks, self.window
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The most attention each entry got."""
         return [window.beside(head_group.scores()) for head_group in head_groups]

@@ -73,7 +73,7 @@ class LayerPolicy:
     def held(self, lines: "Sequence[Line]") -> list[float]:
         """What counts against the budget for each line: its own entries, or the mean over all
         lines of a layer whose heads share it."""
-        if not self.method.ragged:
+        if not self.method.variable_head_lens:
             return [float(entries) for _, entries in lines]
         heads = sum(count for count, _ in lines)
         return [sum(count * entries for count, entries in lines) / heads] * len(lines)
@@ -84,7 +84,7 @@ class LayerPolicy:
 
     def keeps_all(self, lines: "Sequence[Line]") -> bool:
         """Whether lines are within the budget, or the method never cuts any."""
-        if not self.method.frees_memory or (
+        if not self.method.compresses or (
             self.method.across.merging is not None and self.partner is None
         ):
             return True
@@ -122,15 +122,17 @@ class LayerPolicy:
             within = [head_group for head_group, each in held if each <= self.budget]
             over = [head_group for head_group, each in held if each > self.budget]
         selections = [Selection.everything(head_group) for head_group in within]
-        like = dict(view.like)
+        head_alias = dict(view.head_alias)
         if over:
             backend = _backend(self.method, view.window.backend)
             view = replace(view, window=replace(view.window, backend=backend))
             shown = replace(view, head_groups=over, budget=self.budget, provision=self.provision)
             with backend.timed():
-                like |= self.method.stand_ins(view)
+                head_alias |= self.method.head_substitutes(view)
                 selections += _brought(self.method.select(shown), backend)
-            selections = [each for every in selections if (each := every.without(like)) is not None]
+            selections = [
+                each for every in selections if (each := every.without(head_alias)) is not None
+            ]
         lines = [each.line for each in selections]
         sizes = [entries for _, entries in lines]
         if self.provision is None:
@@ -139,17 +141,17 @@ class LayerPolicy:
             selections,
             sizes,
             self.method.decoding.rows,
-            like=like,
+            head_alias=head_alias,
             bits=self.packs,
             origins=self.packs_later,
         )
-        self.cast_first_votes(layer, view.window)
+        self.seed_attention_rows(layer, view.window)
         return layer
 
-    def cast_first_votes(self, layer: "LayerCache", window: Window) -> None:
+    def seed_attention_rows(self, layer: "LayerCache", window: Window) -> None:
         """For methods that judge entries by their last attention rows: let the last queries read
         be the first rows, over what was kept."""
-        if not self.method.decoding.rows or self.method.judges_once:
+        if not self.method.decoding.rows or self.method.caches_scores:
             return
         last = replace(window.last(self.method.decoding.rows), backend=ON_DEVICE)
         # All rows before the first is remembered: memory may run out in between.
@@ -169,14 +171,14 @@ def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | N
         bits: how what is kept is quantized, if it is.
     """
     grows = method.decoding.append_only and method.across.resolving is None
-    drops = method.frees_memory and budget < (seen if grows else seen + longest)
+    drops = method.compresses and budget < (seen if grows else seen + longest)
     return bits is not None or drops
 
 
 def can_recall(method: Method) -> bool:
     """Whether it drops anything that it would ever look at again: under a mask, what is out of
     sight stays so."""
-    return method.frees_memory and method.prefilling.mask is None
+    return method.compresses and method.prefilling.mask is None
 
 
 def layer_policies(
@@ -207,7 +209,7 @@ def layer_policies(
     """
     cut = shape.full_layers
     new = seen if new is None else new
-    budgets = method.budgets(len(cut), average, seen) if cut else []
+    budgets = method.layer_budgets(len(cut), average, seen) if cut else []
     pruning = method.prefilling.pruning if seen > average else None
     widths = pruning.widths(shape.layers, new, seen) if pruning else None
     if layers is not None and seen > average and method.across.sharing is None:
@@ -363,14 +365,14 @@ def take_share(
     entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
     policy = replace(policies[index], provision=None, budget=ceil(entries / heads))
     sizes = policy.capacities(lines, room)
-    like, bits, rows = layers[index].like, policy.packs, policy.method.decoding.rows
-    layers[index] = LayerCache.gathered(selections, sizes, rows, like=like, bits=bits)
+    head_alias, bits, rows = layers[index].head_alias, policy.packs, policy.method.decoding.rows
+    layers[index] = LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
     policies[index] = policy
 
 
 def _backend(method: Method, backend: ScoringBackend) -> ScoringBackend:
     """Where a method's scores become a choice, if it has any."""
-    return backend if method.by_attention else ON_DEVICE
+    return backend if method.needs.attention else ON_DEVICE
 
 
 def _brought(selections: "Sequence[Selection]", backend: ScoringBackend) -> "list[Selection]":

@@ -46,7 +46,7 @@ class LMInfinite(Method):
         self.require("sinks", self.sinks >= 0, "0 or more")
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """Room for the sinks and one more."""
         return self.sinks + 1
 

@@ -56,7 +56,7 @@ class MiniCache(Method):
         return Across(merging=MergePairs(self.pairs, self.merge))
 
     @property
-    def keeps_to_budget(self) -> bool:
+    def respects_budget(self) -> bool:
         """Every token stays."""
         return False
 

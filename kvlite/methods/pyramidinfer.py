@@ -5,7 +5,7 @@ from functools import cached_property
 from math import cos, pi
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from kvlite.methods.base import LayerView, Method
+from kvlite.methods.base import LayerView, Method, Needs
 from kvlite.methods.prefilling import Prefilling, TokenPruning
 from kvlite.methods.token_pruning import going, votes_for_new
 
@@ -60,27 +60,26 @@ class PyramidInfer(Method):
         """Later layers never see what was left behind."""
         return Prefilling(pruning=TokenPruning(self.widths, self.narrow))
 
-    @property
-    def by_attention(self) -> bool:
-        """What goes on is."""
-        return True
+    @cached_property
+    def needs(self) -> Needs:
+        """Attention of the recent tokens and the last one."""
+        return Needs(queries=self._recent, attention=True)
 
     @property
-    def keeps_to_budget(self) -> bool:
+    def respects_budget(self) -> bool:
         """The ratio decides."""
         return False
 
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """No layer is cut once it is read."""
         return [seen] * layers
 
-    def observation(self, budget: int) -> int:
-        """The recent tokens and the last one."""
+    def _recent(self, budget: int) -> int:
         return int(self.recent * budget) + 1
 
     def widths(self, layers: int, new: int, seen: int) -> list[int]:
         """Recent tokens, and what is left of the others."""
-        recent = self.observation(seen)
+        recent = self._recent(seen)
         older = max(0, new - recent)
         widths = []
         for layer in range(layers):

@@ -39,14 +39,14 @@ class PyramidKV(SnapKV):
         self.require("least", self.least >= 1, "1 or more")
 
     @property
-    def keeps_to_budget(self) -> bool:
+    def respects_budget(self) -> bool:
         """The released code's rounding does not."""
         return self.rounding == "exact"
 
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
         """The pyramid of Eq. 1; prompts within the budget are left alone."""
         if self.layers != "pyramid" or seen <= average:
-            return super().budgets(layers, average, seen)
+            return super().layer_budgets(layers, average, seen)
         return pyramid(
             average,
             layers,

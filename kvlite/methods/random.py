@@ -31,7 +31,7 @@ class Random(Method):
         self.require("seed", abs(self.seed) < 1 << 40, "within 2^40 of 0")
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """The window and one chosen entry."""
         return self.window + 1
 

@@ -1,5 +1,5 @@
-"""Methods that rank entries: the votes are each method's own; how they are pooled, and how the
-budget is shared out over layers and heads, is common to all and can be combined freely."""
+"""Methods that score entries and keep the best: how entries are scored is each method's own; how
+scores are pooled, and the budget shared out over layers and heads, can be combined freely."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvlite.methods.across import Across, GlobalAllocation
-from kvlite.methods.allocation import BY_VOTES, LayerLine, by_groups, layer_line
-from kvlite.methods.base import NO_OPTION, LayerView, Method
-from kvlite.methods.rank import group_sizes, head_groups, layer_groups
+from kvlite.methods.allocation import BY_SCORES, LayerLine
+from kvlite.methods.base import NO_OPTION, LayerView, Method, Needs
+from kvlite.methods.head_allocation import CompetingHeads, EqualHeads, HeadAllocation, RankedHeads
+from kvlite.methods.layer_allocation import ByLine, ByRank, ByScores, LayerAllocation
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
-from kvlite.methods.select import between, provided, to_choose, with_ends, won
-from kvlite.methods.share import by_spread, compete, compete_everywhere
+from kvlite.methods.select import between, provided
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scored(Method):
-    """Keeps a line's first few entries, its last few, and the best of those in between.
+    """Keeps a head's first few entries, its last few, and the best of those in between.
 
     Attributes:
-        pool: how many neighbours a vote is spread over, so that spans are kept; odd.
+        pool: how many neighbours a score is spread over, so that spans are kept; odd.
         pooling: "max" or "avg".
         layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
             "geometric", "exponential"; "rank", falling over UNComp's layer groups; or, once all
-            are read, by their votes: "entropy", "gini", or "global", where all heads of all layers
+            are read, by their scores: "entropy", "gini", or "global", where all heads of all layers
             compete.
         beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
         per_head: let a layer's heads compete for its entries, instead of equal shares.
-        floor: the share of an equal line's choice that every head is sure of, where any compete.
+        floor: the share of an equal head's choice that every head is sure of, where any compete.
         groups: groups of a layer's heads by the effective rank of their queries (UNComp); the
-            lower a group's rank, the shorter its lines. 1 for equal lines.
+            lower a group's rank, the fewer entries its heads keep. 1 for equal heads.
         low: with `groups`, entries a head of the last group keeps; 0 for half of the first's.
         drop: with layers="rank", by how much the rank falls where a new group of layers begins.
         calibration: what was measured of the model.
@@ -68,15 +68,49 @@ class Scored(Method):
         alone = not self.per_head and not self.shares_layers
         self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
 
+    @abstractmethod
+    def ends(self, budget: int) -> tuple[int, int]:
+        """How many first and last entries of a head stay, whatever their score."""
+
+    @abstractmethod
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+        """How much each entry matters, `(batch, heads, used)` float32 a head group, at the window's
+        place: `window_scores` are there, what a head group remembers is brought by `window.beside`.
+
+        Args:
+            head_groups: a layer's, ascending in position.
+            window: as many of the last queries as `needs` asks for.
+        """
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Attention, unless a method says otherwise, and ranks where heads or layers go by them."""
+        return Needs(attention=True, calibration=self.groups > 1 or self.groups_layers)
+
     @property
-    def uses_calibration(self) -> bool:
-        """Whether the model's heads or layers are grouped by their effective rank."""
-        return self.groups > 1 or self.groups_layers
+    def min_budget(self) -> int:
+        """What stays whatever its score, and one chosen entry."""
+        return sum(self.ends(0)) + 1
+
+    @property
+    def beside(self) -> int:
+        """Entries a layer keeps beside what is shared out over layers."""
+        return 0
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers share the budget by their scores."""
+        return self.layers in BY_SCORES
 
     @property
     def groups_layers(self) -> bool:
         """Whether layers are grouped by the effective rank of their queries."""
         return self.layers == "rank"
+
+    @property
+    def variable_head_lens(self) -> bool:
+        """Where heads compete, or are grouped."""
+        return self.per_head or self.layers == "global" or self.groups > 1
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With the model's ranks, where they are used.
@@ -86,176 +120,74 @@ class Scored(Method):
         """
         heads = shape.kv_heads
         self.require("groups", self.groups <= heads, f"at most {heads} with this model")
-        if not self.uses_calibration:
+        if not self.needs.calibration:
             return self
         known = self.require_calibration(calibration)
         seeing = tuple(known.layer_ranks[layer] for layer in shape.full_layers)
         return replace(self, calibration=replace(known, layer_ranks=seeing))
 
-    @property
-    def by_attention(self) -> bool:
-        """Votes are, unless a method says otherwise."""
-        return True
+    @cached_property
+    def layer_allocation(self) -> LayerAllocation:
+        """How the budget is shared out over layers before they are read."""
+        if self.layers == "rank":
+            return ByRank(self.drop, self.beta, self.require_calibration(self.calibration))
+        return ByLine(self.layers, self.beta)
 
-    @abstractmethod
-    def ends(self, budget: int) -> tuple[int, int]:
-        """How many first and last entries of a line stay, whatever their score."""
-
-    @property
-    def least_budget(self) -> int:
-        """What stays whatever its score, and one chosen entry."""
-        return sum(self.ends(0)) + 1
-
-    @property
-    def ragged(self) -> bool:
-        """Heads that compete end up with lines of different length."""
-        return self.per_head or self.layers == "global" or self.groups > 1
-
-    @property
-    def shares_layers(self) -> bool:
-        """Where votes of all layers decide."""
-        return self.layers in BY_VOTES
+    @cached_property
+    def head_allocation(self) -> HeadAllocation:
+        """How a layer's heads share what it may keep."""
+        if self.groups > 1:
+            known = self.require_calibration(self.calibration)
+            return RankedHeads(self.groups, self.low, known)
+        return CompetingHeads(self.floor) if self.per_head else EqualHeads()
 
     @cached_property
     def across(self) -> Across:
-        """Layers share the budget where votes of all of them decide."""
-        return Across(sharing=GlobalAllocation(self.share) if self.shares_layers else None)
+        """Layers share the budget where the scores of all of them decide."""
+        return Across(sharing=GlobalAllocation(self._share) if self.shares_layers else None)
 
-    @property
-    def beside(self) -> int:
-        """Entries a layer keeps beside what a falling line shares out."""
-        return 0
+    def _share(self, layers: "Sequence[LayerCache]", average: int) -> "list[list[Selection]]":
+        by_scores = ByScores(self.layers, self.per_head, self.floor)
+        return by_scores.share(layers, average, *self.ends(average))
 
-    def budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """The line over layers; prompts within the budget are left alone."""
-        if self.layers == "rank":
-            return by_groups(
-                self.layer_groups,
-                average,
-                seen,
-                beside=self.beside,
-                beta=self.beta,
-                least=self.least_budget - self.beside,
-            )
-        return layer_line(
-            self.layers,
-            average,
-            layers,
-            seen,
-            beside=self.beside,
-            beta=self.beta,
-            least=self.least_budget - self.beside,
-        )
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """Prompts within the budget are left alone."""
+        beside, least = self.beside, self.min_budget - self.beside
+        given = layers, average, seen
+        return self.layer_allocation.budgets(*given, beside=beside, least=least)
 
-    @abstractmethod
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """How much each entry matters, `(batch, heads, used)` float32 a head group, at the window's
-        place: `window_scores` are there, what a head group remembers is brought by `window.beside`.
-
-        Args:
-            head_groups: a layer's, ascending in position.
-            window: as many of the last queries as `observation` asked for.
-        """
-
-    def heard(self, view: LayerView) -> "list[Tensor]":
-        """The votes, where entries are chosen."""
-        window = view.window.last(self.observation(view.budget))
-        return [window.backend.scores(each) for each in self.votes(view.head_groups, window)]
+    def scores(self, view: LayerView) -> "list[Tensor]":
+        """The scores, where entries are chosen."""
+        window = view.window.last(self.needs.num_queries(view.budget))
+        return [window.backend.scores(each) for each in self.score(view.head_groups, window)]
 
     def select(self, view: LayerView) -> "list[Selection]":
         """The first, the best in between by pooled score, and the last."""
-        from kvlite.cache import Selection
-
         first, last = self.ends(view.budget)
         scores = [
-            pool(between(each, first, last), self.pool, self.pooling) for each in self.heard(view)
+            pool(between(each, first, last), self.pool, self.pooling) for each in self.scores(view)
         ]
-        if view.provision is not None:
-            return [
-                provided(each, head_group, min(view.provision, head_group.used), first, last)
-                for head_group, each in zip(view.head_groups, scores, strict=True)
-            ]
-        chosen = view.budget - first - last
-        if self.groups > 1:
-            sizes = self.head_sizes(view.layer, view.budget)
-            counts = [
-                [min(sizes[head], head_group.used) - first - last for head in head_group.heads]
-                for head_group in view.head_groups
-            ]
-            return won(view.head_groups, scores, counts, first, last)
-        if not self.per_head:
-            return [
-                Selection(head_group, with_ends(each, head_group, chosen, first, last))
-                for head_group, each in zip(view.head_groups, scores, strict=True)
-            ]
-        total = to_choose(view.head_groups, view.budget, first, last)
-        counts = compete(scores, total, int(self.floor * chosen))
-        return won(view.head_groups, scores, counts, first, last)
-
-    @property
-    def layer_groups(self) -> list[int]:
-        """UNComp's group of each layer that sees everything."""
-        ranks = self.require_calibration(self.calibration).layer_ranks
-        return layer_groups(ranks, self.drop)
-
-    def head_sizes(self, layer: int, budget: int) -> list[int]:
-        """Entries of each KV head of a layer, by its group."""
-        groups = head_groups(self.by_rank(layer), self.groups)
-        return group_sizes(groups, budget, self.low or None, sum(self.ends(budget)) + 1)
-
-    def by_rank(self, layer: int) -> list[int]:
-        """KV heads of a layer, the highest rank first."""
-        known = self.require_calibration(self.calibration)
-        ranks, wins = known.head_ranks[layer], known.head_wins[layer]
-        return sorted(range(len(ranks)), key=lambda head: (-wins[head], -ranks[head], head))
-
-    def share(self, layers: "Sequence[LayerCache]", average: int) -> "list[list[Selection]]":
-        """By the votes of all layers: all heads compete, or each layer gets a share by how its
-        votes are spread ("PyramidKV", section 6.5), and its heads equal ones or what they win."""
-        first, last = self.ends(average)
-        chosen = average - first - last
-        sure = int(self.floor * chosen)
-        votes = [
-            [between(_votes(head_group), first, last) for head_group in each.head_groups]
-            for each in layers
-        ]
-        if self.layers == "global":
-            head_groups = [head_group for each in layers for head_group in each.head_groups]
-            counts = compete_everywhere(votes, to_choose(head_groups, average, first, last), sure)
-        else:
-            lines = by_spread(votes, self.layers, chosen, max(1, sure))
-            counts = [
-                compete(
-                    each,
-                    line * sum(vote.shape[1] for vote in each),
-                    sure if self.per_head else line,
-                )
-                for each, line in zip(votes, lines, strict=True)
-            ]
+        if view.provision is None:
+            return self.head_allocation.select(view, scores, first, last)
         return [
-            won(layer.head_groups, each, count, first, last)
-            for layer, each, count in zip(layers, votes, counts, strict=True)
+            provided(each, head_group, min(view.provision, head_group.used), first, last)
+            for head_group, each in zip(view.head_groups, scores, strict=True)
         ]
-
-
-def _votes(head_group: "KVHeadGroup") -> "Tensor":
-    assert head_group.votes is not None
-    return head_group.votes
 
 
 @dataclass(frozen=True)
 class Observed(Scored):
-    """Ranked by the attention that the last queries pay.
+    """Scored by the attention that the last queries pay.
 
     Attributes:
-        queries: how votes of the observed rows are joined: "sum", "mean" or "max".
-        heads: how votes of a KV head's query heads are joined.
+        queries: how attention of the observed rows is joined: "sum", "mean" or "max".
+        heads: likewise of a KV head's query heads.
     """
 
     queries: Reduce = "sum"
     heads: Reduce = "mean"
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The observed attention."""
         return [
             window_scores(head_group, window, self.queries, self.heads)
@@ -264,18 +196,20 @@ class Observed(Scored):
 
 
 def over_heads(
-    votes: "Sequence[Tensor]", positions: "Sequence[Tensor]", end: int
+    scores: "Sequence[Tensor]", positions: "Sequence[Tensor]", end: int
 ) -> "list[Tensor]":
-    """One vote for all heads of a layer: the mean over them, by position, since lines of earlier
+    """One score for all heads of a layer: the mean over them, by position, since lines of earlier
     turns may differ; in the shape of each head group's.
 
     Args:
-        votes, positions: of each head group's entries, `(batch, heads, used)`.
+        scores, positions: of each head group's entries, `(batch, heads, used)`.
         end: the position after the last.
     """
     places = [each.flatten(1).long() for each in positions]
-    total = votes[0].new_zeros(votes[0].shape[0], end)
-    for place, each in zip(places, votes, strict=True):
+    total = scores[0].new_zeros(scores[0].shape[0], end)
+    for place, each in zip(places, scores, strict=True):
         total.scatter_add_(1, place, each.flatten(1))
-    total /= sum(each.shape[1] for each in votes)
-    return [total.gather(1, place).view_as(each) for place, each in zip(places, votes, strict=True)]
+    total /= sum(each.shape[1] for each in scores)
+    return [
+        total.gather(1, place).view_as(each) for place, each in zip(places, scores, strict=True)
+    ]

@@ -45,7 +45,7 @@ class Window:
         start: position of the first of them; the rest follow it.
         kv_heads: KV heads of the layer.
         scale, softcap: how the model turns products into logits.
-        expected: the queries to come, for methods with an `outlook`.
+        expected: the queries to come, for methods that need an `Outlook`.
         backend: where their attention becomes a choice.
     """
 

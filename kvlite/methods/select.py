@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvlite.methods.competition import alike
 from kvlite.methods.scores import top
-from kvlite.methods.share import alike
 
 if TYPE_CHECKING:
     import torch
@@ -80,10 +80,10 @@ def provided(
     if head_group.used <= first + last:
         everything = ends(head_group, head_group.used, 0, scores.device)
         certain = torch.full(everything.shape, torch.inf, device=scores.device)
-        return Selection(head_group, everything, votes=certain)
+        return Selection(head_group, everything, selection_scores=certain)
     slots = with_ends(scores, head_group, count - first - last, first, last)
-    votes = F.pad(scores, (first, last), value=torch.inf)
-    return Selection(head_group, slots, votes=votes.gather(-1, slots))
+    scores = F.pad(scores, (first, last), value=torch.inf)
+    return Selection(head_group, slots, selection_scores=scores.gather(-1, slots))
 
 
 def won(

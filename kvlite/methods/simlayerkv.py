@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvlite.errors import SettingError
 from kvlite.methods.across import Across, ResolveLayer
-from kvlite.methods.base import LayerView, Method
+from kvlite.methods.base import LayerView, Method, Needs
 from kvlite.methods.decoding import Decoding
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
@@ -71,19 +71,14 @@ class SimLayerKV(Holding):
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
         self.require(
             "detect",
-            self.detect == "prefill" or not self.inner.frees_memory,
+            self.detect == "prefill" or not self.inner.compresses,
             f"prefill with {self.inner.name}, which cuts its layers before an answer begins",
         )
 
     @property
-    def frees_memory(self) -> bool:
+    def compresses(self) -> bool:
         """Whatever the layers that are not lazy do."""
         return True
-
-    @property
-    def uses_calibration(self) -> bool:
-        """For its threshold, or as the method it holds."""
-        return self.threshold == "auto" or self.inner.uses_calibration
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With this model's threshold, and the method it holds fitted too."""
@@ -108,14 +103,21 @@ class SimLayerKV(Holding):
         return replace(self.inner.across, resolving=ResolveLayer(when, self.resolve))
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """Room for a lazy layer's sinks, and what the method it holds needs."""
-        return max(self.sinks + 1, self.inner.least_budget)
+        return max(self.sinks + 1, self.inner.min_budget)
 
-    @property
-    def by_attention(self) -> bool:
-        """Its test is."""
-        return True
+    @cached_property
+    def needs(self) -> Needs:
+        """Attention for the test, a calibration for its threshold, and what the method it holds
+        needs."""
+        inner = self.inner.needs
+        return replace(
+            inner,
+            queries=lambda budget: max(self.last, inner.num_queries(budget)),
+            attention=True,
+            calibration=inner.calibration or self.threshold == "auto",
+        )
 
     @cached_property
     def decoding(self) -> Decoding:
@@ -125,13 +127,9 @@ class SimLayerKV(Holding):
         return replace(inner, evict=evict, drops=self.bound_decode or not inner.append_only)
 
     @property
-    def keeps_to_budget(self) -> bool:
+    def respects_budget(self) -> bool:
         """As the method it holds; alone, what is not lazy is kept whole."""
-        return self.inner.frees_memory and self.inner.keeps_to_budget
-
-    def observation(self, budget: int) -> int:
-        """Enough for the test and for the method it holds."""
-        return max(self.last, self.inner.observation(budget))
+        return self.inner.compresses and self.inner.respects_budget
 
     def select(self, view: LayerView) -> "list[Selection]":
         """Never called: `resolve` names another method."""

@@ -1,8 +1,10 @@
 """SnapKV: what the end of the prompt looks at, in small clusters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
+from kvlite.methods.base import Needs
 from kvlite.methods.scored import Observed
 
 
@@ -38,6 +40,7 @@ class SnapKV(Observed):
         """The window."""
         return self.window
 
-    def observation(self, budget: int) -> int:
-        """The window."""
-        return self.window
+    @cached_property
+    def needs(self) -> Needs:
+        """The window's queries."""
+        return replace(super().needs, queries=self.window)

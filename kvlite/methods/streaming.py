@@ -40,7 +40,7 @@ class Streaming(Method):
         self.require("sinks", self.sinks >= 0, "0 or more")
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """Room for the sinks and one more."""
         return self.sinks + 1
 

@@ -1,10 +1,11 @@
 """TOVA: what the newest token looks at, the same tokens for all heads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from kvlite.methods.base import Needs
 from kvlite.methods.decoding import Decoding
 from kvlite.methods.scored import Scored, over_heads
 from kvlite.methods.scores import Window, window_scores
@@ -43,11 +44,12 @@ class TOVA(Scored):
         """The newest token votes; one token in, one out."""
         return Decoding(rows=1, evict=self.evict)
 
-    def observation(self, budget: int) -> int:
-        """The last token."""
-        return 1
+    @cached_property
+    def needs(self) -> Needs:
+        """The last token's attention."""
+        return replace(super().needs, queries=1)
 
-    def votes(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
         """The last token's attention."""
         votes = [window_scores(head_group, window, "sum", "mean") for head_group in head_groups]
         if not self._alike:

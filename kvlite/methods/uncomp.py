@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.methods.base import LayerView, Method
+from kvlite.methods.base import LayerView, Method, Needs
 from kvlite.methods.decoding import Decoding
 from kvlite.methods.prefilling import Prefilling, TokenPruning
+from kvlite.methods.rank import layer_groups
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
 from kvlite.methods.token_pruning import going, votes_for_new
@@ -55,11 +56,6 @@ class UNComp(Observed):
         self.require("delete", self.delete >= 0, "0 or more")
         self.require("least", self.least >= self.window, "as many as the window, or more")
 
-    @property
-    def uses_calibration(self) -> bool:
-        """Also for what is deleted or left behind."""
-        return True
-
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         """With the model's ranks.
 
@@ -91,26 +87,28 @@ class UNComp(Observed):
         return self.window
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """So that the shortest lines hold their window and one entry."""
         return 2 * (self.window + 1)
 
-    def observation(self, budget: int) -> int:
-        """The window."""
-        return self.window
+    @cached_property
+    def needs(self) -> Needs:
+        """The window's queries, and ranks in any case."""
+        return replace(super().needs, queries=self.window, calibration=True)
 
     def ends(self, budget: int) -> tuple[int, int]:
         """The window."""
         return 0, self.window
 
-    def stand_ins(self, view: LayerView) -> dict[int, int]:
+    def head_substitutes(self, view: LayerView) -> dict[int, int]:
         """The heads that rank last, and those that look where they do, once in a conversation:
         cosine of the window's attention (the paper's "Result of Extreme Compression")."""
         from torch.nn.functional import cosine_similarity
 
-        if not self.delete or view.like:
+        if not self.delete or view.head_alias:
             return {}
-        lowest = self.by_rank(view.layer)[-self.delete :]
+        known = self.require_calibration(self.calibration)
+        lowest = known.heads_by_rank(view.layer)[-self.delete :]
         window = view.window.last(self.window)
         rows: dict[int, Tensor] = {}
         for head_group in view.head_groups:
@@ -139,8 +137,9 @@ class UNComp(Observed):
     def widths(self, layers: int, new: int, seen: int) -> list[int]:
         """Evenly falling from the model's context, in the first group of layers, to `least` in
         the last (Eq. 12 and 13)."""
-        groups = self.layer_groups
-        most, steps = self.require_calibration(self.calibration).max_context, max(groups)
+        known = self.require_calibration(self.calibration)
+        groups = layer_groups(known.layer_ranks, self.drop)
+        most, steps = known.max_context, max(groups)
         fall = (most - min(self.least, most)) / max(1, steps)
         return [min(new, int(most - fall * group)) for group in groups]
 

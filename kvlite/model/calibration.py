@@ -50,6 +50,11 @@ class Calibration:
     lazy_shares: tuple[float, ...]
     lazy_threshold: float | None
 
+    def heads_by_rank(self, layer: int) -> list[int]:
+        """KV heads of a layer, the highest rank first."""
+        ranks, wins = self.head_ranks[layer], self.head_wins[layer]
+        return sorted(range(len(ranks)), key=lambda head: (-wins[head], -ranks[head], head))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values by name, with the format's number."""
         return {"format": FORMAT, **asdict(self)}

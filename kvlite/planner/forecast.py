@@ -158,7 +158,7 @@ class _Foresight(Prefill):
         length: int = self.hidden.shape[1]
         end = length - 1 if self._final(index) else length
         starts: list[int] = [*range(0, end, self.chunk), *([end] if self._final(index) else [])]
-        observed = length - max(policy.method.observation(policy.budget), 1)
+        observed = length - max(policy.method.needs.num_queries(policy.budget), 1)
         seen = sum(at + self.chunk > observed for at in starts)
         more = self._final(index) + (self.coming[index] is not None)
         return starts[-min(max(2 + more, seen), len(starts))]
@@ -354,7 +354,7 @@ def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCach
         dtype=layer.keys.dtype,
         device=layer.keys.device,
         decode_rows=rows,
-        like=layer.like,
+        head_alias=layer.head_alias,
     )
 
 

@@ -268,8 +268,8 @@ class Planner:
         settings = self.settings
         budgets = [settings.budget]
         lossy = not settings.never_lossy
-        if settings.budget == "auto" and self.method.frees_memory and lossy:
-            budgets += [str(least) for least in LEASTS if least >= self.method.least_budget]
+        if settings.budget == "auto" and self.method.compresses and lossy:
+            budgets += [str(least) for least in LEASTS if least >= self.method.min_budget]
         bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
         if settings.kv_bits == AUTO and self._quantizable and lossy:
             bits = BITS
@@ -353,7 +353,7 @@ class Planner:
         """Lengths between which every phase grows in a straight line, ascending; the last is the
         longest there may be."""
         most = self.shape.max_context - self.settings.max_new_tokens
-        grows = choice.budget == "auto" and self.method.frees_memory
+        grows = choice.budget == "auto" and self.method.compresses
         bends = {1, choice.chunk, *self.shape.windows, parse_budget(choice.budget).entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
         return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]

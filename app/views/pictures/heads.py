@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvlite.methods.rank import head_groups
+from kvlite.methods.rank import head_groups, layer_groups
 from kvlite.methods.uncomp import UNComp
 from kvlite.model.calibration import Calibration
 
@@ -58,7 +58,7 @@ def draw_heads(
         drop: by how much the rank falls where a group of layers begins.
         groups: of a layer's heads.
     """
-    method = UNComp(layers="rank", drop=drop, groups=groups, calibration=calibration)
+    by_layer = layer_groups(calibration.layer_ranks, drop)
     ranks = calibration.head_ranks
     layers, heads = len(ranks), len(ranks[0])
     every = [rank for layer in ranks for rank in layer]
@@ -69,7 +69,7 @@ def draw_heads(
         label(0, TOP - 5, "layer", font_size=SMALL),
     ]
     for layer in range(layers):
-        longest = [group == 0 for group in head_groups(method.by_rank(layer), groups)]
+        longest = [group == 0 for group in head_groups(calibration.heads_by_rank(layer), groups)]
         content.append(_column(ranks[layer], longest, plot, layer))
     for layer in range(0, layers, spaced(wide, 24)):
         x = LEFT + (layer + 0.5) * wide
@@ -77,7 +77,7 @@ def draw_heads(
     for head in range(0, heads, spaced(tall, 14)):
         y = TOP + (head + 0.5) * tall + 3.5
         content.append(label(0, y, f"head {head}", font_size=SMALL))
-    for group, members in groupby(enumerate(method.layer_groups), key=lambda each: each[1]):
+    for group, members in groupby(enumerate(by_layer), key=lambda each: each[1]):
         own = [layer for layer, _ in members]
         content.append(_group(group, own[0], own[-1], plot))
     content.append(
@@ -89,14 +89,13 @@ def draw_heads(
             text_anchor="middle",
         )
     )
-    return picture(name, _told(calibration, method), plot.bottom + 42, content)
+    return picture(name, _told(calibration, max(by_layer) + 1), plot.bottom + 42, content)
 
 
-def _told(calibration: Calibration, method: UNComp) -> str:
+def _told(calibration: Calibration, groups: int) -> str:
     """The picture in words."""
     means = [sum(ranks) / len(ranks) for ranks in calibration.head_ranks]
     most, least = means.index(max(means)), means.index(min(means))
-    groups = max(method.layer_groups) + 1
     return (
         f"{len(means)} layers of {len(calibration.head_ranks[0])} KV heads in {groups} "
         f"{'group' if groups == 1 else 'groups'} of layers. Queries spread most in layer {most} "
