@@ -19,8 +19,8 @@ from kvlite.model.files import stored_weights
 from kvlite.model.layers import Layers
 from kvlite.model.load import load_module
 from kvlite.model.weights import PLAIN, Weights, held_tensors
-from kvlite.offload.weights import sources
-from kvlite.offload.weights.files import FileReader
+from kvlite.offload.weights import buffers
+from kvlite.offload.weights.buffers import FileReader
 from kvlite.offload.weights.loader import load_streamed, open_without_layers, require_streamable
 from tests.conftest import Tiny, make_tiny
 from tests.streamed import CPU, align, change_config, files_of, pair, prompt, streamed, two_turns
@@ -188,7 +188,7 @@ def test_files_that_are_removed_meanwhile_are_read_on(llama: Tiny, tmp_path: Pat
 def test_layers_in_many_pieces_of_host_memory(
     llama: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "PIECE", 1000)
+    monkeypatch.setattr(buffers, "PIECE", 1000)
     both = pair(llama, tmp_path, "ram")
     assert len(both.layers.source.layers[0]) > 100  # type: ignore[attr-defined]
     assert torch.equal(two_turns(both.streamed)[0], two_turns(both.whole)[0])

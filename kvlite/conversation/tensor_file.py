@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from kvlite.offload.weights.files import Stage
+    from kvlite.offload.weights.buffers import Stage
 
 
 # Whole conversations, which any kvlite opens; light ones, which the first did not know. What is
@@ -211,7 +211,7 @@ class TensorFile:
     def fill(self, name: str, into: "Tensor") -> None:
         """Read a tensor straight to where it is wanted, of the same shape and type, in any layout;
         errors as of `new`."""
-        from kvlite.offload.weights.files import Direct, Pinned
+        from kvlite.offload.weights.buffers import Direct, Pinned
 
         entry = self._entry(name)
         if into.shape != entry.shape or _type_of(into) != entry.type:

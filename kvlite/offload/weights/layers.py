@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlite.model.layers import Layers, Passing
-from kvlite.offload.weights.slots import Layout
+from kvlite.offload.weights.buffers import Layout
 
 SAMPLES = 5
 
