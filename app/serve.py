@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -90,7 +91,6 @@ def _serve(
     service.uploads.clear()
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
 
-    import gradio as gr
     from starlette.middleware import Middleware
 
     from kvlite.model.source import models_here
@@ -102,7 +102,7 @@ def _serve(
     from .web.gradio_patches import ScriptInjector, poll_queue_slowly
     from .web.uploading import LARGEST, Uploading
 
-    models = Models(models_here(), others=not server_config.auth)
+    host, models = server_config.host, Models(models_here(), others=not server_config.auth)
     page = make_page(
         service, Live(service.model_host), Estimator(service.model_host.held_bytes), models
     )
@@ -112,10 +112,8 @@ def _serve(
     with _interrupts(over):
         try:
             _, local, shared = page.launch(
-                server_name=f"[{server_config.host}]"
-                if ":" in server_config.host
-                else server_config.host,
-                server_port=_free_port(server_config.host, server_config.port),
+                server_name=f"[{host}]" if ":" in host else host,
+                server_port=_free_port(host, server_config.port),
                 auth=list(server_config.auth) or None,
                 share=server_config.share,
                 inbrowser=server_config.browser,
@@ -138,23 +136,12 @@ def _serve(
                         Middleware(ScriptInjector),
                     ]
                 },
-                theme=gr.themes.Base(
-                    primary_hue="teal",
-                    neutral_hue="slate",
-                    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
-                    font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
-                ).set(  # gradio's own are too faint to read for many
-                    body_text_color_subdued="*neutral_500",
-                    input_placeholder_color="*neutral_600",
-                    input_placeholder_color_dark="*neutral_300",
-                ),
+                theme=_theme(),
                 # Given as css, gradio would rewrite its selectors, and break some.
                 head=f"<style>{_STYLE.read_text()}</style>",
             )
         except OSError as error:
-            raise SettingError(
-                f"--host {server_config.host} --port {server_config.port}: {error}"
-            ) from None
+            raise SettingError(f"--host {host} --port {server_config.port}: {error}") from None
         model = service.load(settings)
         tell(f"kvlite is at {shared or local} (Ctrl-C ends it)")
         while not over.wait(1) and not model.shown.ended:
@@ -169,6 +156,21 @@ def _serve(
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         page.server.config.timeout_graceful_shutdown = 0
         page.close(verbose=False)
+
+
+def _theme() -> Any:
+    import gradio as gr
+
+    return gr.themes.Base(
+        primary_hue="teal",
+        neutral_hue="slate",
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+        font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
+    ).set(  # gradio's own are too faint to read for many
+        body_text_color_subdued="*neutral_500",
+        input_placeholder_color="*neutral_600",
+        input_placeholder_color_dark="*neutral_300",
+    )
 
 
 def _free_port(host: str, first: int) -> int:

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ from kvlite.cli.opening import (
     FromLibrary,
     documents_of,
     from_library,
+    load_for,
     named_file,
     open_file,
     require_files,
@@ -21,6 +21,7 @@ from kvlite.cli.opening import (
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, reading
 from kvlite.config.resolve import Resolved
+from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
@@ -80,7 +81,36 @@ def ask(
 
       cat log.txt | kvlite ask - "What failed first?" --json
     """
-    settings, files = resolved.settings, list(files or ())
+    files, question = _sorted_out(list(files or ()), question)
+    settings, screen = resolved.settings, console(quiet)
+    require_files(files, settings)
+    talk, unread = _opened(files, question, settings, screen, library=library)
+    # Nobody goes back here, so nothing is copied for that.
+    talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
+    try:
+        if question:
+            reason = _answer(talk, _message(talk, question), screen, as_json)
+            if reason == "interrupted":
+                raise typer.Exit(INTERRUPTED)
+            if reason == "memory":
+                raise typer.Exit(BAD_INPUT)
+            return
+        if unread:
+            with reading(screen) as (bar, cancel):
+                talk.read_ahead(unread, callbacks=Callbacks(bar.update, bar.note, cancel))
+    except Stopped:
+        screen.print("Stopped while reading; nothing was answered.")
+        raise typer.Exit(INTERRUPTED) from None
+    _answer_all(talk, screen, resolved, as_json=as_json)
+
+
+def _sorted_out(files: list[str], question: str | None) -> tuple[list[str], str]:
+    """The files and the question, "" where questions are asked one after another; a question that
+    is the name of a file is one more file.
+
+    Raises:
+        SettingError: there is no file, or nowhere for a question to come from.
+    """
     if question is not None and not question.strip():
         raise SettingError(f"the question {question!r} is empty: {_USAGE}")
     question = (question or "").strip()
@@ -92,40 +122,36 @@ def ask(
         raise SettingError(
             f"standard input is the document, so no question can come from it: {_USAGE}"
         )
-    require_files(files, settings)
-    screen = console(quiet)
+    return files, question
+
+
+def _opened(
+    files: list[str], question: str, settings: Settings, screen: "Console", *, library: bool
+) -> "tuple[Conversation, str]":
+    """A conversation about the files, and what of them it has not read yet."""
     saved = named_file(files)
     if saved is not None:
-        (_, talk), known = open_file(saved, settings, question, screen), True
-    else:
-        documents = documents_of(files, settings.model, screen)
-        from kvlite.conversation.runner import open_runner
-        from kvlite.model.chat_template import all_of, question_about, tokens_of
+        return open_file(saved, settings, question, screen)[1], ""
+    documents = documents_of(files, settings.model, screen)
+    from kvlite.model.chat_template import all_of, question_about
 
-        said = question_about(documents, question) if question else all_of(documents)
-        with screen.status("Loading the model") as status:
-            runner = open_runner(settings, status.update, partial(tokens_of, text=said))
-        for why in runner.plan.changes if runner.plan else ():
-            screen.print(f"Plan: {why}", style="dim")
-        found = from_library(runner, documents, screen) if library else None
-        talk, known = found or runner.conversation(), found is not None
-        talk.documents = tuple(documents)
-    # Nobody goes back here, so nothing is copied for that.
-    talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
-    try:
-        if question:
-            reason = _answer(talk, _message(talk, question), screen, as_json)
-            if reason == "interrupted":
-                raise typer.Exit(INTERRUPTED)
-            if reason == "memory":
-                raise typer.Exit(BAD_INPUT)
-            return
-        if not known:
-            with reading(screen) as (bar, cancel):
-                talk.read_ahead(said, callbacks=Callbacks(bar.update, bar.note, cancel))
-    except Stopped:
-        screen.print("Stopped while reading; nothing was answered.")
-        raise typer.Exit(INTERRUPTED) from None
+    said = question_about(documents, question) if question else all_of(documents)
+    runner = load_for(settings, said, screen)
+    found = from_library(runner, documents, screen) if library else None
+    talk = found or runner.conversation()
+    talk.documents = tuple(documents)
+    return talk, "" if found else said
+
+
+def _answer_all(
+    talk: "Conversation", screen: "Console", resolved: Resolved, *, as_json: bool
+) -> None:
+    """Answer questions until there are no more.
+
+    Raises:
+        SettingError: there was none.
+        typer.Exit: one of them could not be answered.
+    """
     asked, failed = "", False
     for asked in _questions(screen):
         try:

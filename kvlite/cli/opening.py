@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvlite.cli.screen import reading_bar
+from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.engine.callbacks import Callbacks
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from kvlite.conversation.runner import Runner
     from kvlite.conversation.snapshot import Snapshot
     from kvlite.documents import Document
-
-SUFFIX = ".kv"
 
 # Bytes of a file of which it is worth looking up whether they could fit the model.
 _LARGE = 1 << 20
@@ -71,6 +71,28 @@ def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[D
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
             found.append(read_document(file, limit=limit, progress=bar.update))
     return found
+
+
+def load_for(settings: Settings, text: str, screen: "Console") -> "Runner":
+    """The model, planned so that a text fits, with what the plan changed said on the screen.
+
+    Args:
+        text: what will be read first; "" if that is not known.
+    """
+    from kvlite.conversation.runner import open_runner
+    from kvlite.model.chat_template import tokens_of
+
+    with screen.status("Loading the model") as status:
+        reads = partial(tokens_of, text=text) if text else None
+        runner = open_runner(settings, status.update, reads)
+    _say_plan(runner, screen)
+    return runner
+
+
+def _say_plan(runner: "Runner", screen: "Console") -> None:
+    """What is not as it would be with memory enough, and why."""
+    for why in runner.plan.changes if runner.plan else ():
+        screen.print(f"Plan: {why}", style="dim")
 
 
 def _limit(files: Sequence[str], model: str) -> int | None:
@@ -129,6 +151,7 @@ def open_file(
                     tokens_of(tokenizer, asked, max_context) + (about.tokens if about.light else 0)
                 ),
             )
+        _say_plan(runner, screen)
         late = {name: given[name] for name in given if name not in own}
         chosen = saved.settings(runner.settings).replace(late)
         return runner, _opened(runner, saved, chosen, screen)

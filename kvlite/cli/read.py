@@ -1,21 +1,26 @@
 """`kvlite read`: documents are read once, and opened in seconds from then on."""
 
-from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import print_json
-from kvlite.cli.opening import SUFFIX, documents_of, require_files
+from kvlite.cli.opening import documents_of, load_for, require_files
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
+from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError, Stopped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.conversation.conversation import Conversation
 
 
 @with_settings
@@ -58,26 +63,13 @@ def read(
     library.limit()
     screen = console(quiet)
     documents = documents_of(files, settings.model, screen)
-    from kvlite.conversation.runner import open_runner
-    from kvlite.model.chat_template import all_of, tokens_of
+    from kvlite.model.chat_template import all_of
 
     said = all_of(documents)
-    with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update, partial(tokens_of, text=said))
-    talk = runner.conversation()
+    talk = load_for(settings, said, screen).conversation()
     talk.documents = tuple(documents)
     begun = perf_counter()
-    try:
-        with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
-            whole = talk.read_ahead(said, callbacks=Callbacks(bar.update, bar.note, cancel))
-    except Stopped:
-        screen.print("Stopped while reading; nothing was kept.")
-        raise typer.Exit(INTERRUPTED) from None
-    if not whole:
-        raise SettingError(
-            f"with --method {settings.method} and --recall {settings.recall} something would be "
-            "dropped before a question is there: leave them out, or give --recall auto"
-        )
+    _read(talk, said, screen)
     read_s = perf_counter() - begun
     with reading_bar(screen, "Saving") as bar:
         begun = perf_counter()
@@ -110,6 +102,25 @@ def read(
             screen.print(f"Note: {document.note}.")
     for gone in added.removed:
         screen.print(f"Removed {gone} from the library, to keep to its limit.")
+
+
+def _read(talk: "Conversation", said: str, screen: "Console") -> None:
+    """Let a conversation read documents and lose nothing of them.
+
+    Raises:
+        SettingError: something would be lost.
+    """
+    try:
+        with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
+            whole = talk.read_ahead(said, callbacks=Callbacks(bar.update, bar.note, cancel))
+    except Stopped:
+        screen.print("Stopped while reading; nothing was kept.")
+        raise typer.Exit(INTERRUPTED) from None
+    if not whole:
+        raise SettingError(
+            f"with --method {talk.settings.method} and --recall {talk.settings.recall} something "
+            "would be dropped before a question is there: leave them out, or give --recall auto"
+        )
 
 
 def _require_replaceable(path: Path, called: str) -> None:

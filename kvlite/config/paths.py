@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# Of files that conversations are saved in.
+SUFFIX = ".kv"
+
 
 def cache_folder() -> Path:
     """What can be made again: converted models. `KVLITE_CACHE` overrides the platform's folder."""

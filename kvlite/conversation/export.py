@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.paths import SUFFIX
 from kvlite.conversation import library
-from kvlite.conversation.file_info import SUFFIX, About, about
+from kvlite.conversation.file_info import About, about
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Progress

@@ -12,7 +12,6 @@ from kvlite.methods import renamed
 from kvlite.model.chat_template import all_of
 from kvlite.model.identity import Identity
 
-SUFFIX = ".kv"
 # What a description that is none makes fail.
 WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 

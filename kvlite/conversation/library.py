@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlite.config.atomic_file import replacing
-from kvlite.config.paths import data_folder
+from kvlite.config.paths import SUFFIX, data_folder
 from kvlite.config.settings import Settings
 from kvlite.config.units import parse_bytes, parse_number
-from kvlite.conversation.file_info import SUFFIX, About, about, digest_of
+from kvlite.conversation.file_info import About, about, digest_of
 from kvlite.conversation.tensor_file import Progress
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError

@@ -17,6 +17,7 @@ from kvlite.cli.opening import (
     FromLibrary,
     documents_of,
     from_library,
+    load_for,
     named_file,
     open_file,
     require_files,
@@ -84,27 +85,21 @@ def chat(
     screen = _screen(typed, quiet)
     saved = named_file(files or ())
     documents = [] if saved else documents_of(files or (), settings.model, screen)
-    from kvlite.conversation.runner import open_runner
     from kvlite.conversation.session import Session
-    from kvlite.model.chat_template import all_of, tokens_of
+    from kvlite.model.chat_template import all_of
 
-    said, talk = all_of(documents), None
-    if saved is not None:
-        with unechoed():
+    talk = None
+    with unechoed():
+        if saved is not None:
             runner, talk = open_file(saved, settings, "", screen)
-    else:
-        with unechoed(), screen.status("Loading the model") as status:
-            runner = open_runner(
-                settings, status.update, partial(tokens_of, text=said) if said else None
-            )
-        if documents and library:
-            talk = from_library(runner, documents, screen)
+        else:
+            runner = load_for(settings, all_of(documents), screen)
+    if documents and library:
+        talk = from_library(runner, documents, screen)
     session = Session(runner, settings)
     if talk is not None:
         session.resume(talk)
         documents = []
-    for why in runner.plan.changes if runner.plan else ():
-        screen.print(f"Plan: {why}", style="dim")
     if typed:
         _typed(session, screen, documents, resolved.noted, as_json=as_json, quiet=quiet)
     else:

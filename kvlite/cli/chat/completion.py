@@ -8,8 +8,8 @@ from pathlib import Path
 from kvlite.cli.chat.commands import COMMANDS, command_named
 from kvlite.cli.chat.options import option_named, shown_name
 from kvlite.cli.chat.typed import command_in
+from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import OPTIONS
-from kvlite.conversation.file_info import SUFFIX
 from kvlite.conversation.library import library_folder
 from kvlite.errors import SettingError
 
