@@ -1,10 +1,9 @@
-"""Answers on standard output, as text or as JSON, and their account beside it."""
+"""Answers on standard output, as text or as JSON."""
 
 from typing import TYPE_CHECKING
 
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
-from kvlite.engine.callbacks import Callbacks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,15 +15,11 @@ if TYPE_CHECKING:
 def print_answer(
     begin: "Begin", screen: "Console", as_json: bool, *, account: bool = True
 ) -> "GenerationMetrics":
-    """Print what is answered, and the account of it.
-
-    Args:
-        begin: what answers.
-        account: whether text is followed by it, on the screen.
-    """
+    """Print an answer as it comes; after text, a line on the screen says what it was made from,
+    unless `account` is False."""
     pieces = []
-    with reading(screen) as (bar, cancel):
-        for piece in begin(Callbacks(bar.update, bar.note, cancel)):
+    with reading(screen) as (bar, callbacks):
+        for piece in begin(callbacks):
             bar.close()
             pieces.append(piece)
             if not as_json:

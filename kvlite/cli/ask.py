@@ -85,19 +85,19 @@ def ask(
     settings, screen = resolved.settings, console(quiet)
     require_files(files, settings)
     talk, unread = _opened(files, question, settings, screen, library=library)
-    # Nobody goes back here, so nothing is copied for that.
+    # Nobody can go back here.
     talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
         if question:
-            reason = _answer(talk, _message(talk, question), screen, as_json)
+            reason = _answer(talk, question, screen, as_json)
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
             if reason == "memory":
                 raise typer.Exit(BAD_INPUT)
             return
         if unread:
-            with reading(screen) as (bar, cancel):
-                talk.read_ahead(unread, callbacks=Callbacks(bar.update, bar.note, cancel))
+            with reading(screen) as (_, callbacks):
+                talk.read_ahead(unread, callbacks=callbacks)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
@@ -105,8 +105,8 @@ def ask(
 
 
 def _sorted_out(files: list[str], question: str | None) -> tuple[list[str], str]:
-    """The files and the question, "" where questions are asked one after another; a question that
-    is the name of a file is one more file.
+    """The files and the question ("" if questions come one after another); a question that names
+    a file is one more file.
 
     Raises:
         SettingError: there is no file, or nowhere for a question to come from.
@@ -128,7 +128,7 @@ def _sorted_out(files: list[str], question: str | None) -> tuple[list[str], str]
 def _opened(
     files: list[str], question: str, settings: Settings, screen: "Console", *, library: bool
 ) -> "tuple[Conversation, str]":
-    """A conversation about the files, and what of them it has not read yet."""
+    """A conversation about the files, and the text it has not read yet."""
     saved = named_file(files)
     if saved is not None:
         return open_file(saved, settings, question, screen)[1], ""
@@ -155,7 +155,7 @@ def _answer_all(
     asked, failed = "", False
     for asked in _questions(screen):
         try:
-            failed |= _answer(talk, _message(talk, asked), screen, as_json) == "memory"
+            failed |= _answer(talk, asked, screen, as_json) == "memory"
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:
@@ -167,23 +167,14 @@ def _answer_all(
         raise typer.Exit(BAD_INPUT)
 
 
-def _message(talk: "Conversation", asked: str) -> str:
-    """A question as it is said: with the documents, the first time."""
-    from kvlite.model.chat_template import asked_of, question_about
-
-    if not talk.documents:
-        return asked
-    return (asked_of if talk.messages else question_about)(talk.documents, asked)
-
-
 def _at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _questions(screen: "Console") -> Iterator[str]:
-    """What is asked, until the input ends; empty lines are passed over."""
+    """Questions until the input ends, without empty lines."""
     if not _at_terminal():
-        yield from (line for line in sys.stdin or () if line.strip())
+        yield from filter(str.strip, sys.stdin or ())
         return
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
@@ -200,11 +191,16 @@ def _questions(screen: "Console") -> Iterator[str]:
 
 
 def _answer(
-    talk: "Conversation", text: str, screen: "Console", as_json: bool
+    talk: "Conversation", asked: str, screen: "Console", as_json: bool
 ) -> "FinishReason | None":
-    """Say a message and print what is answered; why it ended."""
+    """Print the answer to a question, which goes with the documents the first time; why it
+    ended."""
+    from kvlite.model.chat_template import asked_of, question_about
 
-    def begin(callbacks: "Callbacks") -> "Iterator[Piece]":
-        return talk.stream(text, callbacks=callbacks)
+    if talk.documents:
+        asked = (asked_of if talk.messages else question_about)(talk.documents, asked)
+
+    def begin(callbacks: Callbacks) -> "Iterator[Piece]":
+        return talk.stream(asked, callbacks=callbacks)
 
     return print_answer(begin, screen, as_json).finish_reason

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli.console import output, print_json
-from kvlite.cli.opening import require_files
+from kvlite.cli.opening import require_files, require_out
 from kvlite.cli.options import with_model
 from kvlite.cli.screen import console, reading_bar
 from kvlite.config.settings import Settings
-from kvlite.errors import SettingError
 
 if TYPE_CHECKING:
     from kvlite.model.calibration import Calibration
@@ -45,10 +44,7 @@ def calibrate(
     """
     if named:
         settings = settings.replace({"model": named})
-    if out and not Path(out).resolve().parent.is_dir():
-        raise SettingError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
-    if out and Path(out).is_dir():
-        raise SettingError(f"--out {out} is a folder: name a file")
+    require_out(out)
     require_files([text] if text else [], settings)
     from kvlite.bench.calibrate import calibrate as measure
     from kvlite.bench.calibrate import pieces_of

@@ -1,10 +1,12 @@
-"""What was read before, opened for questions: from the library, or from a file that is named."""
+"""What commands open: files, models, saved conversations, the library."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,23 +25,22 @@ if TYPE_CHECKING:
     from kvlite.conversation.snapshot import Snapshot
     from kvlite.documents import Document
 
-# Bytes of a file of which it is worth looking up whether they could fit the model.
+# Bytes of a file above which it is worth looking up how much text fits the model.
 _LARGE = 1 << 20
 
 FromLibrary = Annotated[
     bool, typer.Option("--library/--no-library", help="open what `kvlite read` has read already")
 ]
-"""A command's flag."""
 
 
 def require_files(files: Sequence[str], settings: Settings) -> None:
-    """Check files that are named, and what the model is called, before anything is read and before
-    libraries are imported that take seconds.
+    """Check that files can be read and that there can be such a model, before libraries are
+    imported that take seconds.
 
     Raises:
-        DocumentError, SnapshotError: one is not there, or cannot be read.
-        SettingError: the file of a conversation is named together with others.
-        ModelError: no model can be called so.
+        DocumentError, SnapshotError: a file is not there, or cannot be read.
+        SettingError: a .kv file is named together with others.
+        ModelError: no model can have this name.
     """
     from kvlite.conversation.file_info import about
     from kvlite.documents import require_readable
@@ -54,49 +55,33 @@ def require_files(files: Sequence[str], settings: Settings) -> None:
     require_model(settings.model)
 
 
-def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[Document]":
-    """The documents of files, with a bar for those that have many pages.
+def require_out(out: str) -> None:
+    """Raises SettingError if --out names a folder, or a file in a folder that is not there."""
+    path = Path(out)
+    if out and not path.resolve().parent.is_dir():
+        raise SettingError(f"--out {out}: there is no folder {path.resolve().parent}")
+    if out and path.is_dir():
+        raise SettingError(f"--out {out} is a folder: name a file")
 
-    Args:
-        model: what will read them.
+
+def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[Document]":
+    """Read files as documents for a model, under a progress bar.
 
     Raises:
-        ContextError: one of them cannot fit the model.
-        DocumentError: one of them cannot be read.
+        ContextError: a document cannot fit the model.
+        DocumentError: a file cannot be read.
     """
     from kvlite.documents import read_document
 
-    found, limit = [], _limit(files, model)
+    found, limit = [], _text_limit(files, model)
     for file in files:
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
             found.append(read_document(file, limit=limit, progress=bar.update))
     return found
 
 
-def load_for(settings: Settings, text: str, screen: "Console") -> "Runner":
-    """The model, planned so that a text fits, with what the plan changed said on the screen.
-
-    Args:
-        text: what will be read first; "" if that is not known.
-    """
-    from kvlite.conversation.runner import open_runner
-    from kvlite.model.chat_template import tokens_of
-
-    with screen.status("Loading the model") as status:
-        reads = partial(tokens_of, text=text) if text else None
-        runner = open_runner(settings, status.update, reads)
-    _say_plan(runner, screen)
-    return runner
-
-
-def _say_plan(runner: "Runner", screen: "Console") -> None:
-    """What is not as it would be with memory enough, and why."""
-    for why in runner.plan.changes if runner.plan else ():
-        screen.print(f"Plan: {why}", style="dim")
-
-
-def _limit(files: Sequence[str], model: str) -> int | None:
-    """The most characters that could fit a model; None where no file is large or the model is not
+def _text_limit(files: Sequence[str], model: str) -> int | None:
+    """The most characters that could fit a model; None if no file is large, or if the model is not
     on this machine yet."""
     if all(file != "-" and Path(file).stat().st_size < _LARGE for file in files):
         return None
@@ -107,8 +92,26 @@ def _limit(files: Sequence[str], model: str) -> int | None:
     return None if folder is None else text_limit_of(folder)
 
 
+def load_for(settings: Settings, text: str, screen: "Console") -> "Runner":
+    """Load the model, planned so that a text fits ("" if it is not known yet), and print what the
+    plan changed."""
+    from kvlite.model.chat_template import tokens_of
+
+    return _load(settings, partial(tokens_of, text=text) if text else None, screen)
+
+
+def _load(settings: Settings, reads: Callable[..., int] | None, screen: "Console") -> "Runner":
+    from kvlite.conversation.runner import open_runner
+
+    with screen.status("Loading the model") as status:
+        runner = open_runner(settings, status.update, reads)
+    for why in runner.plan.changes if runner.plan else ():
+        screen.print(f"Plan: {why}", style="dim")
+    return runner
+
+
 def named_file(files: Sequence[str]) -> Path | None:
-    """The file of a conversation, if that is what is asked about.
+    """The .kv file that is named; None if documents are.
 
     Raises:
         SettingError: it is named together with others.
@@ -122,16 +125,15 @@ def named_file(files: Sequence[str]) -> Path | None:
 def open_file(
     path: Path, settings: Settings, asked: str, screen: "Console"
 ) -> "tuple[Runner, Conversation]":
-    """The conversation in a file, and the model it was made with.
+    """Open a saved conversation with its model.
 
     Args:
-        settings: those that are not the defaults override what it was saved with.
-        asked: the first question, or nothing.
+        settings: those that are not the defaults override the saved ones.
+        asked: the first question, or "".
 
     Raises:
-        SnapshotError: it is none, damaged, of a newer format or another model.
+        SnapshotError: the file is damaged, of a newer format, or of another model.
     """
-    from kvlite.conversation.runner import open_runner
     from kvlite.conversation.snapshot import Snapshot
     from kvlite.model.chat_template import tokens_of
 
@@ -143,15 +145,11 @@ def open_file(
     with Snapshot(path) as saved:
         about = saved.about
         own = {"model": about.model, "weights": about.settings.get("weights", "auto")}
-        with screen.status("Loading the model") as status:
-            runner = open_runner(
-                settings.replace({**own, **given}),
-                status.update,
-                lambda tokenizer, max_context: (
-                    tokens_of(tokenizer, asked, max_context) + (about.tokens if about.light else 0)
-                ),
-            )
-        _say_plan(runner, screen)
+
+        def reads(tokenizer: Any, max_context: int) -> int:
+            return tokens_of(tokenizer, asked, max_context) + (about.tokens if about.light else 0)
+
+        runner = _load(settings.replace({**own, **given}), reads, screen)
         late = {name: given[name] for name in given if name not in own}
         chosen = saved.settings(runner.settings).replace(late)
         return runner, _opened(runner, saved, chosen, screen)
@@ -160,8 +158,8 @@ def open_file(
 def from_library(
     runner: "Runner", documents: Sequence["Document"], screen: "Console"
 ) -> "Conversation | None":
-    """Documents as they were read before, if they were; what is wrong with that is said, and no
-    reason not to read them now."""
+    """The library's conversation about these documents; None if there is none, or if it cannot be
+    opened, which is printed."""
     from kvlite.conversation import library
     from kvlite.conversation.snapshot import Snapshot
 
@@ -188,7 +186,19 @@ def _opened(
 ) -> "Conversation":
     if saved.about.light:
         with reading_bar(screen, "Reading") as bar:
-            followed = Callbacks(bar.update, bar.note)
-            return runner.resumed(saved, settings, reading=followed)
+            return runner.resumed(saved, settings, reading=Callbacks(bar.update, bar.note))
     with reading_bar(screen, "Opening") as bar:
         return runner.resumed(saved, settings, bar.update)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause garbage collection while libraries are imported: their modules stay anyway, and looking
+    through them takes a fifth of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli.console import output, print_json
-from kvlite.cli.opening import documents_of
+from kvlite.cli.opening import documents_of, uncollected
 from kvlite.cli.options import with_settings
 from kvlite.cli.screen import console
-from kvlite.cli.starting import uncollected
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.model.source import config_here
@@ -94,7 +93,7 @@ def plan(
 
 
 def _show(made: "Plan", asked: int, most: int) -> None:
-    from kvlite.cli.chat.plan_view import PlanView
+    from kvlite.cli.chat.views import PlanView
 
     out = output()
     if asked > made.tokens:

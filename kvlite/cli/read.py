@@ -8,13 +8,12 @@ import typer
 
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import print_json
-from kvlite.cli.opening import documents_of, load_for, require_files
+from kvlite.cli.opening import documents_of, load_for, require_files, require_out
 from kvlite.cli.options import with_settings
-from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
+from kvlite.cli.screen import console, reading, reading_bar
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError, Stopped
 
 if TYPE_CHECKING:
@@ -105,14 +104,14 @@ def read(
 
 
 def _read(talk: "Conversation", said: str, screen: "Console") -> None:
-    """Let a conversation read documents and lose nothing of them.
+    """Read documents so that nothing of them is lost.
 
     Raises:
-        SettingError: something would be lost.
+        SettingError: the settings would drop something.
     """
     try:
-        with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
-            whole = talk.read_ahead(said, callbacks=Callbacks(bar.update, bar.note, cancel))
+        with reading(screen) as (_, callbacks):
+            whole = talk.read_ahead(said, callbacks=callbacks)
     except Stopped:
         screen.print("Stopped while reading; nothing was kept.")
         raise typer.Exit(INTERRUPTED) from None
@@ -124,11 +123,8 @@ def _read(talk: "Conversation", said: str, screen: "Console") -> None:
 
 
 def _require_replaceable(path: Path, called: str) -> None:
-    """Check, before anything is read, that nothing but what was read once would give way.
-
-    Raises:
-        SettingError: a conversation is there, or a file that is not kvlite's.
-    """
+    """Refuse, before anything is read, to overwrite a conversation or a file that is not
+    kvlite's."""
     from kvlite.conversation.file_info import about
 
     if not path.is_file() or not path.stat().st_size:
@@ -144,20 +140,13 @@ def _require_replaceable(path: Path, called: str) -> None:
 
 
 def _target(out: str, name: str) -> Path | None:
-    """The file to write, None for the library.
-
-    Raises:
-        SettingError: it cannot be one.
-    """
+    """The file to write; None for the library."""
     if not out:
         return None
-    path = Path(out)
     if name:
         raise SettingError("give --name or --out, not both")
-    if path.suffix != ".kv":
+    path = Path(out)
+    if path.suffix != SUFFIX:
         raise SettingError(f"--out {out} does not end in .kv: name it {path.stem or 'it'}.kv")
-    if not path.resolve().parent.is_dir():
-        raise SettingError(f"--out {out}: there is no folder {path.resolve().parent}")
-    if path.is_dir():
-        raise SettingError(f"--out {out} is a folder: name a file")
+    require_out(out)
     return path

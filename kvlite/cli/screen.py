@@ -1,10 +1,10 @@
-"""What a command shows beside its result, on standard error: notices and progress."""
+"""Notices and progress on standard error; signals and the keyboard."""
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from signal import SIGINT, SIGTERM
 from threading import Event, Timer
 from types import FrameType
@@ -14,15 +14,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from kvlite.cli import TERMINATED
 from kvlite.cli.console import Screen
+from kvlite.engine.callbacks import Callbacks
 
 
 def console(quiet: bool = False) -> Console:
-    """Standard error as it is now, whatever is redirected later."""
+    """Standard error as it is now, even if it is redirected later."""
     return Screen(file=sys.stderr, quiet=quiet, soft_wrap=True)
 
 
 class ReadingBar:
-    """A bar for `engine.reading.Progress`, with the time left; gone once closed."""
+    """A progress bar with the time left, for `engine.prefill.Progress`; gone once closed."""
 
     def __init__(self, screen: Console, title: str) -> None:
         columns = (
@@ -37,11 +38,11 @@ class ReadingBar:
         self._bar.start()
 
     def update(self, done: int, total: int) -> None:
-        """So much of the work is done."""
+        """Show how much of the work is done."""
         self._bar.update(self._task, completed=done, total=total)
 
     def note(self, note: str) -> None:
-        """Something the user should know, above the bar."""
+        """Print a note above the bar."""
         self._bar.console.print(f"Note: {note}", style="yellow")
 
     def close(self) -> None:
@@ -51,12 +52,34 @@ class ReadingBar:
 
 @contextmanager
 def reading_bar(screen: Console, title: str) -> Iterator[ReadingBar]:
-    """A bar that is closed at the latest when the block ends."""
+    """A progress bar that is closed at the latest when the block ends."""
     bar = ReadingBar(screen, title)
     try:
         yield bar
     finally:
         bar.close()
+
+
+@contextmanager
+def reading(screen: Console, title: str = "Reading") -> Iterator[tuple[ReadingBar, Callbacks]]:
+    """A progress bar, and callbacks that move it and are cancelled by Ctrl-C."""
+    with stop_on_interrupt() as cancel, reading_bar(screen, title) as bar:
+        yield bar, Callbacks(bar.update, bar.note, cancel)
+
+
+@contextmanager
+def on_interrupt(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Ctrl-C calls `handler` while the block runs."""
+    before = signal.signal(SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(SIGINT, before)
+
+
+def guarded() -> AbstractContextManager[None]:
+    """Ignore Ctrl-C between two things, as when an answer has just ended."""
+    return on_interrupt(lambda number, frame: None)
 
 
 @contextmanager
@@ -70,18 +93,15 @@ def stop_on_interrupt() -> Iterator[Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = signal.signal(SIGINT, handle)
-    try:
+    with on_interrupt(handle):
         yield stop
-    finally:
-        signal.signal(SIGINT, before)
 
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM ends the program as an error does: what it has begun is tidied up, the terminal
-    shows again what is typed, and temporary files go. Where Python ignores what is raised, as in
-    destructors, SIGTERM and Ctrl-C are raised once more."""
+    """SIGTERM ends the program like an error: it tidies up, restores the terminal and removes
+    temporary files. Where Python ignores exceptions, as in destructors, SIGTERM and Ctrl-C are
+    raised once more."""
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit(TERMINATED)
@@ -103,15 +123,8 @@ def ending_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def reading(screen: Console) -> Iterator[tuple[ReadingBar, Event]]:
-    """A bar while something is read, and what a Ctrl-C sets."""
-    with stop_on_interrupt() as cancel, reading_bar(screen, "Reading") as bar:
-        yield bar, cancel
-
-
-@contextmanager
 def unechoed() -> Iterator[None]:
-    """What is typed in here does not show, and is there for the next prompt."""
+    """Hide what is typed while the block runs; the next prompt gets it."""
     if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield
         return
@@ -126,13 +139,3 @@ def unechoed() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(keyboard, termios.TCSANOW, before)
-
-
-@contextmanager
-def guarded() -> Iterator[None]:
-    """A Ctrl-C that comes between two things, as when an answer has just ended, ends nothing."""
-    before = signal.signal(SIGINT, lambda number, frame: None)
-    try:
-        yield
-    finally:
-        signal.signal(SIGINT, before)

@@ -1,6 +1,6 @@
 """A chat without a terminal: a model that loads in no time, and a list in place of a screen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
@@ -12,17 +12,17 @@ from rich.console import Console, RenderableType
 
 import kvlite
 from kvlite.cli.chat.commands import enter
-from kvlite.cli.chat.terminal import Begin, T, Work
+from kvlite.cli.chat.terminal import ChatTerminal, T
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import GenerationMetrics
-from kvlite.conversation.session import Session
+from kvlite.conversation.session import Begin, Session
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Progress
 from kvlite.errors import KvliteError
 
 
 @dataclass
-class Recorder:
+class Recorder(ChatTerminal):
     """A terminal that remembers.
 
     Attributes:
@@ -52,7 +52,7 @@ class Recorder:
         self.answers.append("".join(piece.text for piece in pieces))
         return pieces[-1].metrics
 
-    def work(self, title: str, work: Work[T]) -> T:
+    def work(self, title: str, work: Callable[[Callbacks], T]) -> T:
         return work(Callbacks(lambda done, total: None, self.say, self.cancel))
 
     def ask(self, prefill: str) -> str:

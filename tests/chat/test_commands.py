@@ -5,14 +5,15 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 from rich.console import Console
 
 import kvlite
-from kvlite.cli.chat.about_answers import _shown
-from kvlite.cli.chat.commands import COMMANDS
-from kvlite.cli.chat.completion import completions
-from kvlite.cli.chat.options import shown_name
-from kvlite.cli.chat.terminal import Quit
+from kvlite.cli.chat.commands import COMMANDS, Quit
+from kvlite.cli.chat.completion import ChatCompleter
+from kvlite.cli.chat.typed import shown_name
+from kvlite.cli.chat.views import differences
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.conversation.verify import difference
@@ -400,7 +401,7 @@ def test_what_differs_is_told_without_colours(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("NO_COLOR", "" if colours else "1")
         console = Console(file=StringIO(), force_terminal=True, color_system="standard", width=200)
         with console.capture() as captured:
-            console.print(_shown(runs))
+            console.print(differences(runs))
         shown = captured.get()
         plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
         assert "\u2026 five six seven [-eight nine-] {+" in plain and "nein+}" in plain
@@ -551,7 +552,8 @@ def test_going_back_that_is_stopped_says_where_it_is(chat: Chat, typed: str, sai
 
 def offered(typed: str) -> list[str]:
     """What a text becomes, one for each way to go on."""
-    return [typed[: len(typed) - each.replaces] + each.text for each in completions(typed)]
+    found = ChatCompleter().get_completions(Document(typed), CompleteEvent())
+    return [typed[: len(typed) + each.start_position] + each.text for each in found]
 
 
 def test_a_branch_of_one_message(chat: Chat) -> None:

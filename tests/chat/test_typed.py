@@ -2,8 +2,15 @@
 
 import pytest
 
-from kvlite.cli.chat.options import option_named, shown_name, value_typed, written
-from kvlite.cli.chat.typed import command_in, unfinished, unquoted
+from kvlite.cli.chat.typed import (
+    command_in,
+    option_named,
+    shown_name,
+    unfinished,
+    unquoted,
+    value_typed,
+    written,
+)
 from kvlite.config.settings import OPTIONS
 from kvlite.errors import SettingError
 

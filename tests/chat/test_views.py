@@ -11,9 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import kvlite
-from kvlite.cli.chat.bars import bar
-from kvlite.cli.chat.memory_view import MemoryView
-from kvlite.cli.chat.status import Gauge, Status, status_line
+from kvlite.cli.chat.views import Gauge, MemoryView, Status, bar, status_line
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief, told
 from kvlite.memory.nvml import CardUse
@@ -47,17 +45,17 @@ def test_status_names_memory_in_short_before_it_leaves_it_out() -> None:
 
 
 def test_bars_are_as_wide_as_they_should_be() -> None:
-    assert bar([("a", 0.5), ("b", 0.25)], 8) == "████▓▓░░"
-    assert bar([("a", 0.001), ("b", 0.002)], 10) == "█▓░░░░░░░░"
-    assert bar([("a", 0.9), ("b", 0.9)], 10) == "█████████▓"
+    assert bar([0.5, 0.25], 8) == "████▓▓░░"
+    assert bar([0.001, 0.002], 10) == "█▓░░░░░░░░"
+    assert bar([0.9, 0.9], 10) == "█████████▓"
     assert bar([], 3) == "░░░"
-    assert bar([("a", 1.0)], 4, ascii_only=True) == "####"
+    assert bar([1.0], 4, ascii_only=True) == "####"
 
 
 def test_a_gauge_looks_at_memory_once_a_second(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     times, looked = [0.0], []
     monkeypatch.setattr(
-        "kvlite.cli.chat.status.now",
+        "kvlite.cli.chat.views.memory_now",
         lambda session: looked.append(1) or [Place("x", "RAM", 100, (Part("free", 40),))],
     )
     gauge = Gauge(chat.session, lambda: times[0])

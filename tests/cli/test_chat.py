@@ -17,7 +17,7 @@ import pexpect
 import pytest
 from rich.console import Console
 
-from kvlite.cli.chat.rich_terminal import ChatTerminal
+from kvlite.cli.chat.terminal import ChatTerminal
 from kvlite.cli.screen import guarded, stop_on_interrupt
 from kvlite.conversation.session import Session
 from tests.cli.conftest import Done, Refused, Run, model_of, one_sentence

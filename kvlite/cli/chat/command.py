@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,21 +24,16 @@ from kvlite.cli.opening import (
 from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.config.resolve import Resolved
-from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvlite.cli.chat.lines import LinePrompt
-    from kvlite.cli.chat.prompt import Prompt
-    from kvlite.cli.chat.rich_terminal import ChatTerminal
-    from kvlite.cli.chat.status import Gauge
+    from kvlite.cli.chat.prompt import LinePrompt, Prompt
+    from kvlite.cli.chat.terminal import ChatTerminal
+    from kvlite.cli.chat.views import Gauge
     from kvlite.conversation.session import Session
     from kvlite.documents import Document
-
-# Says of an error which values in it were not typed, and where they come from.
-Noted = Callable[[Exception], Exception]
 
 _USAGE = 'say something: echo "What is a cache?" | kvlite chat'
 
@@ -82,7 +76,8 @@ def chat(
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
     settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
     require_files(files or (), settings)
-    screen = _screen(typed, quiet)
+    # Everything but answers goes there.
+    screen = output() if typed and sys.stdout.isatty() else console(quiet)
     saved = named_file(files or ())
     documents = [] if saved else documents_of(files or (), settings.model, screen)
     from kvlite.conversation.session import Session
@@ -101,67 +96,67 @@ def chat(
         session.resume(talk)
         documents = []
     if typed:
-        _typed(session, screen, documents, resolved.noted, as_json=as_json, quiet=quiet)
+        _typed(session, screen, documents, resolved, as_json=as_json, quiet=quiet)
     else:
-        _piped(session, screen, documents, resolved.noted, as_json=as_json)
-
-
-def _screen(typed: bool, quiet: bool) -> "Console":
-    """Where everything but answers goes."""
-    if typed and sys.stdout.isatty():
-        return output()
-    return console(quiet)
+        _piped(session, screen, documents, resolved, as_json=as_json)
 
 
 def _typed(
     session: "Session",
     screen: "Console",
     documents: "list[Document]",
-    noted: Noted,
+    resolved: Resolved,
     *,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Talk with someone at a terminal, until they leave."""
-    from kvlite.cli.chat.about_files import take
-    from kvlite.cli.chat.commands import enter
-    from kvlite.cli.chat.rich_terminal import ChatTerminal
-    from kvlite.cli.chat.status import Gauge
-    from kvlite.cli.chat.terminal import Quit
+    from kvlite.cli.chat.commands import Quit, enter, read_documents
+    from kvlite.cli.chat.terminal import ChatTerminal
+    from kvlite.cli.chat.views import Gauge
 
-    gauge = Gauge(session)
+    gauge = Gauge(session, ascii_only=screen.options.ascii_only)
     prompt = _prompt(screen, gauge)
     terminal = ChatTerminal(screen, prompt, gauge, as_json=as_json, quiet=quiet)
+
+    def tried(work: Callable[..., None], *args: object) -> None:
+        """Do something and say what went wrong, if anything did: the conversation goes on."""
+        try:
+            work(session, terminal, *args)
+        except Stopped:
+            terminal.say("Stopped while reading: nothing of it was read.")
+        except (KvliteError, OSError) as error:
+            terminal.warn(sentence(resolved.noted(error)))
+
     if not quiet:
-        terminal.say(_greeting(session))
+        model, most = session.runner.model, session.runner.shape.max_context
+        what = f"{Path(session.given.model).name}, {model.weights.name} on {model.device}"
+        terminal.say(f"kvlite {__version__} · {what} · {most:,} tokens of context")
     hint = "Say something; /help lists commands"
     with guarded(), suppress(EOFError, Quit):
         if documents:
-            _tried(terminal, lambda: take(session, terminal, documents), noted)
+            tried(read_documents, documents)
         while True:
             typed = _next(prompt, terminal, hint)
             hint = ""
-            _tried(terminal, partial(enter, session, terminal, typed), noted)
+            tried(enter, typed)
 
 
 def _prompt(screen: "Console", gauge: "Gauge") -> "Prompt | LinePrompt":
     """What asks for messages, as far as the terminal goes."""
-    ascii_only = screen.options.ascii_only
-    mark = "> " if ascii_only else "\u203a "
-    if screen.is_dumb_terminal:
-        from kvlite.cli.chat.lines import LinePrompt
+    from kvlite.cli.chat.prompt import LinePrompt, Prompt, history_in
+    from kvlite.config.paths import data_folder
 
+    mark = "> " if gauge.ascii_only else "\u203a "
+    if screen.is_dumb_terminal:
         return LinePrompt(lambda text: screen.out(text, end="", highlight=False), mark)
     from prompt_toolkit.output import create_output
 
-    from kvlite.cli.chat.prompt import Prompt, history_in
-    from kvlite.config.paths import data_folder
-
     return Prompt(
         history_in(data_folder()),
-        lambda: gauge.line(screen.width, ascii_only=ascii_only),
-        mark=mark,
-        output=None if sys.stdout.isatty() else create_output(sys.stderr),
+        lambda: gauge.line(screen.width),
+        mark,
+        None if sys.stdout.isatty() else create_output(sys.stderr),
     )
 
 
@@ -183,41 +178,22 @@ def _next(prompt: "Prompt | LinePrompt", terminal: "ChatTerminal", hint: str) ->
                 terminal.say("Ctrl-C once more quits, and so does Ctrl-D.")
 
 
-def _tried(terminal: "ChatTerminal", work: Callable[[], None], noted: Noted) -> None:
-    """Do something, and say what went wrong if it did: the conversation goes on."""
-    try:
-        work()
-    except Stopped:
-        terminal.say("Stopped while reading: nothing of it was read.")
-    except (KvliteError, OSError) as error:
-        terminal.warn(sentence(noted(error)))
-
-
-def _greeting(session: "Session") -> str:
-    model, most = session.runner.model, session.runner.shape.max_context
-    name = Path(session.given.model).name
-    what = f"{name}, {model.weights.name} on {model.device}"
-    return f"kvlite {__version__} · {what} · {most:,} tokens of context"
-
-
 def _piped(
     session: "Session",
     screen: "Console",
     documents: "list[Document]",
-    noted: Noted,
+    resolved: Resolved,
     *,
     as_json: bool,
 ) -> None:
     """Answer every line of standard input."""
-    session.change(checkpoint_limit="0MB")  # no line goes back, so nothing is copied for that
+    session.change(checkpoint_limit="0MB")  # nobody can go back here
     said = failed = False
     try:
         if documents:
-            with reading(screen) as (bar, cancel):
-                session.read(documents, Callbacks(bar.update, bar.note, cancel))
-        for line in sys.stdin or ():
-            if not line.strip():
-                continue
+            with reading(screen) as (_, callbacks):
+                session.read(documents, callbacks)
+        for line in filter(str.strip, sys.stdin or ()):
             said = True
             try:
                 begin = session.say(line.strip())
@@ -225,7 +201,7 @@ def _piped(
             except Stopped:
                 raise
             except KvliteError as error:
-                screen.print(f"kvlite: {sentence(noted(error))}")
+                screen.print(f"kvlite: {sentence(resolved.noted(error))}")
                 failed = True
                 continue
             if metrics.finish_reason == "interrupted":

@@ -1,19 +1,52 @@
-"""The commands of a chat: what is typed after a slash."""
+"""The commands of a chat: what may be typed after a slash, and what it does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from kvlite.cli.chat import about_answers, about_files, about_memory, about_settings, about_turns
-from kvlite.cli.chat.terminal import Quit, Terminal
-from kvlite.cli.chat.typed import command_in, unquoted
+from kvlite.cli.chat.typed import (
+    command_in,
+    explained,
+    files_typed,
+    number_typed,
+    option_named,
+    shown_name,
+    unquoted,
+    value_typed,
+    written,
+)
+from kvlite.cli.chat.views import (
+    MemoryView,
+    PlanView,
+    branch_list,
+    counted,
+    differences,
+    grid,
+    listed,
+    memory_now,
+    names,
+    numbered,
+    short,
+)
+from kvlite.config.settings import OPTIONS
+from kvlite.config.units import readable
+from kvlite.conversation import export
+from kvlite.conversation.metrics import Piece
+from kvlite.conversation.metrics_text import told
 from kvlite.conversation.session import Session
-from kvlite.errors import SettingError
+from kvlite.conversation.verify import difference
+from kvlite.documents import Document, read_apart
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.errors import SettingError, Stopped
+from kvlite.model.text_limit import text_limit
+
+if TYPE_CHECKING:
+    from kvlite.cli.chat.terminal import ChatTerminal
+
+Run = Callable[[Session, "ChatTerminal", str], None]
 
 _KEYS = (
     ("Enter", "sends; Alt-Enter begins another line"),
@@ -24,25 +57,29 @@ _KEYS = (
     ("Ctrl-C", "ends an answer, whose part is kept; twice quits"),
     ("Ctrl-D", "quits"),
 )
+_ALSO = {"quit": "exit", "bye": "exit", "regenerate": "regen", "?": "help"}
+
+
+class Quit(Exception):
+    """The user leaves."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One of them.
+    """A command.
 
     Attributes:
         name: what is typed, without the slash.
-        takes: what follows it, as help shows it.
+        takes: its arguments, as help shows them.
         help: what it does, in a line.
-        run: does it, with what follows.
-        completes: what the keyboard completes after it: files, saved, settings, commands, or
-            nothing.
+        run: does it, given the arguments.
+        completes: what Tab completes after it: files, saved, settings, commands, or nothing.
     """
 
     name: str
     takes: str
     help: str
-    run: Callable[[Session, Terminal, str], None]
+    run: Run
     completes: str = ""
 
     @property
@@ -51,91 +88,24 @@ class Command:
         return f"/{self.name} {self.takes}".rstrip()
 
 
-def _help(session: Session, terminal: Terminal, argument: str) -> None:
-    if argument:
-        command = command_named(argument.removeprefix("/"))
-        terminal.say(f"{command.usage}: {command.help}")
-        return
-    rows = [(command.usage, command.help) for command in COMMANDS]
-    terminal.show(_listed([*rows, ("", ""), *_KEYS], terminal.width))
+COMMANDS: list[Command] = []
 
 
-def _listed(rows: list[tuple[str, str]], width: int) -> Table | Group:
-    """Two columns; on a narrow terminal, one under the other."""
-    widest = max(len(left) for left, _ in rows)
-    if width < 2 * widest + 20:
-        return Group(*(each for left, right in rows for each in _stacked(left, right)))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+def _command(name: str, takes: str, help: str, completes: str = "") -> Callable[[Run], Run]:
+    """Make a function a command; help lists them in the order of this file."""
 
+    def register(run: Run) -> Run:
+        COMMANDS.append(Command(name, takes, help, run, completes))
+        return run
 
-def _stacked(left: str, right: str) -> list[RenderableType]:
-    return [Text(left, "bold"), Padding(right, (0, 0, 0, 2))] if left else [Text()]
-
-
-def _clear(session: Session, terminal: Terminal, argument: str) -> None:
-    session.begin()
-    terminal.clear()
-    terminal.say("A new conversation. Settings are as you left them.")
-
-
-def _exit(session: Session, terminal: Terminal, argument: str) -> None:
-    raise Quit
-
-
-COMMANDS = (
-    Command("help", "[COMMAND]", "lists commands and keys", _help, "commands"),
-    Command("read", "FILE...", "reads documents for your next message", about_files.read, "files"),
-    Command("undo", "", "forgets your last message and its answer", about_turns.undo),
-    Command("edit", "[N]", "changes message N, or the last, and answers it", about_turns.edit),
-    Command("regen", "", "answers the last message again", about_turns.regenerate),
-    Command(
-        "check",
-        "",
-        "answers it once more from everything that was read, and says what differs",
-        about_answers.check,
-    ),
-    Command(
-        "branch",
-        "[N]",
-        "goes back to the answer to message N; what followed stays as a branch",
-        about_turns.branch,
-    ),
-    Command("branches", "[N]", "lists branches, or goes to one", about_turns.branches),
-    Command(
-        "save", "NAME", "saves the conversation; NAME.md for reading", about_files.save, "saved"
-    ),
-    Command("load", "NAME", "goes on with a saved conversation", about_files.load, "saved"),
-    Command(
-        "system", "[TEXT]", "begins anew, the model being told TEXT first", about_settings.system
-    ),
-    Command(
-        "set",
-        "[NAME [VALUE]]",
-        "changes a setting, or explains it",
-        about_settings.change,
-        "settings",
-    ),
-    Command("show", "", "shows settings that are not the usual ones", about_settings.show),
-    Command("memory", "", "draws where every megabyte is", about_memory.memory),
-    Command("plan", "", "shows what was planned before the model was loaded", about_memory.plan),
-    Command("metrics", "", "says what the last answer was made from", about_memory.metrics),
-    Command("clear", "", "begins a new conversation", _clear),
-    Command("exit", "", "quits", _exit),
-)
-
-_ALSO = {"quit": "exit", "bye": "exit", "regenerate": "regen", "?": "help"}
+    return register
 
 
 def command_named(name: str) -> Command:
-    """A command.
+    """The command of this name, or of another name that it has.
 
     Raises:
-        SettingError: there is none, with the nearest that there is.
+        SettingError: there is none; the message names the nearest.
     """
     known = {command.name: command for command in COMMANDS}
     wanted = _ALSO.get(name, name)
@@ -150,13 +120,13 @@ def command_named(name: str) -> Command:
     )
 
 
-def enter(session: Session, terminal: Terminal, typed: str) -> None:
-    """Do what was typed: a command, or a message to be answered; nothing if it is empty.
+def enter(session: Session, terminal: "ChatTerminal", typed: str) -> None:
+    """Run the command that was typed, or answer the message; ignore an empty line.
 
     Raises:
         Quit: the user leaves.
         Stopped: Ctrl-C, while something was read.
-        KvliteError, OSError: it cannot be done; all is as it was.
+        KvliteError, OSError: it cannot be done, and nothing has changed.
     """
     found = command_in(typed)
     if found is not None:
@@ -169,3 +139,253 @@ def enter(session: Session, terminal: Terminal, typed: str) -> None:
     message = unquoted(typed)
     if message.strip():
         terminal.answer(session.say(message))
+
+
+@_command("help", "[COMMAND]", "lists commands and keys", "commands")
+def _help(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if argument:
+        command = command_named(argument.removeprefix("/"))
+        terminal.say(f"{command.usage}: {command.help}")
+        return
+    rows = [*((command.usage, command.help) for command in COMMANDS), ("", ""), *_KEYS]
+    terminal.show(listed(rows, terminal.width))
+
+
+@_command("read", "FILE...", "reads documents for your next message", "files")
+def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    runner = session.runner
+    limit = text_limit(runner.tokenizer, runner.shape.max_context)
+
+    def opened(path: str) -> Document:
+        return terminal.work(
+            f"Opening {Path(path).name}",
+            lambda callbacks: read_apart(
+                path, limit=limit, progress=callbacks.progress, cancel=callbacks.cancel
+            ),
+        )
+
+    read_documents(session, terminal, [opened(path) for path in files_typed(argument)])
+
+
+def read_documents(session: Session, terminal: "ChatTerminal", documents: list[Document]) -> None:
+    """Read documents for the next message, and say what became of them."""
+    seen = session.talk.cache.seen
+    read = terminal.work("Reading", lambda callbacks: session.read(documents, callbacks))
+    if read:
+        new = session.talk.cache.seen - seen
+        terminal.say(f"Read {names(documents)}: {new:,} tokens. Your next message is about it.")
+    else:
+        terminal.say(f"{names(documents)} will be read with your next message.")
+
+
+@_command("undo", "", "forgets your last message and its answer")
+def _undo(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    _, message = session.message(None)
+    if _went_back(session, terminal, session.undo):
+        terminal.say(f"Forgotten: {short(message.text, terminal.width)}")
+        _say_waiting(session, terminal)
+
+
+@_command("edit", "[N]", "changes message N, or the last, and answers it")
+def _edit(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    number, message = session.message(number_typed(argument))
+    text = terminal.ask(message.text)
+    if not text.strip() or text == message.text:
+        terminal.say("Nothing was changed.")
+        return
+    terminal.answer(session.edit(number, text))
+
+
+@_command("regen", "", "answers the last message again")
+def _regenerate(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    session.message(None)
+    if not session.talk.settings.temperature:
+        terminal.say("With temperature 0 an answer comes out the same: /set temperature 0.7")
+    terminal.answer(session.regenerate())
+
+
+@_command("check", "", "answers it once more from everything that was read, and says what differs")
+def _check(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    begin, heard = session.check(), list[str]()
+    former = session.talk.messages[-1]["content"]
+
+    def listened(callbacks: Callbacks) -> Iterator[Piece]:
+        for piece in begin(callbacks):
+            heard.append(piece.text)
+            yield piece
+
+    metrics = terminal.answer(listened)
+    if metrics.finish_reason in ("interrupted", "memory"):
+        terminal.say("It was not finished, so it says nothing about the former answer.")
+        return
+    runs = difference(former, "".join(heard))
+    if all(kind == "both" for kind, _ in runs):
+        terminal.say("The same answer.")
+    else:
+        terminal.show(differences(runs))
+
+
+@_command("branch", "[N]", "goes back to the answer to message N; what followed stays as a branch")
+def _branch(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    number = number_typed(argument)
+    session.message(number)
+    if number is not None:
+        if not _went_back(session, terminal, partial(session.branch, number)):
+            return
+        terminal.say(
+            f"You are after the answer to message {number}; /branches lists what you left."
+        )
+    terminal.show(numbered(session.messages, terminal.width))
+    if number is not None:
+        _say_waiting(session, terminal)
+
+
+@_command("branches", "[N]", "lists branches, or goes to one")
+def _branches(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    number, known = number_typed(argument), list(session.talk.branches)
+    if len(known) < 2:
+        raise SettingError("there are no branches yet: /edit, /regen and /branch make them")
+    if number is None:
+        terminal.show(branch_list(session, known, terminal.width))
+        return
+    if not 1 <= number <= len(known):
+        raise SettingError(f"there is no branch {number}: give 1 to {len(known)}")
+    if _went_back(session, terminal, partial(session.switch, number)):
+        terminal.say(f"You are on branch {number}.")
+        terminal.show(numbered(session.messages, terminal.width))
+        _say_waiting(session, terminal)
+
+
+def _went_back(
+    session: Session, terminal: "ChatTerminal", work: Callable[[Callbacks], None]
+) -> bool:
+    """Go back under a progress bar; False if Ctrl-C stopped it half-way, which is said."""
+    try:
+        terminal.work("Going back", work)
+    except Stopped:
+        last = len(session.messages)
+        where = f"after the answer to message {last}" if last else "at the beginning"
+        terminal.say(
+            f"Stopped: you are {where}, on a branch of its own; /branches lists the others."
+        )
+        return False
+    return True
+
+
+def _say_waiting(session: Session, terminal: "ChatTerminal") -> None:
+    if session.waiting:
+        terminal.say(f"Your next message is about {names(session.waiting)}.")
+
+
+@_command("save", "NAME", "saves the conversation; NAME.md for reading", "saved")
+def _save(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if not argument:
+        raise SettingError("give it a name: /save trip, or /save trip.md to read it elsewhere")
+    where, gone = terminal.work(
+        "Saving", lambda callbacks: export.save(session, argument, callbacks.progress)
+    )
+    terminal.say(f"Saved as {where}.")
+    if gone:
+        terminal.say(f"The library's limit was reached; it let go of {', '.join(gone)}.")
+
+
+@_command("load", "NAME", "goes on with a saved conversation", "saved")
+def _load(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if not argument:
+        raise SettingError("which one: /load NAME")
+    about = export.found(argument)
+    if about.light:
+        terminal.work(
+            "Reading", lambda callbacks: export.load(session, about.path, None, callbacks)
+        )
+    else:
+        with terminal.leaving_on_interrupt("Loading") as progress:
+            export.load(session, about.path, progress, NO_CALLBACKS)
+    terminal.say(f"{argument}: {counted(session.messages)}. It goes on.")
+    _say_waiting(session, terminal)
+
+
+@_command("system", "[TEXT]", "begins anew, the model being told TEXT first")
+def _system(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if not argument:
+        told_first = session.talk.settings.system
+        terminal.say(
+            f"The model is told: {told_first}" if told_first else "The model is told nothing first."
+        )
+        return
+    session.begin(system=value_typed("system", argument))
+    terminal.say("A new conversation, with another system message.")
+
+
+@_command("set", "[NAME [VALUE]]", "changes a setting, or explains it", "settings")
+def _set(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    typed, _, text = argument.replace("=", " ", 1).partition(" ")
+    if not typed:
+        terminal.show(grid([(shown_name(name), _now(session, name)) for name in OPTIONS]))
+        return
+    name, text = option_named(typed), text.strip()
+    if not text:
+        terminal.say(f"{shown_name(name)} is {_now(session, name)}: {explained(name)}")
+    elif name == "system":
+        _system(session, terminal, text)
+    else:
+        session.change(**{name: value_typed(name, text)})
+        terminal.say(f"{shown_name(name)} is {_now(session, name)} now.")
+
+
+def _now(session: Session, name: str) -> str:
+    return written(getattr(session.talk.settings, name))
+
+
+@_command("show", "", "shows settings that are not the usual ones")
+def _show(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    rows = []
+    planned, given = session.runner.settings, session.given
+    for name, option in OPTIONS.items():
+        now = getattr(session.talk.settings, name)
+        if now == option.default:
+            continue
+        decided = name not in session.changed and now == getattr(planned, name)
+        if decided and now != getattr(given, name):
+            reason = "decided by the plan"
+        else:
+            reason = f"usually {written(option.default)}"
+        rows.append((shown_name(name), f"{written(now)}  ({reason})"))
+    if rows:
+        terminal.show(grid(rows))
+    else:
+        terminal.say("All settings are the usual ones; /set lists them.")
+
+
+@_command("memory", "", "draws where every megabyte is")
+def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    terminal.show(MemoryView(memory_now(session)))
+    if session.last is not None:
+        terminal.say(f"The last answer's peak: {readable(session.last.peak_bytes)}.")
+
+
+@_command("plan", "", "shows what was planned before the model was loaded")
+def _plan(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if session.runner.plan is None:
+        raise SettingError("no plan could be made of this model")
+    terminal.show(PlanView(session.runner.plan))
+
+
+@_command("metrics", "", "says what the last answer was made from")
+def _metrics(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if session.last is None:
+        raise SettingError("nothing has been answered yet")
+    for sentence in told(session.last):
+        terminal.say(sentence)
+
+
+@_command("clear", "", "begins a new conversation")
+def _clear(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    session.begin()
+    terminal.clear()
+    terminal.say("A new conversation. Settings are as you left them.")
+
+
+@_command("exit", "", "quits")
+def _exit(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    raise Quit

@@ -1,24 +1,23 @@
-"""The line that is typed: keys, history, completion, an editor."""
+"""Where messages are typed: keys, history, completion, an editor; or plain lines."""
 
 import os
-from collections.abc import Callable, Iterator
+import signal
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import CompleteEvent, Completer
-from prompt_toolkit.completion import Completion as Offered
-from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
-from kvlite.cli.chat.completion import completions
+from kvlite.cli.chat.completion import ChatCompleter
 from kvlite.cli.chat.typed import unfinished
+from kvlite.cli.screen import on_interrupt
 from kvlite.documents import whole_characters
 
 _STYLE = Style.from_dict(
@@ -31,57 +30,40 @@ _STYLE = Style.from_dict(
 
 
 class Prompt:
-    """Asks for messages, one after the other."""
+    """Asks for messages, with `status` as the line at the bottom."""
 
     def __init__(
-        self,
-        history: History,
-        status: Callable[[], str],
-        *,
-        mark: str = "> ",
-        output: Output | None = None,
+        self, history: History, status: Callable[[], str], mark: str, output: Output | None = None
     ) -> None:
-        """Get ready.
-
-        Args:
-            history: what was typed before.
-            status: the line at the bottom.
-            mark: what stands before what is typed.
-            output: where to, if not to standard output.
-        """
-        self.status = status
         self._session: PromptSession[str] = PromptSession(
             FormattedText([("class:prompt", mark)]),
             multiline=True,
             prompt_continuation=" " * len(mark),
             history=history,
-            completer=_Completer(),
+            completer=ChatCompleter(),
             complete_while_typing=False,
             key_bindings=_keys(),
-            bottom_toolbar=self._toolbar,
+            bottom_toolbar=status,
             style=_STYLE,
             tempfile_suffix=".md",
             output=output,
         )
 
-    def _toolbar(self) -> str:
-        return self.status()
-
     @property
     def typed(self) -> str:
-        """What is there, also when it was left."""
+        """What has been typed, even if it was left by Ctrl-C."""
         return self._session.default_buffer.text
 
     def read(self, prefill: str = "", hint: str = "") -> str:
-        """What is typed.
+        """Ask for a message.
 
         Args:
-            prefill: what is there to begin with.
-            hint: shown as long as nothing is.
+            prefill: text to begin with.
+            hint: shown while the line is empty.
 
         Raises:
             EOFError: Ctrl-D.
-            KeyboardInterrupt: Ctrl-C; what was typed so far is in `typed`.
+            KeyboardInterrupt: Ctrl-C; `typed` has the text so far.
         """
         shown = FormattedText([("class:placeholder", hint)])
         return self._session.prompt(
@@ -90,10 +72,35 @@ class Prompt:
         )
 
 
-class _Completer(Completer):
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Any]:
-        for found in completions(document.text_before_cursor):
-            yield Offered(found.text, -found.replaces, display_meta=found.about)
+class LinePrompt:
+    """The same for a terminal that can only print: a line each, or several in quotation marks."""
+
+    typed = ""  # the terminal drops what is typed when Ctrl-C is pressed
+
+    def __init__(self, write: Callable[[str], None], mark: str) -> None:
+        self.write = write
+        self.mark = mark
+
+    def read(self, prefill: str = "", hint: str = "") -> str:
+        """As `Prompt.read`; `prefill` cannot be edited, so it is shown above."""
+        for text in filter(None, (prefill, hint)):
+            self.write(f"{text}\n")
+        with on_interrupt(signal.default_int_handler):
+            try:
+                text = self._line(self.mark)
+                while unfinished(text):
+                    text += "\n" + self._line(" " * len(self.mark))
+                return text
+            except KeyboardInterrupt:
+                self.write("\n")
+                raise
+
+    def _line(self, mark: str) -> str:
+        self.write(mark)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
 
 
 def _keys() -> KeyBindings:
@@ -121,8 +128,8 @@ def _keys() -> KeyBindings:
 
 
 def history_in(folder: Path) -> History:
-    """What was typed on other days, in a file that only its owner may read; of today alone where
-    nothing can be written."""
+    """What was typed on other days, in a file only its owner may read; in memory if the folder
+    cannot be written to."""
     path = folder / "chat-history"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +140,7 @@ def history_in(folder: Path) -> History:
 
 
 class _Kept(FileHistory):
-    """A full disk, or half a character, is no reason to end a chat."""
+    """A history that goes on when the disk is full, or when a character is cut in half."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):

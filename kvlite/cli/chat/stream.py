@@ -1,64 +1,130 @@
-"""An answer on a terminal while it comes."""
+"""An answer on a terminal, drawn as Markdown while it is written."""
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import ClassVar
 
-from rich.console import Console
-from rich.segment import Segment
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.control import Control
+from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
+from rich.segment import ControlType, Segment, Segments
 from rich.style import Style
+from rich.syntax import Syntax
 
-from kvlite.cli.chat.region import Region
-from kvlite.cli.chat.render import Blocks, Line, lines_of
 from kvlite.printable import harmless
 
-# Seconds between two drawings, and how many times as long as one takes.
+Line = list[Segment]
+
+# Seconds between two drawings, and how many times as long as drawing itself takes.
 _PAUSE, _SHARE = 0.08, 8
 
-
-class Shown(Protocol):
-    """Where an answer goes."""
-
-    def push(self, text: str) -> None:
-        """A piece more."""
-        ...
-
-    def note(self, text: str) -> None:
-        """A sentence beside it."""
-        ...
-
-    def close(self) -> None:
-        """That was all."""
-        ...
+# HTML tags and link definitions are shown as text: nothing that a model wrote may vanish.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+_PARSER.disable("reference")
 
 
-class PlainStream:
-    """As it comes: for terminals that cannot go back, and for what is none."""
+class Blocks:
+    """A growing Markdown text, split where a block can no longer change.
 
-    def __init__(self, write: Callable[[str], None], tell: Callable[[str], None]) -> None:
-        self._write = write
-        self._tell = tell
+    Attributes:
+        open: the part that may still change.
+    """
 
-    def push(self, text: str) -> None:
-        """Write it."""
-        self._write(text)
+    def __init__(self) -> None:
+        self.open = ""
 
-    def note(self, text: str) -> None:
-        """Tell it apart."""
-        self._tell(text)
+    def push(self, text: str) -> list[str]:
+        """Add text and return the blocks it finishes. Only a whole line can start a block."""
+        self.open += text
+        if "\n" not in text:
+            return []
+        end = self.open.rfind("\n") + 1
+        *finished, last = _blocks(self.open[:end]) or [""]
+        self.open = last + self.open[end:] if finished else self.open
+        return [block.rstrip() for block in finished]
 
-    def close(self) -> None:
-        """End the line."""
-        self._write("\n")
+    @property
+    def parts(self) -> list[str]:
+        """The blocks of the open part, as it stands."""
+        return [block for block in _blocks(self.open) if block.strip()]
+
+
+def _blocks(text: str) -> list[str]:
+    """A text cut before each of its blocks but the first."""
+    starts = [
+        token.map[0]
+        for token in _PARSER.parse(text)
+        if token.level == 0 and token.map is not None and token.nesting >= 0
+    ]
+    lines = text.split("\n")
+    ends = pairwise([0, *starts[1:], len(lines)])
+    blocks = ["\n".join(lines[start:end]) for start, end in ends]
+    return [f"{block}\n" for block in blocks[:-1]] + blocks[-1:]
+
+
+class _LeftHeading(Heading):
+    LEVEL_ALIGN = dict.fromkeys(Heading.LEVEL_ALIGN, "left")
+
+
+class _PlainCode(CodeBlock):
+    """Code without a background, indented, so that it can be copied."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Syntax(
+            str(self.text).rstrip(),
+            self.lexer_name,
+            theme=self.theme,
+            background_color="default",
+            word_wrap=True,
+            padding=(0, 2),
+        )
+
+
+class _ChatMarkdown(Markdown):
+    """Markdown as models write it: a line break in the text is one on the screen."""
+
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "heading_open": _LeftHeading,
+        "fence": _PlainCode,
+        "code_block": _PlainCode,
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code_theme="ansi_dark", hyperlinks=False)
+        self.parsed = _PARSER.parse(text)
+        for token in self.parsed:
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"
+
+
+def lines_of(console: Console, text: str) -> list[Line]:
+    """A block of Markdown as lines, without trailing spaces and without empty lines around it."""
+    options = console.options.update(height=None)
+    drawn = console.render_lines(_ChatMarkdown(harmless(text)), options, pad=False)
+    lines = [_trimmed(line) for line in drawn]
+    full = [number for number, line in enumerate(lines) if line]
+    return lines[full[0] : full[-1] + 1] if full else []
+
+
+def _trimmed(line: Line) -> Line:
+    line = list(line)
+    while line and not line[-1].text.rstrip():
+        line.pop()
+    if line:
+        text, style, control = line[-1]
+        line[-1] = Segment(text.rstrip(), style, control)
+    return line
 
 
 class MarkdownStream:
-    """Rendered: finished blocks are printed for good, the open one is drawn again as it grows, with
-    a line of status under it.
+    """Prints finished blocks for good and redraws the open one as it grows, above a status line.
 
-    Of an open block that is higher than the screen, what scrolls out cannot be drawn again: it is
-    printed for good, at the width it has by then. Should it change all the same, as tables do, it
-    is printed again from there on when it is whole: nothing is lost.
+    Of an open block taller than the screen only the end is shown until it is finished.
+    `rich.live.Live` is not used: it leaves lines behind when the terminal becomes narrower.
     """
 
     def __init__(
@@ -67,25 +133,16 @@ class MarkdownStream:
         status: Callable[[int], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin an answer.
-
-        Args:
-            status: the last line, of at most so many columns.
-        """
+        """Hide the cursor and wait for text; `status` makes a line of at most so many columns."""
         self.console = console
         self.status = status
         self.clock = clock
-        self.region = Region(console)
         self.blocks = Blocks()
         self._finished: list[str] = []
         self._begun = False
         self._due = 0.0
-        self._new_block()
+        self._widths: list[int] = []  # of the lines that are redrawn
         console.show_cursor(False)
-
-    def _new_block(self) -> None:
-        self._printed: list[str] = []  # lines of the first open block, for good
-        self._width = 0  # at which the former were printed
 
     def push(self, text: str) -> None:
         """Take a piece, and draw if it is time to."""
@@ -97,64 +154,47 @@ class MarkdownStream:
             self._due = now + took + max(_PAUSE, _SHARE * took)
 
     def note(self, text: str) -> None:
-        """A sentence above what is still open."""
-        self.region.draw([[Segment(f"Note: {harmless(text)}", Style(color="yellow"))]], [])
+        """Print a note above the open block."""
+        self._replace([[Segment(f"Note: {harmless(text)}", Style(color="yellow"))]], [])
         self._draw()
 
     def close(self) -> None:
-        """Print all that is left; the status goes."""
-        left = [*self._finished, *self.blocks.parts]
-        self._finished, self.blocks = [], Blocks()
-        self.region.draw([line for block in left for line in self._closed(block)], [])
+        """Print what is left and remove the status line."""
+        self._finished += self.blocks.parts
+        self.blocks = Blocks()
+        self._replace(self._take_finished(), [])
         self.console.show_cursor(True)
 
     def _draw(self) -> None:
-        blocks, self._finished = self._finished, []
-        above = [line for block in blocks for line in self._closed(block)]
-        first, *others = self.blocks.parts or [""]
-        lines = self._lines(first)
-        texts = _texts(lines)
-        same = _same(self._printed, texts)
-        rest = [line for other in others for line in ([], *self._lines(other))]
-        room = max(1, self.console.height - 4)
-        end = max(same, min(len(lines), len(lines) + len(rest) - room))
-        if same < len(self._printed):
-            end = same  # it changed: once it is whole, all of that is printed again
-        gap = self._gap()
-        if end > same:
-            above += [*gap, *lines[same:end]]
-            self._printed, self._width = texts[:end], self._width or self.console.width
-            gap = []
-        shown = [*lines[end:], *rest][-room:]
-        status = [Segment(self.status(self.console.width - 1), Style(dim=True))]
-        lines = [*(gap if shown else []), *shown, [], status]
-        self.region.draw(above, lines[-max(1, self.console.height - 1) :])
+        above = self._take_finished()
+        status = Segment(self.status(self.console.width - 1), Style(dim=True))
+        lines = [*self._spaced(self.blocks.parts), [], [status]]
+        self._replace(above, lines[-max(1, self.console.height - 1) :])
 
-    def _closed(self, block: str) -> list[Line]:
-        """What is left of a block, for good."""
-        lines = self._lines(block)
-        left = lines[_same(self._printed, _texts(lines)) :]
-        shown = [*self._gap(), *left] if left else []
+    def _take_finished(self) -> list[Line]:
+        lines = self._spaced(self._finished)
+        self._finished = []
         self._begun |= bool(lines)
-        self._new_block()
-        return shown
+        return lines
 
-    def _gap(self) -> list[Line]:
-        """An empty line before a block, unless it is the first, or has begun above."""
-        gap: list[Line] = [[]] if self._begun and not self._printed else []
-        return gap
+    def _spaced(self, blocks: Iterable[str]) -> list[Line]:
+        """Blocks as lines, with an empty line before each but the first of the answer."""
+        lines: list[Line] = []
+        for drawn in (lines_of(self.console, block) for block in blocks):
+            lines += [[], *drawn] if drawn and (self._begun or lines) else drawn
+        return lines
 
-    def _lines(self, block: str) -> list[Line]:
-        return lines_of(self.console, block, self._width or self.console.width)
-
-
-def _texts(lines: list[Line]) -> list[str]:
-    return ["".join(segment.text for segment in line) for line in lines]
-
-
-def _same(some: list[str], others: list[str]) -> int:
-    """How many lines both begin with."""
-    pairs = zip(some, others, strict=False)
-    return next(
-        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others))
-    )
+    def _replace(self, above: Sequence[Line], lines: Sequence[Line]) -> None:
+        """Print `above` and then `lines` in place of the lines drawn last, in one write."""
+        with self.console as console:
+            # A terminal that became narrower has wrapped those lines: they take more rows now.
+            columns = max(1, console.width)
+            rows = sum(max(1, -(-width // columns)) for width in self._widths)
+            if rows:
+                up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * (rows - 1)
+                start = ((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2))
+                console.control(Control(*start, *up))
+            segments = [each for line in (*above, *lines) for each in (*line, Segment.line())]
+            shown = Segments(segments[:-1] if lines else segments)
+            console.print(shown, end="", crop=False, no_wrap=True, overflow="ignore")
+        self._widths = [Segment.get_line_length(line) for line in lines]

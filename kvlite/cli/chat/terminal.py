@@ -1,66 +1,133 @@
-"""What a chat asks of the terminal it runs in."""
+"""The terminal that a chat runs in: one screen, one keyboard, Ctrl-C."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.text import Text
 
+from kvlite.cli.answering import print_answer
+from kvlite.cli.chat.prompt import LinePrompt, Prompt
+from kvlite.cli.chat.stream import MarkdownStream
+from kvlite.cli.chat.views import Gauge
+from kvlite.cli.screen import on_interrupt, reading, reading_bar, unechoed
 from kvlite.conversation.metrics import GenerationMetrics
+from kvlite.conversation.metrics_text import brief
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Progress
 
 T = TypeVar("T")
 
-# What is told where to show how far it is, and stopped by an event.
-Work = Callable[[Callbacks], T]
 
+class ChatTerminal:
+    """A keyboard, and a screen that may be a file.
 
-class Quit(Exception):
-    """The user leaves."""
+    Attributes:
+        screen: for everything but answers, and for these too if standard output is a terminal.
+    """
 
-
-class Terminal(Protocol):
-    """A screen and a keyboard."""
+    def __init__(
+        self,
+        screen: Console,
+        prompt: Prompt | LinePrompt,
+        gauge: Gauge,
+        *,
+        as_json: bool,
+        quiet: bool,
+    ) -> None:
+        self.screen = screen
+        self.prompt = prompt
+        self.gauge = gauge
+        self.as_json = as_json
+        self.quiet = quiet
 
     @property
     def width(self) -> int:
-        """Its columns."""
-        ...
+        """Columns of the screen."""
+        return self.screen.width
 
     def say(self, text: str) -> None:
-        """A sentence beside the conversation."""
-        ...
+        """Print a sentence that is not part of the conversation."""
+        self.screen.print(Text(text, "dim"))
+
+    def warn(self, text: str) -> None:
+        """Print what went wrong."""
+        self.screen.print(Text(text, "red"))
 
     def show(self, drawn: RenderableType) -> None:
-        """A table or a picture."""
-        ...
-
-    def answer(self, begin: Begin) -> GenerationMetrics:
-        """Show an answer while it comes; Ctrl-C ends it, and the part stays.
-
-        Raises:
-            Stopped: by Ctrl-C, before there was any.
-        """
-        ...
-
-    def work(self, title: str, work: Work[T]) -> T:
-        """Do what takes a while under a bar; Ctrl-C stops it.
-
-        Raises:
-            Stopped: it did.
-        """
-        ...
-
-    def ask(self, prefill: str) -> str:
-        """What the user makes of a text; empty to leave things as they are."""
-        ...
-
-    def leaving_on_interrupt(self, title: str) -> AbstractContextManager[Progress]:
-        """A bar around what cannot be stopped and gone on from: Ctrl-C in it ends the program."""
-        ...
+        """Print a table or a picture."""
+        self.screen.print(drawn)
 
     def clear(self) -> None:
-        """Nothing is on the screen."""
-        ...
+        """Wipe the screen, if it can be wiped."""
+        self.screen.clear()
+
+    def ask(self, prefill: str) -> str:
+        """Let the user edit a text; "" if they leave it with Ctrl-C or Ctrl-D."""
+        try:
+            return self.prompt.read(prefill)
+        except (EOFError, KeyboardInterrupt):
+            return ""
+
+    def work(self, title: str, work: Callable[[Callbacks], T]) -> T:
+        """Do something slow under a progress bar.
+
+        Raises:
+            Stopped: by Ctrl-C.
+        """
+        with unechoed(), reading(self.screen, title) as (_, callbacks):
+            return work(callbacks)
+
+    @contextmanager
+    def leaving_on_interrupt(self, title: str) -> Iterator[Progress]:
+        """A progress bar around work that cannot be stopped half-way: Ctrl-C ends the program."""
+        with (
+            on_interrupt(signal.default_int_handler),
+            unechoed(),
+            reading_bar(self.screen, title) as bar,
+        ):
+            yield bar.update
+
+    def answer(self, begin: Begin) -> GenerationMetrics:
+        """Show an answer while it comes, then what it was made from. Ctrl-C ends it and keeps the
+        part that was written.
+
+        Raises:
+            Stopped: by Ctrl-C, before the first token.
+        """
+        apart = self.as_json or not sys.stdout.isatty()
+        if not self.quiet and not apart:
+            self.screen.print()
+        if apart or self.screen.is_dumb_terminal:
+            with unechoed():
+                account = apart and not self.quiet
+                metrics = print_answer(begin, self.screen, self.as_json, account=account)
+        else:
+            metrics = self._rendered(begin)
+        if not self.quiet and not apart:
+            self.screen.print()
+            self.screen.print(Text(brief(metrics), "dim"))
+            self.screen.print()
+        return metrics
+
+    def _rendered(self, begin: Begin) -> GenerationMetrics:
+        stream: MarkdownStream | None = None
+        with unechoed(), reading(self.screen) as (bar, callbacks):
+
+            def note(text: str) -> None:
+                (bar if stream is None else stream).note(text)
+
+            try:
+                for piece in begin(Callbacks(bar.update, note, callbacks.cancel)):
+                    if stream is None:
+                        bar.close()
+                        stream = MarkdownStream(self.screen, self.gauge.line)
+                    stream.push(piece.text)
+            finally:
+                if stream is not None:
+                    stream.close()
+        return piece.metrics
