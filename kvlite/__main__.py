@@ -8,7 +8,7 @@ from kvlite.cli import INTERRUPTED
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while it is still being imported ends it as quietly as later."""
+    """Run the command line; Ctrl-C is quiet even while modules are being imported."""
     code: object = 0
     try:
         from kvlite.cli.main import main as run
@@ -22,14 +22,14 @@ def main() -> None:
 
 
 def _leave(code: object) -> None:
-    """End the process at once: to take torch's and transformers' modules apart, as Python does in
-    the end, takes a second for which whoever pressed Ctrl-C would wait."""
+    """End the process at once: Python takes a second to tear down torch and transformers, and
+    whoever pressed Ctrl-C would wait for it."""
     if code is not None and not isinstance(code, int):
         sys.exit(str(code))
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
-    except OSError:  # whoever read it has gone; Python says so in its own way
+    except OSError:  # the reader has gone; Python reports that itself
         sys.exit(code)
     atexit._run_exitfuncs()
     os._exit(code or 0)

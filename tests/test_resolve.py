@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.config.environment import OTHERS, PREFIX, read_variable, unknown_variables, variable_of
+from kvlite.config.environment import OTHERS, PREFIX, read_text, unknown_variables, variable_of
 from kvlite.config.profiles import Profile
 from kvlite.config.resolve import Origin, resolve
 from kvlite.config.settings import OPTIONS, Settings, flag_of
@@ -118,7 +118,7 @@ def test_a_bad_flag_is_called_by_its_name() -> None:
 )
 def test_a_bad_variable_is_called_by_its_name(name: str, text: str, said: str) -> None:
     with pytest.raises(SettingError) as error:
-        read_variable(name, text)
+        read_text(name, text, variable_of(name))
     assert said in str(error.value)
 
 
@@ -142,7 +142,7 @@ def test_a_bad_variable_is_called_by_its_name(name: str, text: str, said: str) -
     ],
 )
 def test_a_variable_is_read_as_its_setting_is_typed(name: str, text: str, value: Any) -> None:
-    got = read_variable(name, text)
+    got = read_text(name, text, variable_of(name))
     assert (got, type(got)) == (value, type(value))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlite.cli.chat.typed import number_typed, option_named, value_typed
 from kvlite.cli.main import main
-from kvlite.config.environment import read_variable, unknown_variables
+from kvlite.config.environment import read_text, unknown_variables, variable_of
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.config.units import parse_bytes, size_or_auto
@@ -122,7 +122,7 @@ def test_settings(name: str, value: object) -> None:
 @many
 @given(names, written)
 def test_the_environment(name: str, text: str) -> None:
-    taken(lambda: read_variable(name, text))
+    taken(lambda: read_text(name, text, variable_of(name)))
     unknown_variables([f"KVLITE_{text}"])
 
 

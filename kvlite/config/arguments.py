@@ -1,4 +1,4 @@
-"""What Python callers give, checked before anything is done with it."""
+"""Checks of what Python callers give."""
 
 import os
 import reprlib
@@ -10,28 +10,28 @@ from kvlite.errors import SettingError, SnapshotError
 
 
 def require_text(text: object) -> None:
-    """Raises SettingError unless something that was said is text."""
+    """Raises SettingError unless a message is text."""
     if not isinstance(text, str):
         raise SettingError(f"{reprlib.repr(text)} is not text: say something in a string")
 
 
-def require_callable(told: object, name: str) -> None:
-    """Raises SettingError unless what is told of something can be called, or is None."""
-    if told is not None and not callable(told):
-        raise SettingError(f"{name} {told!r} cannot be called: give a function, or None")
+def require_callable(callback: object, name: str) -> None:
+    """Raises SettingError unless a callback is callable or None."""
+    if callback is not None and not callable(callback):
+        raise SettingError(f"{name} {callback!r} cannot be called: give a function, or None")
 
 
 def whole_number(number: Any) -> int | None:
-    """A whole number of any library as Python's; None for anything else, True and False too."""
+    """Any library's whole number as an int; None for anything else, bools included."""
     whole = isinstance(number, Integral) and not isinstance(number, bool)
     return int(number) if whole else None
 
 
 def token_list(token_ids: Any) -> list[int]:
-    """Token ids as a list.
+    """Token ids as a list of int.
 
     Raises:
-        SettingError: they are something else.
+        SettingError: they are no list, tuple or tensor of whole numbers.
     """
     ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
     if not isinstance(ids, list | tuple):
@@ -50,10 +50,10 @@ def token_list(token_ids: Any) -> list[int]:
 
 
 def path_of(name: object) -> Path:
-    """A file's path, as the user named it.
+    """A file's path.
 
     Raises:
-        SnapshotError: it cannot be one.
+        SnapshotError: `name` cannot be one.
     """
     if not isinstance(name, str | os.PathLike) or "\0" in str(name):
         raise SnapshotError(f"{name!r} is no file's name: give a .kv file's path, as text")

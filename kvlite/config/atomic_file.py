@@ -20,14 +20,16 @@ _PART = re.compile(r"\..*\.(\d+)-[0-9a-f]{8}\.part", re.DOTALL)
 
 @contextmanager
 def replaced(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of `path` when the block ends without an error; until
-    then it has another name in the same folder. What killed programs left there is removed.
+    """A file to write that replaces `path` if the block ends without an error.
+
+    Until then it has another name in the same folder, from which leftovers of killed programs are
+    removed.
 
     Args:
-        private: whether nobody else may read it.
+        private: whether only its owner may read the file.
 
     Raises:
-        OSError: it cannot be written; what was there still is.
+        OSError: it cannot be written; `path` is as it was.
     """
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -48,13 +50,10 @@ def replaced(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
-    """As `replaced`, of what was said, which is nobody else's.
-
-    Args:
-        size: bytes it will have.
+    """As `replaced`, for a private file of `size` bytes.
 
     Raises:
-        SnapshotError: there is no room, or it cannot be written; what was there still is.
+        SnapshotError: there is no room, or it cannot be written; `path` is as it was.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -63,7 +62,12 @@ def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
         if target.exists() and not target.is_file():
             raise SnapshotError(f"{path} is a device or a pipe: name a file")
         sweep(target.parent)  # which may make room
-        _require_room(target, size)
+        free = shutil.disk_usage(target.parent).free
+        if size > free:
+            raise SnapshotError(
+                f"{target} would take {readable(size)}, and its disk has {readable(free)} free: "
+                "remove something (`kvlite library remove NAME`), or name a file elsewhere"
+            )
         with replaced(target, private=True) as file:
             yield file
     except OSError as error:
@@ -75,7 +79,7 @@ def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what programs that are no longer there did not finish writing."""
+    """Remove unfinished files of programs that have ended."""
     for file in folder.iterdir():
         match = _PART.fullmatch(file.name)
         if match is not None and not _writes(int(match[1]), file):
@@ -84,7 +88,7 @@ def sweep(folder: Path) -> None:
 
 
 def _writes(pid: int, file: Path) -> bool:
-    """Whether the program that began a file may still be there: its number can be another's now."""
+    """Whether the program that began a file may still run: another may have its number by now."""
     try:
         return bool(psutil.Process(pid).create_time() <= file.stat().st_mtime + 1)
     except (psutil.NoSuchProcess, FileNotFoundError, OverflowError):
@@ -93,17 +97,8 @@ def _writes(pid: int, file: Path) -> bool:
         return True
 
 
-def _require_room(target: Path, size: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if size > free:
-        raise SnapshotError(
-            f"{target} would take {readable(size)}, and its disk has {readable(free)} free: remove "
-            "something (`kvlite library remove NAME`), or name a file elsewhere"
-        )
-
-
 def _flush_folder(folder: Path) -> None:
-    """Let the new name outlive a power cut, where the folder allows it: it is in place already."""
+    """Make the new name survive a power cut, where folders can be flushed."""
     if sys.platform == "win32":
         return
     with suppress(OSError):

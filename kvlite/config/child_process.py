@@ -1,5 +1,4 @@
-"""Work done in a process of its own: it can be stopped at once, and takes no more memory than it
-is allowed.
+"""Work in a child process, which can be stopped at once and has a memory limit.
 
 The child is another Python that runs this module: unlike `multiprocessing` it never imports the
 caller's own script. It ends with its parent, however that ends.
@@ -15,18 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from kvlite.errors import KvliteError, require_uncancelled
 
 T = TypeVar("T")
 
-# What a process is said to have ended with that the system killed.
+# The exit code of a process that the system killed.
 _KILLED = -9
-# By how much answers go before what is done here.
+# Answers go first.
 _NICENESS = 15
-# Seconds between two looks at whether someone cancelled, and between two words of progress.
+# Seconds between checks for cancellation, and between reports of progress.
 _BEAT = 0.05
 
 
@@ -39,29 +37,25 @@ def run_in_child(
     memory: int | None = None,
     **kwargs: Any,
 ) -> T:
-    """What `work(*args, **kwargs)` returns, called in a child process.
+    """Call `work(*args, **kwargs)` in a child process and return its result.
 
     Args:
         work: a function at the top level of a module. It, its arguments, its result and its
-            exceptions travel as pickles, so no model or tensor should.
-        progress: if given, `work` gets a keyword `progress` to call; calls are repeated here, but
-            for those that come too soon after another to be seen.
+            exceptions are pickled, so none should hold a model or a tensor.
+        progress: if given, `work` gets a keyword `progress`, and its calls are repeated here; calls
+            that follow another too fast to be seen are left out.
         cancel: set to end the child.
-        memory: bytes that it may take beyond what Python takes; not held to on Windows.
+        memory: bytes the child may take beyond Python itself; no limit on Windows.
 
     Raises:
         Stopped: `cancel` was set.
-        MemoryError: the child was refused memory, or the system killed it for it.
-        KvliteError: the child ended otherwise.
+        MemoryError: the child ran out of memory, or the system killed it.
+        KvliteError: the child ended in another way.
         Exception: whatever `work` raised.
     """
     child = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "kvlite.config.child_process",
-        ],  # -P: none of the current folder
+        # -P: import nothing from the current folder
+        [sys.executable, "-P", "-m", "kvlite.config.child_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -70,8 +64,8 @@ def run_in_child(
     assert child.stdin is not None and child.stdout is not None
     said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     try:
-        # The child reads on: its input stays open for as long as this process is there.
-        with suppress(BrokenPipeError):  # if it has ended already, which is heard below
+        # Its input stays open: the child ends when it is closed, that is, when this process ends.
+        with suppress(BrokenPipeError):  # the child has ended already, as is found below
             pickle.dump((work, args, kwargs, progress is not None, memory), child.stdin)
             child.stdin.flush()
         threading.Thread(target=_hear, args=(child.stdout, said), daemon=True).start()
@@ -95,20 +89,20 @@ def run_in_child(
         child.kill()
         child.wait()
         for stream in (child.stdin, child.stdout):
-            with suppress(OSError):  # what it was to be told
+            with suppress(OSError):  # unsent data is lost
                 stream.close()
 
 
 def _hear(stream: BinaryIO, said: "queue.SimpleQueue[tuple[str, Any]]") -> None:
-    """Pass on what the child says; that it says no more is said last."""
-    with suppress(Exception):  # cut short, a pickle may break in many ways
+    """Pass on the child's messages, and at the end that there are no more."""
+    with suppress(Exception):  # a pickle that is cut short may break in many ways
         while True:
             said.put(pickle.load(stream))
     said.put(("gone", None))
 
 
 def _ended(code: int) -> Exception:
-    """Why a child has ended before its work was done: the system kills what takes all memory."""
+    """Why a child ended before its work was done."""
     if code == _KILLED:
         return MemoryError("a child process was killed, as for its memory")
     return KvliteError(
@@ -118,50 +112,39 @@ def _ended(code: int) -> Exception:
 
 
 def _main() -> None:
-    """Do what standard input asks for, and tell standard output what comes of it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits for this decides
+    """Do the work that standard input describes, and write messages to standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
-    say = partial(_say, out)
+
+    def say(kind: str, value: Any) -> None:
+        out.write(pickle.dumps((kind, value)))
+        out.flush()
+
+    last = -_BEAT
+
+    def report(*values: Any) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= _BEAT:  # each of thousands would wake the parent
+            last = now
+            say("progress", values)
+
     try:
-        work, args, kwargs, tells, memory = pickle.load(sys.stdin.buffer)
+        work, args, kwargs, reports, memory = pickle.load(sys.stdin.buffer)
         threading.Thread(target=_end_with_parent, daemon=True).start()
         if sys.platform != "win32":
             os.nice(_NICENESS)
         if memory is not None:
             _limit(memory)
-        if tells:
-            kwargs["progress"] = _seldom(say)
+        if reports:
+            kwargs["progress"] = report
         say("result", work(*args, **kwargs))
     except BaseException as error:
-        say("error", _plain(error))
-
-
-def _seldom(say: Callable[[str, Any], None]) -> Callable[..., None]:
-    """What tells of progress: each call of thousands would wake the parent."""
-    last = -_BEAT
-
-    def tell(*values: Any) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last >= _BEAT:
-            last = now
-            say("progress", values)
-
-    return tell
-
-
-def _say(out: BinaryIO, kind: str, value: Any) -> None:
-    out.write(pickle.dumps((kind, value)))
-    out.flush()
-
-
-def _plain(error: BaseException) -> BaseException:
-    """An error that can be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        say("error", error)
 
 
 def _end_with_parent() -> None:
@@ -176,9 +159,8 @@ def _limit(memory: int) -> None:
 
     import psutil
 
-    taken = psutil.Process().memory_info().vms
+    wanted = psutil.Process().memory_info().vms + memory
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = taken + memory
     if hard == resource.RLIM_INFINITY or wanted < hard:
         with suppress(ValueError, OSError):  # not every system has such a limit
             resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))

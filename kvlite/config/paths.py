@@ -1,4 +1,4 @@
-"""Where kvlite keeps what it makes, and what users tell it."""
+"""Where kvlite keeps its files."""
 
 import os
 from pathlib import Path
@@ -8,22 +8,21 @@ SUFFIX = ".kv"
 
 
 def cache_folder() -> Path:
-    """What can be made again: converted models. `KVLITE_CACHE` overrides the platform's folder."""
+    """What can be made again, such as converted models: `KVLITE_CACHE`, or the platform's."""
     from platformdirs import user_cache_path
 
     return Path(os.environ.get("KVLITE_CACHE") or user_cache_path("kvlite"))
 
 
 def data_folder() -> Path:
-    """What cannot: calibrations, runs of the bench. `KVLITE_DATA` overrides the platform's
-    folder."""
+    """The library, calibrations, runs of the bench: `KVLITE_DATA`, or the platform's."""
     from platformdirs import user_data_path
 
     return Path(os.environ.get("KVLITE_DATA") or user_data_path("kvlite", appauthor=False))
 
 
 def config_folder() -> Path:
-    """What users set: profiles. `KVLITE_CONFIG` overrides the platform's folder."""
+    """Profiles: `KVLITE_CONFIG`, or the platform's."""
     from platformdirs import user_config_path
 
     return Path(os.environ.get("KVLITE_CONFIG") or user_config_path("kvlite", appauthor=False))

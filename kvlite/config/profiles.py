@@ -1,4 +1,4 @@
-"""Settings kept under a name: one TOML file a profile, which holds only what it sets."""
+"""Settings kept under a name: a TOML file for each profile, with the settings it sets."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from kvlite.config.environment import PROFILE
 from kvlite.config.settings import checked, require_known
 from kvlite.errors import SettingError
 
-# Taken where none is named, if there is one; and the name that stands for no profile.
+# The profile used if none is named, and the name that stands for no profile.
 DEFAULT, NONE = "default", "none"
 
 _SUFFIX = ".toml"
@@ -23,12 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Profile:
-    """Some settings' values, checked.
-
-    Attributes:
-        path: the file it was read from.
-        values: by the settings' names.
-    """
+    """Checked values by the settings' names, and the file they are from."""
 
     name: str
     path: Path
@@ -40,18 +35,13 @@ class Profile:
 
 
 class Profiles:
-    """The profiles in a folder, which need not be there.
-
-    Attributes:
-        folder: where the files lie.
-    """
+    """The profiles in the `profiles` folder of a configuration; the folder need not exist."""
 
     def __init__(self, config: Path) -> None:
-        """Look at the profiles of a configuration, without writing to it."""
         self.folder = config / "profiles"
 
     def names(self) -> list[str]:
-        """Of all profiles, broken ones too, in alphabetical order.
+        """All profiles in alphabetical order, broken ones too.
 
         Raises:
             SettingError: the folder cannot be read.
@@ -68,10 +58,10 @@ class Profiles:
         return sorted(file.stem for file in files if file.suffix == _SUFFIX and _is_name(file.stem))
 
     def path(self, name: str, called: str = "profile") -> Path:
-        """Where a profile lies, or would.
+        """Where a profile is, or would be.
 
         Args:
-            called: what the name is called where it was given, for the error.
+            called: what errors call the name.
 
         Raises:
             SettingError: no profile can have this name.
@@ -85,20 +75,19 @@ class Profiles:
         return self.folder / f"{name}{_SUFFIX}"
 
     def read(self, name: str, called: str = "profile") -> Profile:
-        """A profile, all of it checked.
+        """Read and check a profile.
 
         Raises:
-            SettingError: there is none of this name, or its file is damaged, or holds what is no
-                setting, or a value out of range; the message names the file.
+            SettingError: there is none of this name, or its file is damaged or has an unknown
+                setting or a value out of range; the message names the file.
         """
-        path = self.path(name, called)
-        found = _read(name, path)
+        found = _read(name, self.path(name, called))
         if found is None:
             raise self._absent(name, called)
         return found
 
     def read_all(self) -> tuple[list[Profile], dict[Path, str]]:
-        """All profiles in alphabetical order, and what is wrong with those that are broken."""
+        """All profiles in alphabetical order, and what is wrong with the broken ones."""
         good, broken = list[Profile](), dict[Path, str]()
         for name in self.names():
             try:
@@ -108,7 +97,7 @@ class Profiles:
         return good, broken
 
     def chosen(self, named: str | None, environment: Mapping[str, str]) -> Profile | None:
-        """The profile to use: as named, else by `KVLITE_PROFILE`, else `default` if there is one.
+        """The profile to use: `named`, else `KVLITE_PROFILE`, else `default` if it exists.
 
         Raises:
             SettingError: as `read`.
@@ -121,15 +110,11 @@ class Profiles:
         return None if name == NONE else self.read(name, called)
 
     def save(self, name: str, values: Mapping[str, Any], *, force: bool = False) -> Profile:
-        """Write a profile whole or not at all; a kill leaves the one before as it was.
-
-        Args:
-            values: checked ones, by the settings' names.
-            force: whether one of the same name is overwritten.
+        """Write checked values as a profile, whole or not at all.
 
         Raises:
-            SettingError: no profile can have this name, one has it already, a value is no text
-                that a file can hold, or the folder cannot be written to.
+            SettingError: no profile can have this name, one has it already and `force` is False, a
+                value cannot be written as UTF-8, or the folder cannot be written to.
         """
         path = self.path(name)
         text = _written(values)
@@ -148,7 +133,7 @@ class Profiles:
         return Profile(name, path, dict(values))
 
     def delete(self, name: str) -> Path:
-        """Remove a profile, a broken one too; the path that it had.
+        """Remove a profile, even a broken one, and return its path.
 
         Raises:
             SettingError: there is none of this name, or its file cannot be removed.
@@ -178,9 +163,9 @@ def _is_name(text: str) -> bool:
 
 
 def _read(name: str, path: Path) -> Profile | None:
-    """The profile in a file, None if there is none."""
+    """The profile in a file; None if there is no such file."""
     try:
-        if not S_ISREG(path.stat().st_mode) and not path.is_dir():  # a pipe would be waited for
+        if not S_ISREG(path.stat().st_mode) and not path.is_dir():  # reading a pipe would hang
             raise SettingError(f"{path} is not a file: remove it, or take another profile")
         plain = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
@@ -204,20 +189,14 @@ def _written(values: Mapping[str, Any]) -> bytes:
     """Values as TOML."""
     import tomli_w
 
+    lines = []
     for name, value in values.items():
-        texts = value if isinstance(value, tuple) else (value,)
-        for text in texts:
-            if isinstance(text, str) and not _encodes(text):
-                raise SettingError(
-                    f"{name} {value!r} is no text that a file can hold: leave it out"
-                )
-    given = {name: value for name, value in values.items() if value is not None}
-    return tomli_w.dumps(given).encode("utf-8")
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+        if value is None:
+            continue
+        try:
+            lines.append(tomli_w.dumps({name: value}).encode("utf-8"))
+        except UnicodeEncodeError:
+            raise SettingError(
+                f"{name} {value!r} is no text that a file can hold: leave it out"
+            ) from None
+    return b"".join(lines)

@@ -1,7 +1,7 @@
-"""Which value of a setting is taken, where several places name one, and which place it was.
+"""Which value a setting has, and where it came from.
 
-A flag goes before the environment, the environment before a profile, a profile before the default.
-Only the command line resolves settings: `kvlite.load` takes what it is given, and defaults.
+A flag goes before an environment variable, the variable before a profile, the profile before the
+default. Only the command line resolves settings: `kvlite.load` takes what it is given.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvlite.config.environment import read_variable, variable_of
+from kvlite.config.environment import read_text, variable_of
 from kvlite.config.profiles import Profile
 from kvlite.config.settings import OPTIONS, Settings, flag_of
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from.
+    """Where a value came from.
 
     Attributes:
         name: of the flag, the variable, or the profile; empty for a default.
-        path: of the profile.
+        path: the profile's file.
     """
 
     kind: Literal["flag", "environment", "profile", "default"]
@@ -32,40 +32,31 @@ class Origin:
         return said if self.path is None else f"{said} ({self.path})"
 
     def called(self, setting: str) -> str:
-        """What a setting's value is called there, for errors."""
+        """What errors call a setting that came from here."""
         if self.path is not None:
             return f"{self.path}: {setting}"
         return self.name or flag_of(setting)
 
     def to_json(self) -> dict[str, str]:
-        """Plain values by name, those that there are."""
+        """Plain values by name, without empty ones."""
         plain = {"from": self.kind, "name": self.name, "path": str(self.path or "")}
         return {key: value for key, value in plain.items() if value}
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings, and where each that was asked for comes from, by name.
-
-    Attributes:
-        profile: the one that was looked into, whether or not it decided anything.
-    """
+    """Settings, where each came from, and the profile that was read, even if it decided nothing."""
 
     settings: Settings
     origins: Mapping[str, Origin]
     profile: Profile | None
 
-    def outside(self) -> dict[str, Origin]:
-        """Origins of values that come from the environment or a profile."""
-        kinds = ("environment", "profile")
-        return {name: origin for name, origin in self.origins.items() if origin.kind in kinds}
-
     def noted(self, error: Exception) -> Exception:
-        """An error, with notes of where values come from that it calls by their flags, though none
-        was given."""
-        for name, origin in self.outside().items():
+        """Add a note to an error for each flag it names that was not given as a flag."""
+        for name, origin in self.origins.items():
             flag, value = flag_of(name), getattr(self.settings, name)
-            if f"{flag} {value} " in f"{error} " or f"{flag} {value!r}" in str(error):
+            named = f"{flag} {value} " in f"{error} " or f"{flag} {value!r}" in str(error)
+            if named and origin.kind in ("environment", "profile"):
                 error.add_note(f"{flag} is from {origin}")
         return error
 
@@ -76,13 +67,13 @@ def resolve(
     profile: Profile | None,
     names: Iterable[str] = OPTIONS,
 ) -> Resolved:
-    """The value of each setting from the highest place that has one.
+    """Take each setting from the first place that has it.
 
     Args:
-        flags: what was given on the command line, by the settings' names.
-        environment: variables, of which only those are read that decide something; an empty one
-            is as none.
-        names: settings that are resolved; others have their defaults.
+        flags: values from the command line, by the settings' names.
+        environment: variables; an empty one counts as unset, and one that decides nothing is not
+            read.
+        names: the settings to resolve; the others keep their defaults.
 
     Raises:
         SettingError: a value is out of range; the message names the place.
@@ -94,7 +85,7 @@ def resolve(
         if name in flags:
             values[name], origins[name] = flags[name], Origin("flag", flag_of(name))
         elif text := environment.get(variable):
-            values[name] = read_variable(name, text)
+            values[name] = read_text(name, text, variable)
             origins[name] = Origin("environment", variable)
         elif profile is not None and name in profile.values:
             values[name] = profile.values[name]

@@ -1,22 +1,22 @@
 """What a user can set: each option's name, default, range and help, once.
 
-The command line's flags, environment variables, profiles, and every other front end's controls are
-made from `Settings`. Nothing here imports torch, so that a segment end can show its options at
-once."""
+Flags, environment variables, profiles and every front end's controls are made from `Settings`.
+Nothing here imports torch, so that a front end can show its options at once."""
 
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 from kvlite.errors import SettingError
 
 EMBEDDED_MODEL = "smollm2-135m"
-# Of whole numbers.
+# The largest whole number a setting may be.
 LARGEST = 2**63 - 1
-# Settings that only loading a model heeds.
+# Settings that only take effect when a model is loaded.
 LOADING = ("model", "device", "weights", "vram", "stream")
 
 
@@ -34,13 +34,12 @@ def _option(
     return dataclasses.field(default=default, metadata={**about, "panel": panel})
 
 
-def _sampling(default: Any, help: str, **about: Any) -> Any:
-    return _option(default, help, panel="Answer", **about)
+_sampling = partial(_option, panel="Answer")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run's settings, checked when made.
+    """The settings of one run, checked when they are made.
 
     Raises:
         SettingError: a value is out of its range.
@@ -182,12 +181,12 @@ class Settings:
         return dataclasses.replace(self, **values)
 
     def after_load(self, values: Mapping[str, Any]) -> "Settings":
-        """These settings with some values changed, once a model is loaded.
+        """As `replace`, once a model is loaded.
 
         Raises:
-            SettingError: as `replace`, or a value that only loading could heed.
+            SettingError: as `replace`, or a value differs that only takes effect on loading.
         """
-        # What is auto is as it was loaded.
+        # auto stays what it was when the model was loaded.
         values = {name: v for name, v in values.items() if name not in LOADING or v != "auto"}
         changed = self.replace(values)
         for name in LOADING:
@@ -203,19 +202,12 @@ OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
 
 
 def flag_of(name: str) -> str:
-    """What a setting is called on the command line."""
+    """The command line's flag for a setting."""
     return OPTIONS[name].metadata["flag"] or f"--{name.replace('_', '-')}"
 
 
 def require_known(names: Iterable[str], where: str = "") -> None:
-    """Check that these are names of settings.
-
-    Args:
-        where: what an error begins with, as in `file: `.
-
-    Raises:
-        SettingError: one is not.
-    """
+    """Raises SettingError, which begins with `where`, unless these are names of settings."""
     for name in names:
         if name not in OPTIONS:
             raise SettingError(
@@ -224,15 +216,15 @@ def require_known(names: Iterable[str], where: str = "") -> None:
 
 
 def checked(name: str, value: Any, called: str) -> Any:
-    """A setting's value as its type has it.
+    """A setting's value, converted to its type.
 
     Args:
-        called: what the value is called where it was given, for the error: `--top-k`.
+        called: what errors call the setting, such as `--top-k`.
 
     Raises:
-        SettingError: it is of another type, or out of range.
+        SettingError: the value has the wrong type or is out of range.
     """
-    if isinstance(value, int) and value.bit_length() > 1000:  # Python writes only so many digits
+    if isinstance(value, int) and value.bit_length() > 1000:  # too long for Python to print
         raise SettingError(f"{called} is out of range: it has thousands of digits")
     option = OPTIONS[name]
     about = option.metadata

@@ -1,4 +1,4 @@
-"""Bytes as people write them."""
+"""Numbers and bytes as people write them."""
 
 import re
 from math import isfinite
@@ -15,8 +15,7 @@ _REAL = re.compile(
 
 
 def parse_number(text: str, *, whole: bool) -> int | float | None:
-    """A number in the digits 0 to 9, which underscores may set apart, as in TOML; None if it is no
-    such thing, or not finite."""
+    """Parse a finite number, with underscores between digits as in TOML; None if it is none."""
     pattern = _WHOLE if whole else _REAL
     if pattern.fullmatch(text.strip()) is None:
         return None
@@ -25,7 +24,7 @@ def parse_number(text: str, *, whole: bool) -> int | float | None:
 
 
 def parse_bytes(text: str) -> int | None:
-    """The bytes of `8GiB` or `500 MB`; None if it is no such thing."""
+    """Parse a size such as `8GiB` or `500 MB` into bytes; None if it is none."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]+)", text.strip())
     if match is None or match[2].upper() not in UNITS:
         return None
@@ -33,14 +32,10 @@ def parse_bytes(text: str) -> int | None:
 
 
 def size_or_auto(flag: str, text: str, examples: str, least: int = 0) -> int | None:
-    """The bytes that a setting gives, None for auto.
-
-    Args:
-        flag: what users call it.
-        examples: of sizes, for the error.
+    """Parse a setting that is a size of at least `least` bytes, or `auto`, which gives None.
 
     Raises:
-        SettingError: it is no size, or less than `least`.
+        SettingError: it is neither; the message gives the flag and `examples` of sizes.
     """
     if text == "auto":
         return None
@@ -51,7 +46,7 @@ def size_or_auto(flag: str, text: str, examples: str, least: int = 0) -> int | N
 
 
 def readable(count: float) -> str:
-    """Bytes as people write them: `24.3 MiB`."""
+    """Bytes for people: `24.3 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
