@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvlite.cli.chat.typed import number_typed, option_named, value_typed
+from kvlite.cli.chat.typed import number, option_named, value_typed
 from kvlite.cli.main import main
 from kvlite.config.environment import read_text, unknown_variables, variable_of
 from kvlite.config.profiles import Profiles
@@ -104,7 +104,7 @@ def test_sizes(text: str) -> None:
     assert size is None or size >= 0
     taken(lambda: size_or_auto("--vram", text, "24GiB", least=1))
     taken(lambda: path_of(text))
-    taken(lambda: number_typed(text))
+    taken(lambda: number(text))
 
 
 @many

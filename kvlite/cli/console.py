@@ -1,4 +1,4 @@
-"""The one way to print: whatever comes from outside, no terminal is told what to do by it."""
+"""All printing goes through here, so that text from outside cannot control the terminal."""
 
 import json
 import sys
@@ -22,8 +22,8 @@ class _PlainStatus(Status):
 
 
 class Screen(Console):
-    """A console that takes text as it is: neither control characters nor markup, emoji codes or
-    links in it mean anything."""
+    """A console that prints text as it is: control characters, markup, emoji codes and links have
+    no effect."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **how)
@@ -31,17 +31,17 @@ class Screen(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The parts of what is printed, tables and bars included."""
+        """The segments of anything printed, tables and bars included, made harmless."""
         for text, style, control in super().render(renderable, options):
             plain = style.update_link(None) if style is not None and style.link else style
             yield Segment(text if control else harmless(text), plain, control)
 
     def out(self, *objects: Any, **how: Any) -> None:
-        """Text that is not wrapped."""
+        """Print text without wrapping it."""
         super().out(*(harmless(str(each)) for each in objects), **how)
 
     def status(self, status: RenderableType, **how: Any) -> Status:
-        """A spinner and a title."""
+        """A spinner with a title."""
         title = Text(status) if isinstance(status, str) else status
         return _PlainStatus(title, console=self, **how)
 
@@ -57,17 +57,13 @@ def say(text: str, *, style: StyleType | None = None) -> None:
 
 
 def write(text: str) -> None:
-    """Write a part of an answer to standard output: to a terminal without what it would obey, to a
-    file or another program as it is."""
+    """Write part of an answer to standard output: harmless on a terminal, exact elsewhere."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def print_json(value: Any, *, readable: bool = False) -> None:
-    """Print a value as one line of JSON on standard output.
-
-    Args:
-        readable: whether letters of all languages are shown as such, where they can be.
-    """
+    """Print a value as one line of JSON on standard output; `readable` keeps the letters of all
+    languages if the output's encoding has them."""
     encoded = (sys.stdout.encoding or "ascii").lower().startswith("utf")
     print(escaped(json.dumps(value, ensure_ascii=not (readable and encoded))), flush=True)

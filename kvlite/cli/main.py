@@ -61,7 +61,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; what users can mend is one sentence and exit code 2."""
+    """Run the command line. Errors that users can mend are one sentence and exit code 2."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # in an encoding that lacks a character
@@ -79,7 +79,7 @@ def main() -> None:
         if (ending := _ending(error)) is not None:
             raise ending from None
         if not isinstance(error, KvliteError | OSError):
-            # A mistake of kvlite's own, which may quote what it was given.
+            # A bug in kvlite; the traceback may quote hostile text.
             console().print(format_exc(), end="")
             sys.exit(1)
         message = _unusable(error) if isinstance(error, OSError) else sentence(error)
@@ -89,15 +89,15 @@ def main() -> None:
 
 
 def _ending(error: BaseException | None) -> BaseException | None:
-    """What ended the program, if an error came of that: libraries that are interrupted while they
-    tidy up after themselves raise errors of their own."""
+    """The interrupt or exit behind an error: libraries that are interrupted while they tidy up
+    raise errors of their own."""
     while error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
         error = error.__context__
     return error
 
 
 def _unusable(error: OSError) -> str:
-    """What the system would not do, and with which file or folder, in one sentence."""
+    """An error of the system in one sentence, with the file or folder."""
     if error.filename is None:
         return error.strerror or str(error)
     return (
@@ -107,7 +107,7 @@ def _unusable(error: OSError) -> str:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What is wrong with the flags, in one sentence; empty where help was printed instead."""
+    """What is wrong with the flags, in one sentence; "" if help was printed instead."""
     from pydantic import ValidationError
 
     message = error.format_message().rstrip(".")

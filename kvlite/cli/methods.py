@@ -61,7 +61,7 @@ def _row(method: "type[Method]") -> dict[str, Any]:
 
 
 def _explained(method: "type[Method]") -> str:
-    """What the classes that make up a method say of it, and its options as they stand."""
+    """The docstrings of a method and of its parents with options, and the defaults."""
     texts = [
         inspect.cleandoc(each.__doc__ or "")
         for each in method.__mro__

@@ -1,4 +1,4 @@
-"""Typer options made from `Settings`, so that each is described once."""
+"""Typer options made from `Settings`."""
 
 import inspect
 import json
@@ -19,9 +19,11 @@ _HINTS = get_type_hints(Settings)
 _CONTEXT, _PROFILE = "typer_context", "profile"
 Command = Callable[..., None]
 
+_keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+
 
 def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """As `with_resolved`, for a first parameter that is `settings`."""
+    """As `with_resolved`, for a command whose first parameter is `Settings`."""
 
     @wraps(command)
     def plain(resolved: Resolved, **values: Any) -> None:
@@ -31,12 +33,11 @@ def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command
 
 
 def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """Give a command, whose first parameter is `Resolved`, a flag for each of these settings, and
-    --profile; what no flag says comes from the environment, a profile, or is the default. Errors
-    that end it say where."""
+    """Give a command whose first parameter is `Resolved` --profile and a flag for each of these
+    settings. Errors that end the command say where a value came from if it was not a flag."""
 
     @wraps(command)
-    def told(resolved: Resolved, **values: Any) -> None:
+    def checked(resolved: Resolved, **values: Any) -> None:
         from kvlite.methods.engine_config import require_meanings
 
         origins = resolved.origins
@@ -50,21 +51,20 @@ def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command
             resolved.noted(error)
             raise
 
-    return _with_flags(told, names, partial(_resolved, names=names), _profile())
+    return _with_flags(checked, names, partial(_resolved, names=names), _profile())
 
 
-# For commands that open a model, and have ways of their own to say what is done with it.
+# For commands that need a model and have options of their own for the rest.
 with_model = partial(with_settings, names=("model", "device", "weights"))
 
 
 def with_origins(command: Command) -> Command:
-    """As `with_resolved`, for a command that shows values and needs none to mean anything."""
+    """As `with_resolved`, for a command that only shows values and does not check them."""
     return _with_flags(command, OPTIONS, partial(_resolved, names=OPTIONS), _profile())
 
 
 def with_given(command: Command) -> Command:
-    """Give a command a flag for every setting, whose first parameter is those that were given and
-    nothing else, by name."""
+    """Give a command a flag for every setting; its first parameter is the given values by name."""
     return _with_flags(command, OPTIONS, lambda flags, _: flags)
 
 
@@ -74,7 +74,7 @@ def as_flags(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         flag = flag_of(name)
         if isinstance(value, bool):
-            words.append(flag if value else _negated(flag))
+            words.append(flag if value else f"--no-{flag[2:]}")
         else:
             for each in value if isinstance(value, tuple) else (value,):
                 words += [flag, str(each)]
@@ -94,18 +94,21 @@ def _with_flags(
     first: Callable[[Mapping[str, Any], str | None], Any],
     *more: inspect.Parameter,
 ) -> Command:
-    """A command without its first parameter, which `first` makes of the flags given and the name
-    of a profile."""
+    """The command with flags instead of its first parameter, which `first` makes from the values
+    of the flags that were given and the name of a profile."""
     own = list(inspect.signature(command).parameters.values())[1:]
-    options = [_parameter(name) for name in names]
 
     def run(**values: Any) -> None:
         context: typer.Context = values.pop(_CONTEXT)
-        given = {name: values.pop(name) for name in names}
-        flags = {name: value for name, value in given.items() if _is_given(context, name)}
+        flags = {}
+        for name in names:
+            value, source = values.pop(name), context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                flags[name] = value
         command(first(flags, values.pop(_PROFILE, None)), **values)
 
-    parameters = [*own, *options, *more, _keyword(_CONTEXT, typer.Context)]
+    options = [_parameter(name) for name in names]
+    parameters = [*own, *options, *more, _keyword(_CONTEXT, annotation=typer.Context)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__doc__ = command.__doc__
@@ -113,26 +116,9 @@ def _with_flags(
     return run
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _resolved(flags: Mapping[str, Any], profile: str | None, names: Collection[str]) -> Resolved:
     chosen = Profiles(config_folder()).chosen(profile, os.environ)
     return resolve(flags, os.environ, chosen, names)
-
-
-def _negated(flag: str) -> str:
-    return f"--no-{flag[2:]}"
-
-
-def _keyword(
-    name: str, annotation: Any, default: Any = inspect.Parameter.empty
-) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
 
 
 def _profile() -> inspect.Parameter:
@@ -144,22 +130,18 @@ def _profile() -> inspect.Parameter:
         "one; none for no profile",
         rich_help_panel=OPTIONS["model"].metadata["panel"],
     )
-    return _keyword(_PROFILE, Annotated[str | None, shown], None)
+    return _keyword(_PROFILE, annotation=Annotated[str | None, shown], default=None)
 
 
 def _parameter(name: str) -> inspect.Parameter:
-    option = OPTIONS[name]
-    about, flag = option.metadata, flag_of(name)
-    default: Any = option.default
-    several = isinstance(default, tuple)
+    option, flag = OPTIONS[name], flag_of(name)
+    about, default, hint = option.metadata, option.default, _HINTS[name]
     help = about["help"]
     if about["choices"]:
         help += f" ({'|'.join(about['choices'])})"
-    # What a profile sets to true, the command line can set back.
-    declared = f"{flag}/{_negated(flag)}" if option.type is bool else flag
-    shown = typer.Option(declared, help=help, rich_help_panel=about["panel"])
-    return _keyword(
-        name,
-        Annotated[list[str] if several else _HINTS[name], shown],
-        list(default) if several else default,
-    )
+    if isinstance(default, tuple):
+        default, hint = list(default), list[str]
+    if option.type is bool:
+        flag = f"{flag}/--no-{flag[2:]}"  # the command line can undo what a profile sets
+    shown = typer.Option(flag, help=help, rich_help_panel=about["panel"])
+    return _keyword(name, annotation=Annotated[hint, shown], default=default)

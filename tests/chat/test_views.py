@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import kvlite
-from kvlite.cli.chat.views import Gauge, MemoryView, Status, bar, status_line
+from kvlite.cli.chat.views import Gauge, MemoryView, bar, status_line
+from kvlite.config.units import readable
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief, told
 from kvlite.memory.nvml import CardUse
@@ -19,29 +20,32 @@ from kvlite.planner.usage import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat
 
 CPU = torch.device("cpu")
-STATUS = Status(6_074, 8_192, 31_142_707, "VRAM", 6 << 30, 24 << 30, 23.45)
+STATUS = (
+    ["context 6,074/8,192", "KV 29.7 MiB", "23.4 tokens/s"],
+    Place("NVIDIA RTX", "VRAM", 24 << 30, (Part("free", 18 << 30),)),
+)
 
 
 def test_status_has_all_where_there_is_room() -> None:
-    shown = status_line(STATUS, 100)
+    shown = status_line(*STATUS, 100)
     assert shown == (
         "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s · VRAM ██░░░░░░░░ 6.00 GiB of 24.00 GiB"
     )
-    assert status_line(STATUS, 100, ascii_only=True).isascii()
+    assert status_line(*STATUS, 100, ascii_only=True).isascii()
 
 
 @pytest.mark.parametrize("width", range(1, 120))
 def test_status_fits_every_width(width: int) -> None:
-    shown = status_line(STATUS, width)
+    shown = status_line(*STATUS, width)
     assert cell_len(shown) <= width
     assert shown.startswith("context 6,074/8,192"[:width])
 
 
 def test_status_names_memory_in_short_before_it_leaves_it_out() -> None:
-    assert status_line(STATUS, 66) == (
+    assert status_line(*STATUS, 66) == (
         "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s · VRAM 25%"
     )
-    assert status_line(STATUS, 50) == "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s"
+    assert status_line(*STATUS, 50) == "context 6,074/8,192 · KV 29.7 MiB · 23.4 tokens/s"
 
 
 def test_bars_are_as_wide_as_they_should_be() -> None:
@@ -64,6 +68,9 @@ def test_a_gauge_looks_at_memory_once_a_second(chat: Chat, monkeypatch: pytest.M
     assert len(looked) == 2
     chat("Hello there")
     assert gauge.line(30).startswith(f"context {chat.session.talk.cache.seen:,}/1,024")
+    chat.session.last = replace(chat.session.last, decode_tokens_per_s=1.0)
+    cache = readable(chat.session.talk.cache.nbytes)
+    assert f" · KV {cache} · 1.0 tokens/s · RAM " in gauge.line(200)
 
 
 def test_every_byte_is_somewhere(runner: kvlite.Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,30 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlite.cli.chat.typed import (
-    command_in,
-    explained,
-    files_typed,
-    number_typed,
-    option_named,
-    shown_name,
-    unquoted,
-    value_typed,
-    written,
-)
-from kvlite.cli.chat.views import (
-    MemoryView,
-    PlanView,
-    branch_list,
-    counted,
-    differences,
-    grid,
-    listed,
-    memory_now,
-    names,
-    numbered,
-    short,
-)
+from kvlite.cli.chat import typed, views
 from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
 from kvlite.conversation import export
@@ -120,7 +97,7 @@ def command_named(name: str) -> Command:
     )
 
 
-def enter(session: Session, terminal: "ChatTerminal", typed: str) -> None:
+def enter(session: Session, terminal: "ChatTerminal", text: str) -> None:
     """Run the command that was typed, or answer the message; ignore an empty line.
 
     Raises:
@@ -128,7 +105,7 @@ def enter(session: Session, terminal: "ChatTerminal", typed: str) -> None:
         Stopped: Ctrl-C, while something was read.
         KvliteError, OSError: it cannot be done, and nothing has changed.
     """
-    found = command_in(typed)
+    found = typed.command_in(text)
     if found is not None:
         name, argument = found
         command = command_named(name)
@@ -136,7 +113,7 @@ def enter(session: Session, terminal: "ChatTerminal", typed: str) -> None:
             raise SettingError(f"/{command.name} takes nothing after it: leave out {argument!r}")
         command.run(session, terminal, argument)
         return
-    message = unquoted(typed)
+    message = typed.unquoted(text)
     if message.strip():
         terminal.answer(session.say(message))
 
@@ -148,7 +125,7 @@ def _help(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         terminal.say(f"{command.usage}: {command.help}")
         return
     rows = [*((command.usage, command.help) for command in COMMANDS), ("", ""), *_KEYS]
-    terminal.show(listed(rows, terminal.width))
+    terminal.show(views.listed(rows, terminal.width))
 
 
 @_command("read", "FILE...", "reads documents for your next message", "files")
@@ -164,7 +141,7 @@ def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
             ),
         )
 
-    read_documents(session, terminal, [opened(path) for path in files_typed(argument)])
+    read_documents(session, terminal, [opened(path) for path in typed.files(argument)])
 
 
 def read_documents(session: Session, terminal: "ChatTerminal", documents: list[Document]) -> None:
@@ -173,22 +150,24 @@ def read_documents(session: Session, terminal: "ChatTerminal", documents: list[D
     read = terminal.work("Reading", lambda callbacks: session.read(documents, callbacks))
     if read:
         new = session.talk.cache.seen - seen
-        terminal.say(f"Read {names(documents)}: {new:,} tokens. Your next message is about it.")
+        terminal.say(
+            f"Read {views.names(documents)}: {new:,} tokens. Your next message is about it."
+        )
     else:
-        terminal.say(f"{names(documents)} will be read with your next message.")
+        terminal.say(f"{views.names(documents)} will be read with your next message.")
 
 
 @_command("undo", "", "forgets your last message and its answer")
 def _undo(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     _, message = session.message(None)
     if _went_back(session, terminal, session.undo):
-        terminal.say(f"Forgotten: {short(message.text, terminal.width)}")
+        terminal.say(f"Forgotten: {views.short(message.text, terminal.width)}")
         _say_waiting(session, terminal)
 
 
 @_command("edit", "[N]", "changes message N, or the last, and answers it")
 def _edit(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    number, message = session.message(number_typed(argument))
+    number, message = session.message(typed.number(argument))
     text = terminal.ask(message.text)
     if not text.strip() or text == message.text:
         terminal.say("Nothing was changed.")
@@ -222,12 +201,12 @@ def _check(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if all(kind == "both" for kind, _ in runs):
         terminal.say("The same answer.")
     else:
-        terminal.show(differences(runs))
+        terminal.show(views.differences(runs))
 
 
 @_command("branch", "[N]", "goes back to the answer to message N; what followed stays as a branch")
 def _branch(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    number = number_typed(argument)
+    number = typed.number(argument)
     session.message(number)
     if number is not None:
         if not _went_back(session, terminal, partial(session.branch, number)):
@@ -235,24 +214,24 @@ def _branch(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         terminal.say(
             f"You are after the answer to message {number}; /branches lists what you left."
         )
-    terminal.show(numbered(session.messages, terminal.width))
+    terminal.show(views.numbered(session.messages, terminal.width))
     if number is not None:
         _say_waiting(session, terminal)
 
 
 @_command("branches", "[N]", "lists branches, or goes to one")
 def _branches(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    number, known = number_typed(argument), list(session.talk.branches)
+    number, known = typed.number(argument), list(session.talk.branches)
     if len(known) < 2:
         raise SettingError("there are no branches yet: /edit, /regen and /branch make them")
     if number is None:
-        terminal.show(branch_list(session, known, terminal.width))
+        terminal.show(views.branch_list(session, known, terminal.width))
         return
     if not 1 <= number <= len(known):
         raise SettingError(f"there is no branch {number}: give 1 to {len(known)}")
     if _went_back(session, terminal, partial(session.switch, number)):
         terminal.say(f"You are on branch {number}.")
-        terminal.show(numbered(session.messages, terminal.width))
+        terminal.show(views.numbered(session.messages, terminal.width))
         _say_waiting(session, terminal)
 
 
@@ -274,7 +253,7 @@ def _went_back(
 
 def _say_waiting(session: Session, terminal: "ChatTerminal") -> None:
     if session.waiting:
-        terminal.say(f"Your next message is about {names(session.waiting)}.")
+        terminal.say(f"Your next message is about {views.names(session.waiting)}.")
 
 
 @_command("save", "NAME", "saves the conversation; NAME.md for reading", "saved")
@@ -301,7 +280,7 @@ def _load(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     else:
         with terminal.leaving_on_interrupt("Loading") as progress:
             export.load(session, about.path, progress, NO_CALLBACKS)
-    terminal.say(f"{argument}: {counted(session.messages)}. It goes on.")
+    terminal.say(f"{argument}: {views.counted(session.messages)}. It goes on.")
     _say_waiting(session, terminal)
 
 
@@ -313,28 +292,30 @@ def _system(session: Session, terminal: "ChatTerminal", argument: str) -> None:
             f"The model is told: {told_first}" if told_first else "The model is told nothing first."
         )
         return
-    session.begin(system=value_typed("system", argument))
+    session.begin(system=typed.value_typed("system", argument))
     terminal.say("A new conversation, with another system message.")
 
 
 @_command("set", "[NAME [VALUE]]", "changes a setting, or explains it", "settings")
 def _set(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    typed, _, text = argument.replace("=", " ", 1).partition(" ")
-    if not typed:
-        terminal.show(grid([(shown_name(name), _now(session, name)) for name in OPTIONS]))
+    named, _, text = argument.replace("=", " ", 1).partition(" ")
+    if not named:
+        terminal.show(
+            views.grid([(typed.shown_name(name), _now(session, name)) for name in OPTIONS])
+        )
         return
-    name, text = option_named(typed), text.strip()
+    name, text = typed.option_named(named), text.strip()
     if not text:
-        terminal.say(f"{shown_name(name)} is {_now(session, name)}: {explained(name)}")
+        terminal.say(f"{typed.shown_name(name)} is {_now(session, name)}: {typed.explained(name)}")
     elif name == "system":
         _system(session, terminal, text)
     else:
-        session.change(**{name: value_typed(name, text)})
-        terminal.say(f"{shown_name(name)} is {_now(session, name)} now.")
+        session.change(**{name: typed.value_typed(name, text)})
+        terminal.say(f"{typed.shown_name(name)} is {_now(session, name)} now.")
 
 
 def _now(session: Session, name: str) -> str:
-    return written(getattr(session.talk.settings, name))
+    return typed.written(getattr(session.talk.settings, name))
 
 
 @_command("show", "", "shows settings that are not the usual ones")
@@ -349,17 +330,17 @@ def _show(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         if decided and now != getattr(given, name):
             reason = "decided by the plan"
         else:
-            reason = f"usually {written(option.default)}"
-        rows.append((shown_name(name), f"{written(now)}  ({reason})"))
+            reason = f"usually {typed.written(option.default)}"
+        rows.append((typed.shown_name(name), f"{typed.written(now)}  ({reason})"))
     if rows:
-        terminal.show(grid(rows))
+        terminal.show(views.grid(rows))
     else:
         terminal.say("All settings are the usual ones; /set lists them.")
 
 
 @_command("memory", "", "draws where every megabyte is")
 def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    terminal.show(MemoryView(memory_now(session)))
+    terminal.show(views.MemoryView(views.memory_now(session)))
     if session.last is not None:
         terminal.say(f"The last answer's peak: {readable(session.last.peak_bytes)}.")
 
@@ -368,7 +349,7 @@ def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 def _plan(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if session.runner.plan is None:
         raise SettingError("no plan could be made of this model")
-    terminal.show(PlanView(session.runner.plan))
+    terminal.show(views.PlanView(session.runner.plan))
 
 
 @_command("metrics", "", "says what the last answer was made from")

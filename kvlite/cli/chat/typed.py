@@ -99,7 +99,7 @@ def explained(name: str) -> str:
     return said
 
 
-def files_typed(argument: str) -> list[str]:
+def files(argument: str) -> list[str]:
     """File names: one with spaces as it is, or several, quoted where they have some.
 
     Raises:
@@ -118,7 +118,7 @@ def files_typed(argument: str) -> list[str]:
     return [str(Path(path).expanduser()) for path in paths]
 
 
-def number_typed(argument: str) -> int | None:
+def number(argument: str) -> int | None:
     """A number from 1 on; None if nothing was typed.
 
     Raises:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -58,47 +57,6 @@ def bar(shares: Sequence[float], width: int, *, ascii_only: bool = False) -> str
     return shown + empty * (width - len(shown))
 
 
-@dataclass(frozen=True)
-class Status:
-    """What the status line says.
-
-    Attributes:
-        seen, most: tokens of the conversation, and of the model's context.
-        kv_bytes: the cache's bytes on the device.
-        memory: the short name of the device's memory.
-        used, total: its bytes.
-        tokens_per_s: of the current or last answer; None before the first.
-    """
-
-    seen: int
-    most: int
-    kv_bytes: int
-    memory: str
-    used: int
-    total: int
-    tokens_per_s: float | None = None
-
-
-def status_line(status: Status, width: int, *, ascii_only: bool = False) -> str:
-    """As much of the status as fits into `width` columns, the most important first."""
-    share = status.used / status.total if status.total else 0.0
-    drawn = bar([share], _BAR, ascii_only=ascii_only)
-    parts = [f"context {status.seen:,}/{status.most:,}", f"KV {readable(status.kv_bytes)}"]
-    if status.tokens_per_s:
-        parts.append(f"{status.tokens_per_s:.1f} tokens/s")
-    used = f"{drawn} {readable(status.used)} of {readable(status.total)}"
-    separator = " | " if ascii_only else " · "
-    whole = separator.join([*parts, f"{status.memory} {used}"])
-    if len(whole) <= width:
-        return whole
-    shown = parts[0][:width]
-    for part in [*parts[1:], f"{status.memory} {share:.0%}"]:
-        if len(shown) + len(separator) + len(part) > width:
-            break
-        shown += separator + part
-    return shown
-
-
 class Gauge:
     """A session's status line; memory is looked up once a second at most."""
 
@@ -115,22 +73,38 @@ class Gauge:
         self._due = float("-inf")
 
     def line(self, width: int) -> str:
-        """As much of it as fits into `width` columns."""
+        """As much of it as fits into `width` columns, the most important first."""
         if self.clock() >= self._due:
             self._place = memory_now(self.session)[0]
             self._due = self.clock() + _FRESH
-        session, place = self.session, self._place
-        last, cache = session.last, session.talk.cache
-        status = Status(
-            seen=cache.seen,
-            most=session.runner.shape.max_context,
-            kv_bytes=cache.nbytes,
-            memory=place.short,
-            used=place.used,
-            total=place.total,
-            tokens_per_s=None if last is None else last.decode_tokens_per_s,
-        )
-        return status_line(status, width, ascii_only=self.ascii_only)
+        cache, last = self.session.talk.cache, self.session.last
+        parts = [
+            f"context {cache.seen:,}/{self.session.runner.shape.max_context:,}",
+            f"KV {readable(cache.nbytes)}",
+        ]
+        if last is not None and last.decode_tokens_per_s:
+            parts.append(f"{last.decode_tokens_per_s:.1f} tokens/s")
+        return status_line(parts, self._place, width, ascii_only=self.ascii_only)
+
+
+def status_line(
+    parts: Sequence[str], memory: Place, width: int, *, ascii_only: bool = False
+) -> str:
+    """As many parts as fit into `width` columns, then how much memory is used, in full or in
+    short."""
+    share = memory.used / memory.total if memory.total else 0.0
+    drawn = bar([share], _BAR, ascii_only=ascii_only)
+    used = f"{memory.short} {drawn} {readable(memory.used)} of {readable(memory.total)}"
+    separator = " | " if ascii_only else " · "
+    whole = separator.join([*parts, used])
+    if len(whole) <= width:
+        return whole
+    shown = parts[0][:width]
+    for part in (*parts[1:], f"{memory.short} {share:.0%}"):
+        if len(shown) + len(separator) + len(part) > width:
+            break
+        shown += separator + part
+    return shown
 
 
 def memory_now(session: "Session") -> list[Place]:
