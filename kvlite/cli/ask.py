@@ -9,19 +9,10 @@ import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
-from kvlite.cli.opening import (
-    FromLibrary,
-    documents_of,
-    from_library,
-    load_for,
-    named_file,
-    open_file,
-    require_files,
-)
-from kvlite.cli.options import with_resolved
+from kvlite.cli.opening import FromLibrary, open_files, require_files
+from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import console, reading
 from kvlite.config.resolve import Resolved
-from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
@@ -49,12 +40,8 @@ def ask(
         typer.Argument(help="what to ask; without it, questions are asked one after another"),
     ] = None,
     library: FromLibrary = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object an answer instead of text")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="print nothing but the answer")
-    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Ask a question about one document or several, or many questions.
 
@@ -84,7 +71,10 @@ def ask(
     files, question = _sorted_out(list(files or ()), question)
     settings, screen = resolved.settings, console(quiet)
     require_files(files, settings)
-    talk, unread = _opened(files, question, settings, screen, library=library)
+    runner, found, documents = open_files(files, settings, question, screen, library=library)
+    talk = found or runner.conversation()
+    if documents:
+        talk.documents = tuple(documents)
     # Nobody can go back here.
     talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
@@ -95,9 +85,11 @@ def ask(
             if reason == "memory":
                 raise typer.Exit(BAD_INPUT)
             return
-        if unread:
+        if found is None:
+            from kvlite.model.chat_template import all_of
+
             with reading(screen) as (_, callbacks):
-                talk.read_ahead(unread, callbacks=callbacks)
+                talk.read_ahead(all_of(documents), callbacks=callbacks)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
@@ -123,24 +115,6 @@ def _sorted_out(files: list[str], question: str | None) -> tuple[list[str], str]
             f"standard input is the document, so no question can come from it: {_USAGE}"
         )
     return files, question
-
-
-def _opened(
-    files: list[str], question: str, settings: Settings, screen: "Console", *, library: bool
-) -> "tuple[Conversation, str]":
-    """A conversation about the files, and the text it has not read yet."""
-    saved = named_file(files)
-    if saved is not None:
-        return open_file(saved, settings, question, screen)[1], ""
-    documents = documents_of(files, settings.model, screen)
-    from kvlite.model.chat_template import all_of, question_about
-
-    said = question_about(documents, question) if question else all_of(documents)
-    runner = load_for(settings, said, screen)
-    found = from_library(runner, documents, screen) if library else None
-    talk = found or runner.conversation()
-    talk.documents = tuple(documents)
-    return talk, "" if found else said
 
 
 def _answer_all(

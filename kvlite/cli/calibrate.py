@@ -8,7 +8,7 @@ import typer
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import require_files, require_out
-from kvlite.cli.options import with_model
+from kvlite.cli.options import AsJson, with_model
 from kvlite.cli.screen import console, reading_bar
 from kvlite.config.settings import Settings
 
@@ -26,7 +26,7 @@ def calibrate(
     samples: Annotated[int, typer.Option(min=1, help="pieces of the text to read")] = 4,
     tokens: Annotated[int, typer.Option(min=64, help="tokens in each")] = 4096,
     out: Annotated[str, typer.Option(help="write it to this file, not to the data folder")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure of a model what some methods need: UNComp's groups of heads and layers, and the
     threshold above which SimLayerKV calls a layer lazy.

@@ -1,12 +1,10 @@
 """`kvlite config`: what settings are in use, and where each comes from."""
 
 import os
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from kvlite.cli.console import output, print_json
-from kvlite.cli.options import as_text, with_origins
+from kvlite.cli.options import AsJson, as_text, with_origins
 from kvlite.cli.screen import console
 from kvlite.config.environment import unknown_variables, variable_of
 from kvlite.config.paths import cache_folder, config_folder, data_folder
@@ -16,9 +14,7 @@ from kvlite.config.resolve import Resolved
 @with_origins
 def config(
     resolved: Resolved,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of tables")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show each setting's value and where it comes from, and kvlite's folders.
 
@@ -49,16 +45,15 @@ def config(
         print_json(plain)
         return
     from rich.table import Column, Table
-    from rich.text import Text
 
     table = Table("setting", Column("value", overflow="fold"), Column("from", overflow="fold"))
     for name, origin in resolved.origins.items():
         value = as_text(getattr(resolved.settings, name))
         style = "dim" if origin.kind == "default" else ""
-        table.add_row(name, Text(value), Text(str(origin)), style=style)
+        table.add_row(name, value, str(origin), style=style)
     places = Table("folder", Column("path", overflow="fold"))
     for name, path in folders.items():
-        places.add_row(name, Text(str(path)))
+        places.add_row(name, str(path))
     screen = output()
     screen.print(table)
     screen.print(places)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli.console import output, print_json
+from kvlite.cli.options import AsJson
 from kvlite.cli.screen import console
 from kvlite.config.units import readable
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvlite.conversation.library import Entry
-
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 app = typer.Typer(
     add_completion=False,

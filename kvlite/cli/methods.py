@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlite.cli.console import output, print_json, say
+from kvlite.cli.options import AsJson
 
 if TYPE_CHECKING:
     from kvlite.methods import Method
@@ -14,9 +15,7 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[str, typer.Argument(help="a method, to read what its options mean")] = "",
     papers: Annotated[bool, typer.Option("--papers", help="show the paper of each method")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of lines")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the methods that compress a KV cache; or explain one, with its options.
 

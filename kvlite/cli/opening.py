@@ -46,7 +46,7 @@ def require_files(files: Sequence[str], settings: Settings) -> None:
     from kvlite.documents import require_readable
     from kvlite.model.source import require_model
 
-    saved = named_file(files)
+    saved = _named_file(files)
     if saved is not None:
         about(saved)
         return
@@ -110,7 +110,7 @@ def _load(settings: Settings, reads: Callable[..., int] | None, screen: "Console
     return runner
 
 
-def named_file(files: Sequence[str]) -> Path | None:
+def _named_file(files: Sequence[str]) -> Path | None:
     """The .kv file that is named; None if documents are.
 
     Raises:
@@ -122,18 +122,35 @@ def named_file(files: Sequence[str]) -> Path | None:
     return Path(saved[0]) if saved else None
 
 
-def open_file(
-    path: Path, settings: Settings, asked: str, screen: "Console"
-) -> "tuple[Runner, Conversation]":
-    """Open a saved conversation with its model.
+def open_files(
+    files: Sequence[str], settings: Settings, question: str, screen: "Console", *, library: bool
+) -> "tuple[Runner, Conversation | None, list[Document]]":
+    """Open documents or a .kv file, and the model.
 
     Args:
-        settings: those that are not the defaults override the saved ones.
-        asked: the first question, or "".
+        question: the first one, or "": memory is planned for it.
+        library: whether documents that were read before are opened from the library.
 
-    Raises:
-        SnapshotError: the file is damaged, of a newer format, or of another model.
+    Returns:
+        The model; the conversation in the file or the library, if there is one; the documents.
     """
+    saved = _named_file(files)
+    if saved is not None:
+        return *_open_saved(saved, settings, question, screen), []
+    documents = documents_of(files, settings.model, screen)
+    from kvlite.model.chat_template import all_of, question_about
+
+    said = question_about(documents, question) if question else all_of(documents)
+    runner = load_for(settings, said, screen)
+    found = _from_library(runner, documents, screen) if library and documents else None
+    return runner, found, documents
+
+
+def _open_saved(
+    path: Path, settings: Settings, question: str, screen: "Console"
+) -> "tuple[Runner, Conversation]":
+    """A saved conversation and its model; settings that are not the defaults override the saved
+    ones."""
     from kvlite.conversation.snapshot import Snapshot
     from kvlite.model.chat_template import tokens_of
 
@@ -146,8 +163,10 @@ def open_file(
         about = saved.about
         own = {"model": about.model, "weights": about.settings.get("weights", "auto")}
 
+        again = about.tokens if about.light else 0  # a light file has no cache
+
         def reads(tokenizer: Any, max_context: int) -> int:
-            return tokens_of(tokenizer, asked, max_context) + (about.tokens if about.light else 0)
+            return tokens_of(tokenizer, question, max_context) + again
 
         runner = _load(settings.replace({**own, **given}), reads, screen)
         late = {name: given[name] for name in given if name not in own}
@@ -155,7 +174,7 @@ def open_file(
         return runner, _opened(runner, saved, chosen, screen)
 
 
-def from_library(
+def _from_library(
     runner: "Runner", documents: Sequence["Document"], screen: "Console"
 ) -> "Conversation | None":
     """The library's conversation about these documents; None if there is none, or if it cannot be

@@ -19,6 +19,11 @@ _HINTS = get_type_hints(Settings)
 _CONTEXT, _PROFILE = "typer_context", "profile"
 Command = Callable[..., None]
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="print JSON, an object a line, instead of text")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but results")]
+
 _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 

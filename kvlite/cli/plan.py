@@ -6,7 +6,7 @@ import typer
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import documents_of, uncollected
-from kvlite.cli.options import with_settings
+from kvlite.cli.options import AsJson, with_settings
 from kvlite.cli.screen import console
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
@@ -40,9 +40,7 @@ def plan(
     card: Annotated[
         str, typer.Option(help='the card\'s name, for its speed, e.g. "RTX 4090"')
     ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of tables")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a model will take, phase by phase, and how long a text fits.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlite.cli.console import output, print_json, say
-from kvlite.cli.options import as_flags, as_text, with_given
+from kvlite.cli.options import AsJson, as_flags, as_text, with_given
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import DEFAULT, Profiles
@@ -24,11 +24,10 @@ app = typer.Typer(
 )
 
 _Name = Annotated[str, typer.Argument(help="letters, digits, - and _")]
-_Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
 
 
 @app.command("list")
-def listing(as_json: _Json = False) -> None:
+def listing(as_json: AsJson = False) -> None:
     """List the profiles there are, and what they set.
 
     Examples:
@@ -45,13 +44,12 @@ def listing(as_json: _Json = False) -> None:
         print_json({"folder": str(profiles.folder), "profiles": rows, "broken": flaws})
         return
     from rich.table import Column, Table
-    from rich.text import Text
 
     screen = output()
     if good:
         table = Table("profile", Column("settings", overflow="fold"))
         for profile in good:
-            table.add_row(profile.name, Text(shlex.join(as_flags(profile.values))))
+            table.add_row(profile.name, shlex.join(as_flags(profile.values)))
         screen.print(table)
     elif not broken:
         screen.print(
@@ -63,7 +61,7 @@ def listing(as_json: _Json = False) -> None:
 
 
 @app.command()
-def show(name: _Name, as_json: _Json = False) -> None:
+def show(name: _Name, as_json: AsJson = False) -> None:
     """Show what a profile sets.
 
     Examples:
@@ -77,11 +75,10 @@ def show(name: _Name, as_json: _Json = False) -> None:
         print_json(found.to_json())
         return
     from rich.table import Column, Table
-    from rich.text import Text
 
     table = Table("setting", Column("value", overflow="fold"))
     for each, value in found.values.items():
-        table.add_row(each, Text(as_text(value)))
+        table.add_row(each, as_text(value))
     screen = output()
     screen.print(table)
     screen.print(str(found.path))

@@ -9,7 +9,7 @@ import typer
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import print_json
 from kvlite.cli.opening import documents_of, load_for, require_files, require_out
-from kvlite.cli.options import with_settings
+from kvlite.cli.options import AsJson, Quiet, with_settings
 from kvlite.cli.screen import console, reading, reading_bar
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
@@ -30,8 +30,8 @@ def read(
         str, typer.Option(help="what it is called in the library; left out, as the document is")
     ] = "",
     out: Annotated[str, typer.Option(help="write it to this .kv file, not to the library")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print nothing")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Read documents once and keep what was read: questions about them begin in seconds.
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 import kvlite
 from kvlite.cli.chat.commands import enter
 from kvlite.cli.chat.terminal import ChatTerminal, T
+from kvlite.cli.console import Screen
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Begin, Session
@@ -42,7 +43,7 @@ class Recorder(ChatTerminal):
         self.shown.append(text)
 
     def show(self, drawn: RenderableType) -> None:
-        console = Console(file=StringIO(), width=self.width, color_system=None)
+        console = Screen(file=StringIO(), width=self.width, color_system=None)
         with console.capture() as captured:
             console.print(drawn)
         self.shown.append(captured.get())

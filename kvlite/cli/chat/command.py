@@ -12,16 +12,8 @@ from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.answering import print_answer
 from kvlite.cli.console import output
-from kvlite.cli.opening import (
-    FromLibrary,
-    documents_of,
-    from_library,
-    load_for,
-    named_file,
-    open_file,
-    require_files,
-)
-from kvlite.cli.options import with_resolved
+from kvlite.cli.opening import FromLibrary, open_files, require_files
+from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import console, guarded, reading, unechoed
 from kvlite.config.resolve import Resolved
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
@@ -49,10 +41,8 @@ def chat(
         ),
     ] = None,
     library: FromLibrary = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object an answer instead of text")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but answers")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Talk with a model, about documents or anything else.
 
@@ -78,19 +68,10 @@ def chat(
     require_files(files or (), settings)
     # Everything but answers goes there.
     screen = output() if typed and sys.stdout.isatty() else console(quiet)
-    saved = named_file(files or ())
-    documents = [] if saved else documents_of(files or (), settings.model, screen)
-    from kvlite.conversation.session import Session
-    from kvlite.model.chat_template import all_of
-
-    talk = None
     with unechoed():
-        if saved is not None:
-            runner, talk = open_file(saved, settings, "", screen)
-        else:
-            runner = load_for(settings, all_of(documents), screen)
-    if documents and library:
-        talk = from_library(runner, documents, screen)
+        runner, talk, documents = open_files(files or (), settings, "", screen, library=library)
+    from kvlite.conversation.session import Session
+
     session = Session(runner, settings)
     if talk is not None:
         session.resume(talk)

@@ -210,7 +210,7 @@ def grid(rows: Sequence[tuple[str, str]]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     return table
 
 
@@ -247,7 +247,7 @@ def _lines(rows: Iterable[tuple[int | str, str]], width: int) -> Table:
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for number, text in rows:
-        table.add_row(Text(str(number)), Text(short(text, width - 6)))
+        table.add_row(str(number), short(text, width - 6))
     return table
 
 
