@@ -23,23 +23,20 @@ def app(
         list[str] | None,
         typer.Option(
             metavar="NAME:PASSWORD",
-            help="someone who may log in; may be repeated, each has conversations of their own; "
-            "KVLITE_AUTH holds one that shows in no list of processes",
+            help="a login; may be repeated, each has conversations of its own; KVLITE_AUTH sets "
+            "one that no list of processes shows",
         ),
     ] = None,
     share: Annotated[
         bool,
-        typer.Option(
-            "--share",
-            help="let gradio's servers lead others here by a public address; needs --auth",
-        ),
+        typer.Option("--share", help="a public address through gradio's servers; needs --auth"),
     ] = False,
     browser: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Chat in a browser, about documents or anything else, and see where every gigabyte goes.
 
-    Only this machine can reach it unless --host says otherwise, and nothing is fetched from
-    anywhere. Ctrl-C ends it; the conversations are there the next time.
+    Only this machine can reach it unless --host says otherwise, and nothing is fetched from the
+    internet. Ctrl-C ends it; the conversations are kept.
 
     Examples:
 
@@ -52,13 +49,9 @@ def app(
     from kvlite_app.web.guard import ServerConfig, parse_auth, plain_host
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
-    door = ServerConfig(plain_host(host), port, users, share, browser)
-    door.require_password()
+    server = ServerConfig(plain_host(host), port, users, share, browser)
+    server.require_password()
     screen = console()
     with screen.status("Starting"):
         from kvlite_app.serve import serve
-    serve(
-        settings,
-        door,
-        tell=lambda said: screen.print(said),
-    )
+    serve(settings, server, tell=lambda said: screen.print(said))

@@ -20,19 +20,17 @@ if TYPE_CHECKING:
 def calibrate(
     settings: Settings,
     named: Annotated[str, typer.Argument(metavar="[MODEL]", help="as --model")] = "",
-    text: Annotated[
-        str, typer.Option(help="a file to measure on; else prose that kvlite brings")
-    ] = "",
+    text: Annotated[str, typer.Option(help="a file to measure on; else bundled prose")] = "",
     samples: Annotated[int, typer.Option(min=1, help="pieces of the text to read")] = 4,
     tokens: Annotated[int, typer.Option(min=64, help="tokens in each")] = 4096,
     out: Annotated[str, typer.Option(help="write it to this file, not to the data folder")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure of a model what some methods need: UNComp's groups of heads and layers, and the
-    threshold above which SimLayerKV calls a layer lazy.
+    """Measure what some methods need to know of a model: UNComp's groups of heads and layers, and
+    the threshold above which SimLayerKV calls a layer lazy.
 
-    Takes some minutes; the result is a small JSON file in kvlite's data folder, found again by the
-    model's weights whatever they are called. The threshold needs pieces of more than 2,048 tokens.
+    Takes some minutes. The result is a small JSON file in kvlite's data folder, which belongs to
+    the model's weights whatever their name. The threshold needs pieces of more than 2,048 tokens.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`kvlite config`: what settings are in use, and where each comes from."""
+"""`kvlite config`: the settings in use, and where each comes from."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""`kvlite library`: what was read and said once, and how much of it is kept."""
+"""`kvlite library`: documents and conversations that are kept."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def library(context: typer.Context, as_json: AsJson = False) -> None:
-    """What was read and said once, to be opened in seconds: list, remove, limit.
+    """Documents and conversations that are kept, to be opened in seconds: list, remove, limit.
 
     Examples:
 
@@ -40,7 +40,7 @@ def library(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command("list")
 def list_entries(as_json: AsJson = False) -> None:
-    """List what there is, the one used last first: size, tokens, model, method, last use."""
+    """List the entries, the last used first: size, tokens, model, method, last use."""
     from kvlite.conversation.library import entries, library_folder, limit
 
     found, most = entries(), limit()
@@ -64,7 +64,7 @@ def remove(
     names: Annotated[list[str], typer.Argument(help="as `kvlite library` lists them")],
     as_json: AsJson = False,
 ) -> None:
-    """Remove entries; all of them, or none if there is one that is not there."""
+    """Remove entries; none of them if one does not exist."""
     from kvlite.conversation.library import entry_path
     from kvlite.conversation.library import remove as remove_entry
 
@@ -84,8 +84,8 @@ def limit(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say how much all entries may take; left out, show it. Documents that were not used for
-    longest go first; conversations stay until you remove them."""
+    """Limit how much all entries may take, or show the limit. The documents that were not used
+    for longest are removed first; conversations stay until you remove them."""
     from kvlite.conversation.library import entries, set_limit
     from kvlite.conversation.library import limit as current
 

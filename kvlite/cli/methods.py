@@ -1,4 +1,4 @@
-"""`kvlite methods`: what there is to choose from."""
+"""`kvlite methods`: the compression methods."""
 
 import inspect
 from typing import TYPE_CHECKING, Annotated, Any

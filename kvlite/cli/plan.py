@@ -42,10 +42,10 @@ def plan(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say what a model will take, phase by phase, and how long a text fits.
+    """Show how much memory a model will take, phase by phase, and how long a text fits.
 
-    Needs the model's config and nothing else: no weights, no GPU. Without a GPU here, --vram
-    is that of the card to plan for; with --device cpu it is a part of this machine's memory.
+    Needs only the model's config: no weights, no GPU. Without a GPU here, --vram is that of the
+    card to plan for; with --device cpu it is a part of this machine's memory.
 
     Examples:
 

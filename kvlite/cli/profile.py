@@ -95,8 +95,8 @@ def save(
 ) -> None:
     """Save the settings given here, and no others, as a profile.
 
-    What is not given stays open: a flag, the environment or the default decides it. A model's path
-    is saved from the root on, so that it is found from any folder.
+    A flag, the environment or the default decides the others. A model's path is saved as an
+    absolute path, so that it is found from any folder.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`kvlite read`: documents are read once, and opened in seconds from then on."""
+"""`kvlite read`: read documents once, to open them in seconds from then on."""
 
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +27,7 @@ def read(
     settings: Settings,
     files: Annotated[list[str], typer.Argument(help="txt, md, html, pdf or docx files")],
     name: Annotated[
-        str, typer.Option(help="what it is called in the library; left out, as the document is")
+        str, typer.Option(help="its name in the library; left out, the document's")
     ] = "",
     out: Annotated[str, typer.Option(help="write it to this .kv file, not to the library")] = "",
     as_json: AsJson = False,
@@ -35,9 +35,9 @@ def read(
 ) -> None:
     """Read documents once and keep what was read: questions about them begin in seconds.
 
-    `kvlite ask` with the same files and the same model opens it by itself. What is kept has all
-    that was read, so any method and budget may be given then. It is as large as the host store that
-    `--recall` keeps: --recall-bits 8 or 4 takes a half or a quarter.
+    `kvlite ask` with the same files and the same model opens it by itself. Everything that was
+    read is kept, so any method and budget can be used then. It is as large as the host store of
+    --recall: --recall-bits 8 or 4 takes a half or a quarter.
 
     Examples:
 

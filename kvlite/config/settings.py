@@ -55,27 +55,27 @@ class Settings:
     )
     budget: str = _option(
         "auto",
-        "entries a KV head keeps of what it reads, mean over layers, sink and window included: a "
-        "number, a share of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at "
+        "entries each KV head keeps of what it reads, mean over layers, sink and window included: "
+        "a number, a share of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at "
         "least 1024",
     )
     kv_bits: str = _option(
         "auto",
-        "bits a number of the cache has: 8, 4 or 2, or keys and values apart (k8v4), the first few "
-        "and the recent entries exact; 4g32 scales groups of 32 channels, not 64; kivi4 holds keys "
-        "channel by channel, for methods that only add while answering; 16 leaves numbers as they "
-        "are (with 32 bits on a CPU); auto is 16, or 8 or 4 where memory is short",
+        "bits of each number in the cache: 8, 4 or 2, or keys and values apart (k8v4), the first "
+        "few and the recent entries exact; 4g32 scales groups of 32 channels, not 64; kivi4 "
+        "quantizes keys per channel, for methods that only append while answering; 16 leaves "
+        "numbers as they are (32 bits on a CPU); auto is 16, or 8 or 4 if memory is short",
     )
     recall: str = _option(
         "auto",
-        "where everything that is read is kept once some of it is dropped, so that each turn reads "
-        "on as if nothing had been and chooses anew what stays: ram (host memory), disk (a "
-        "temporary file), auto (ram if there is enough, else disk), or off, to forget",
+        "where all that was read is kept once some of it is dropped, so that each turn reads on as "
+        "if nothing had been dropped and chooses anew: ram (host memory), disk (a temporary file), "
+        "auto (ram if there is enough, else disk), or off, to forget",
         choices=("auto", "ram", "disk", "off"),
     )
     recall_bits: str = _option(
         "16",
-        "bits a number has there: 16 (as the model has it, 32 on a CPU), 8 or 4",
+        "bits of each number there: 16 (as in the model, 32 on a CPU), 8 or 4",
         choices=("16", "8", "4"),
     )
     recall_limit: str = _option(
@@ -83,60 +83,57 @@ class Settings:
     )
     recall_entries: int = _option(
         128,
-        "entries a KV head that each token of an answer may look for in all that was read, and "
-        "bring back, beside the first few and the recent ones; 0 recalls between turns only",
+        "entries each KV head may bring back for every token of an answer, beside the first few "
+        "and the recent ones; 0 recalls between turns only",
         low=0,
     )
     checkpoint_limit: str = _option(
         "auto",
-        "host memory for what it takes to edit, regenerate or undo without reading again, e.g. "
-        "2GiB; the oldest goes first, and is read again if it is wanted; auto is a quarter of what "
-        "is free",
+        "host memory for going back (edit, regenerate, undo) without reading again, e.g. 2GiB; the "
+        "oldest checkpoints are dropped first; auto is a quarter of what is free",
     )
     beyond_context: str = _option(
         "refuse",
-        "what becomes of a conversation that outgrows the context its model was trained for: it is "
-        "refused, or goes on with what the cache holds then, moved together (compact): the rest is "
-        "forgotten, and it is said",
+        "when a conversation outgrows the model's trained context: refuse it, or compact: go on "
+        "with what is in the cache, moved together, and forget the rest",
         choices=("refuse", "compact"),
     )
     scores: str = _option(
         "device",
-        "where attention becomes a choice of what is kept: host pools and sorts it in host memory, "
-        "host-softmax forms it there too, from logits; the same entries are kept, and choosing "
-        "takes less of the device's memory and more time",
+        "where attention becomes a choice of what is kept: host pools and sorts in host memory, "
+        "host-softmax computes the softmax there too; the same entries are kept, with less memory "
+        "of the device and more time",
         choices=("device", "host", "host-softmax"),
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",
-        "what weights are kept in; auto is bf16 on a GPU, fp32 on a CPU, and what a quantized "
-        "checkpoint has; with int8 and nf4 (4 bits) the cache is as with auto",
+        "data type of the weights; auto is bf16 on a GPU, fp32 on a CPU, and that of a quantized "
+        "checkpoint; with int8 and nf4 (4 bits) the cache is as with auto",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "nf4"),
     )
     vram: str = _option(
         "auto",
-        "memory of the device that may be taken, e.g. 24GiB; auto is what is free; on a CPU live "
-        "tensors may take that much, those kept for recall beside it",
+        "device memory that may be used, e.g. 24GiB; auto is what is free; on a CPU a limit for "
+        "live tensors, without those kept for recall",
     )
     stream: str = _option(
         "auto",
-        "where decoder layers' weights stay, each to come to the device only when its turn comes, "
-        "once for a prompt and once for every token: ram, in host memory, or disk, in the model's "
-        "files; so a model larger than the device runs, slower; off loads all of them; auto is off "
-        "unless nothing else fits",
+        "where decoder layers' weights stay until their turn comes, once for a prompt and once for "
+        "every token: ram, in host memory, or disk, in the model's files; so a model larger than "
+        "the device runs, slower; off loads them all; auto is off unless nothing else fits",
         choices=("auto", "off", "ram", "disk"),
     )
     chunk: int | None = _option(
         None,
-        "tokens that pass through a layer together while reading; left out, 1024, or less where "
+        "tokens that pass through a layer together while reading; left out, 1024, or fewer if "
         "memory is short",
         low=1,
     )
     never_lossy: bool = _option(
         False,
-        "where memory runs out, give up nothing that could make an answer worse (bits and entries "
-        "of the cache), and rather end it; the conversation can go on",
+        "if memory runs out, end the answer rather than give up bits or entries of the cache; the "
+        "conversation can go on",
     )
     measure: str = _option(
         "process",
@@ -145,16 +142,17 @@ class Settings:
         choices=("process", "tensors"),
     )
     system: str = _sampling(
-        "",
-        "what the model is told before the conversation begins; empty leaves that to the model",
+        "", "what the model is told first; empty leaves that to the model's template"
     )
     max_new_tokens: int = _sampling(256, "longest answer, in tokens", low=1, flag="--max-tokens")
-    temperature: float = _sampling(0.0, "0 takes the likeliest token every time", low=0, high=10)
+    temperature: float = _sampling(
+        0.0, "0 always takes the most likely token; above 0, tokens are drawn", low=0, high=10
+    )
     top_k: int = _sampling(
-        0, "draw from the k likeliest tokens, if --temperature is above 0; 0 for all", low=0
+        0, "draw from the k most likely tokens, if --temperature is above 0; 0 for all", low=0
     )
     top_p: float = _sampling(
-        1.0, "as --top-k, from the likeliest tokens that make up p", low=0, high=1
+        1.0, "as --top-k, from the most likely tokens that make up p", low=0, high=1
     )
     min_p: float = _sampling(
         0.0, "as --top-k, without tokens less likely than p times the likeliest", low=0, high=1
