@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
-from kvlite.cli.answering import print_answer
 from kvlite.cli.opening import FromLibrary, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
-from kvlite.cli.screen import console, reading
+from kvlite.cli.screen import console, print_answer, reading
 from kvlite.config.resolve import Resolved
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence

@@ -1,4 +1,4 @@
-"""Notices and progress on standard error; signals and the keyboard."""
+"""Progress and answers as they come; signals and the keyboard."""
 
 import os
 import signal
@@ -8,13 +8,18 @@ from contextlib import AbstractContextManager, contextmanager
 from signal import SIGINT, SIGTERM
 from threading import Event, Timer
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from kvlite.cli import TERMINATED
-from kvlite.cli.console import Screen
+from kvlite.cli.console import Screen, print_json, write
 from kvlite.engine.callbacks import Callbacks
+
+if TYPE_CHECKING:
+    from kvlite.conversation.metrics import GenerationMetrics
+    from kvlite.conversation.session import Begin
 
 
 def console(quiet: bool = False) -> Console:
@@ -65,6 +70,29 @@ def reading(screen: Console, title: str = "Reading") -> Iterator[tuple[ReadingBa
     """A progress bar, and callbacks that move it and are cancelled by Ctrl-C."""
     with stop_on_interrupt() as cancel, reading_bar(screen, title) as bar:
         yield bar, Callbacks(bar.update, bar.note, cancel)
+
+
+def print_answer(
+    begin: "Begin", screen: Console, as_json: bool, *, account: bool = True
+) -> "GenerationMetrics":
+    """Print an answer as it comes; after text, a line on the screen says what it was made from,
+    unless `account` is False."""
+    pieces = []
+    with reading(screen) as (bar, callbacks):
+        for piece in begin(callbacks):
+            bar.close()
+            pieces.append(piece)
+            if not as_json:
+                write(piece.text)
+    metrics = pieces[-1].metrics
+    if as_json:
+        answer = "".join(piece.text for piece in pieces)
+        print_json({"answer": answer, **metrics.to_json()}, readable=True)
+        return metrics
+    write("\n")
+    if account:
+        screen.print(metrics.line(), style="dim")
+    return metrics
 
 
 @contextmanager

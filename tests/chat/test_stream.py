@@ -134,7 +134,7 @@ def test_nothing_that_was_written_is_missing() -> None:
     for part in ("Tea", "violets are blue,\n", "<b>patiently</b>", "item 29", "The end."):
         assert part in words
     assert "[1]: https://example.org\n" in words
-    assert 'def tea(cups: int = 1) -> str:\n\n      return "tea " * cups' in words
+    assert 'def tea(cups: int = 1) -> str:\n\n     return "tea " * cups' in words
     assert not any(line.endswith(" ") for line in words.split("\n"))
 
 

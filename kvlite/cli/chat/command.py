@@ -10,11 +10,10 @@ import typer
 
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
-from kvlite.cli.answering import print_answer
 from kvlite.cli.console import output
 from kvlite.cli.opening import FromLibrary, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
-from kvlite.cli.screen import console, guarded, reading, unechoed
+from kvlite.cli.screen import console, guarded, print_answer, reading, unechoed
 from kvlite.config.resolve import Resolved
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 

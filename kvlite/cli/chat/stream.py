@@ -6,12 +6,11 @@ from itertools import pairwise
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.control import Control
-from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
+from rich.markdown import Heading, Markdown, MarkdownElement
 from rich.segment import ControlType, Segment, Segments
 from rich.style import Style
-from rich.syntax import Syntax
 
 from kvlite.printable import harmless
 
@@ -68,28 +67,12 @@ class _LeftHeading(Heading):
     LEVEL_ALIGN = dict.fromkeys(Heading.LEVEL_ALIGN, "left")
 
 
-class _PlainCode(CodeBlock):
-    """Code without a background, indented, so that it can be copied."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Syntax(
-            str(self.text).rstrip(),
-            self.lexer_name,
-            theme=self.theme,
-            background_color="default",
-            word_wrap=True,
-            padding=(0, 2),
-        )
-
-
 class _ChatMarkdown(Markdown):
     """Markdown as models write it: a line break in the text is one on the screen."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _LeftHeading,
-        "fence": _PlainCode,
-        "code_block": _PlainCode,
     }
 
     def __init__(self, text: str) -> None:

@@ -9,11 +9,10 @@ from typing import TypeVar
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from kvlite.cli.answering import print_answer
 from kvlite.cli.chat.prompt import LinePrompt, Prompt
 from kvlite.cli.chat.stream import MarkdownStream
 from kvlite.cli.chat.views import Gauge
-from kvlite.cli.screen import on_interrupt, reading, reading_bar, unechoed
+from kvlite.cli.screen import on_interrupt, print_answer, reading, reading_bar, unechoed
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.metrics_text import brief
 from kvlite.conversation.session import Begin
