@@ -16,7 +16,7 @@ from kvlite.config.settings import OPTIONS, Settings, flag_of
 from kvlite.errors import KvliteError
 
 _HINTS = get_type_hints(Settings)
-_CONTEXT, _PROFILE = "typer_context", "profile"
+_CONTEXT = "typer_context"
 Command = Callable[..., None]
 
 AsJson = Annotated[
@@ -27,19 +27,26 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but re
 _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
-def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """As `with_resolved`, for a command whose first parameter is `Settings`."""
+def with_given(command: Command) -> Command:
+    """Give a command a flag for every setting; its first parameter is the given values by name."""
+    return _with_flags(command, OPTIONS)
+
+
+def with_origins(command: Command, names: Collection[str] = OPTIONS) -> Command:
+    """Give a command --profile and a flag for each of these settings; its first parameter is
+    `Resolved`."""
 
     @wraps(command)
-    def plain(resolved: Resolved, **values: Any) -> None:
-        command(resolved.settings, **values)
+    def resolved(given: Mapping[str, Any], profile: str | None, **values: Any) -> None:
+        chosen = Profiles(config_folder()).chosen(profile, os.environ)
+        command(resolve(given, os.environ, chosen, names), **values)
 
-    return with_resolved(plain, names)
+    return _with_flags(resolved, names, _profile())
 
 
 def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """Give a command whose first parameter is `Resolved` --profile and a flag for each of these
-    settings. Errors that end the command say where a value came from if it was not a flag."""
+    """As `with_origins`, for a command that uses the settings: they are checked together, and
+    errors that end the command say where a value came from if it was not a flag."""
 
     @wraps(command)
     def checked(resolved: Resolved, **values: Any) -> None:
@@ -56,21 +63,21 @@ def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command
             resolved.noted(error)
             raise
 
-    return _with_flags(checked, names, partial(_resolved, names=names), _profile())
+    return with_origins(checked, names)
+
+
+def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command:
+    """As `with_resolved`, for a command whose first parameter is `Settings`."""
+
+    @wraps(command)
+    def plain(resolved: Resolved, **values: Any) -> None:
+        command(resolved.settings, **values)
+
+    return with_resolved(plain, names)
 
 
 # For commands that need a model and have options of their own for the rest.
 with_model = partial(with_settings, names=("model", "device", "weights"))
-
-
-def with_origins(command: Command) -> Command:
-    """As `with_resolved`, for a command that only shows values and does not check them."""
-    return _with_flags(command, OPTIONS, partial(_resolved, names=OPTIONS), _profile())
-
-
-def with_given(command: Command) -> Command:
-    """Give a command a flag for every setting; its first parameter is the given values by name."""
-    return _with_flags(command, OPTIONS, lambda flags, _: flags)
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
@@ -93,24 +100,19 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _with_flags(
-    command: Command,
-    names: Collection[str],
-    first: Callable[[Mapping[str, Any], str | None], Any],
-    *more: inspect.Parameter,
-) -> Command:
-    """The command with flags instead of its first parameter, which `first` makes from the values
-    of the flags that were given and the name of a profile."""
+def _with_flags(command: Command, names: Collection[str], *more: inspect.Parameter) -> Command:
+    """The command with flags, and more parameters, in place of its first parameter, which gets the
+    values of the flags that were given."""
     own = list(inspect.signature(command).parameters.values())[1:]
 
     def run(**values: Any) -> None:
         context: typer.Context = values.pop(_CONTEXT)
-        flags = {}
+        given = {}
         for name in names:
             value, source = values.pop(name), context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
-                flags[name] = value
-        command(first(flags, values.pop(_PROFILE, None)), **values)
+                given[name] = value
+        command(given, **values)
 
     options = [_parameter(name) for name in names]
     parameters = [*own, *options, *more, _keyword(_CONTEXT, annotation=typer.Context)]
@@ -119,11 +121,6 @@ def _with_flags(
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     return run
-
-
-def _resolved(flags: Mapping[str, Any], profile: str | None, names: Collection[str]) -> Resolved:
-    chosen = Profiles(config_folder()).chosen(profile, os.environ)
-    return resolve(flags, os.environ, chosen, names)
 
 
 def _profile() -> inspect.Parameter:
@@ -135,7 +132,7 @@ def _profile() -> inspect.Parameter:
         "one; none for no profile",
         rich_help_panel=OPTIONS["model"].metadata["panel"],
     )
-    return _keyword(_PROFILE, annotation=Annotated[str | None, shown], default=None)
+    return _keyword("profile", annotation=Annotated[str | None, shown], default=None)
 
 
 def _parameter(name: str) -> inspect.Parameter:
