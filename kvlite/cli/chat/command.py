@@ -20,9 +20,6 @@ from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvlite.cli.chat.prompt import LinePrompt, Prompt
-    from kvlite.cli.chat.terminal import ChatTerminal
-    from kvlite.cli.chat.views import Gauge
     from kvlite.conversation.session import Session
     from kvlite.documents import Document
 
@@ -92,11 +89,12 @@ def _typed(
 ) -> None:
     """Talk with someone at a terminal, until they leave."""
     from kvlite.cli.chat.commands import Quit, enter, read_documents
+    from kvlite.cli.chat.prompt import prompt_on
     from kvlite.cli.chat.terminal import ChatTerminal
     from kvlite.cli.chat.views import Gauge
 
     gauge = Gauge(session, ascii_only=screen.options.ascii_only)
-    prompt = _prompt(screen, gauge)
+    prompt = prompt_on(screen, gauge)
     terminal = ChatTerminal(screen, prompt, gauge, as_json=as_json, quiet=quiet)
 
     def tried(work: Callable[..., None], *args: object) -> None:
@@ -117,45 +115,9 @@ def _typed(
         if documents:
             tried(read_documents, documents)
         while True:
-            typed = _next(prompt, terminal, hint)
+            typed = terminal.read(hint)
             hint = ""
             tried(enter, typed)
-
-
-def _prompt(screen: "Console", gauge: "Gauge") -> "Prompt | LinePrompt":
-    """What asks for messages, as far as the terminal goes."""
-    from kvlite.cli.chat.prompt import LinePrompt, Prompt, history_in
-    from kvlite.config.paths import data_folder
-
-    mark = "> " if gauge.ascii_only else "\u203a "
-    if screen.is_dumb_terminal:
-        return LinePrompt(lambda text: screen.out(text, end="", highlight=False), mark)
-    from prompt_toolkit.output import create_output
-
-    return Prompt(
-        history_in(data_folder()),
-        lambda: gauge.line(screen.width),
-        mark,
-        None if sys.stdout.isatty() else create_output(sys.stderr),
-    )
-
-
-def _next(prompt: "Prompt | LinePrompt", terminal: "ChatTerminal", hint: str) -> str:
-    """What is typed next.
-
-    Raises:
-        EOFError: the user leaves: Ctrl-D, or Ctrl-C twice where nothing is typed.
-    """
-    pressed = False
-    while True:
-        try:
-            return prompt.read(hint=hint)
-        except KeyboardInterrupt:
-            if pressed and not prompt.typed:
-                raise EOFError from None
-            pressed = not prompt.typed
-            if pressed:
-                terminal.say("Ctrl-C once more quits, and so does Ctrl-D.")
 
 
 def _piped(

@@ -12,12 +12,15 @@ from prompt_toolkit.application import get_app
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import Output
+from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
+from rich.console import Console
 
 from kvlite.cli.chat.completion import ChatCompleter
 from kvlite.cli.chat.typed import unfinished
+from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt
+from kvlite.config.paths import data_folder
 from kvlite.documents import whole_characters
 
 _STYLE = Style.from_dict(
@@ -30,10 +33,10 @@ _STYLE = Style.from_dict(
 
 
 class Prompt:
-    """Asks for messages, with `status` as the line at the bottom."""
+    """Asks for messages, above a status line."""
 
     def __init__(
-        self, history: History, status: Callable[[], str], mark: str, output: Output | None = None
+        self, history: History, status: Callable[[], str], mark: str, output: Output | None
     ) -> None:
         self._session: PromptSession[str] = PromptSession(
             FormattedText([("class:prompt", mark)]),
@@ -101,6 +104,19 @@ class LinePrompt:
         if not line:
             raise EOFError
         return line.removesuffix("\n")
+
+
+def prompt_on(screen: Console, gauge: Gauge) -> Prompt | LinePrompt:
+    """What asks for messages, as far as the terminal goes."""
+    mark = "> " if gauge.ascii_only else "\u203a "
+    if screen.is_dumb_terminal:
+        return LinePrompt(lambda text: screen.out(text, end="", highlight=False), mark)
+    return Prompt(
+        history_in(data_folder()),
+        lambda: gauge.line(screen.width),
+        mark,
+        None if sys.stdout.isatty() else create_output(sys.stderr),
+    )
 
 
 def _keys() -> KeyBindings:

@@ -65,6 +65,23 @@ class ChatTerminal:
         """Wipe the screen, if it can be wiped."""
         self.screen.clear()
 
+    def read(self, hint: str = "") -> str:
+        """Ask for the next message or command.
+
+        Raises:
+            EOFError: the user leaves: Ctrl-D, or Ctrl-C twice where nothing is typed.
+        """
+        pressed = False
+        while True:
+            try:
+                return self.prompt.read(hint=hint)
+            except KeyboardInterrupt:
+                if pressed and not self.prompt.typed:
+                    raise EOFError from None
+                pressed = not self.prompt.typed
+                if pressed:
+                    self.say("Ctrl-C once more quits, and so does Ctrl-D.")
+
     def ask(self, prefill: str) -> str:
         """Let the user edit a text; "" if they leave it with Ctrl-C or Ctrl-D."""
         try:
