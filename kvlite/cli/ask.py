@@ -74,7 +74,7 @@ def ask(
     talk = found or runner.conversation()
     if documents:
         talk.documents = tuple(documents)
-    # Nobody can go back here.
+    # There is no undo here, so no checkpoints are kept.
     talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
         if question:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-# Of files that conversations are saved in.
+# The suffix of saved conversations.
 SUFFIX = ".kv"
 
 

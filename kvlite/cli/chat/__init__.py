@@ -1,1 +1,1 @@
-"""A chat at a terminal: what is typed, what it does, what is drawn."""
+"""The terminal chat."""

@@ -62,7 +62,7 @@ def chat(
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
     settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
     require_files(files or (), settings)
-    # Everything but answers goes there.
+    # The screen shows everything but answers.
     screen = output() if typed and sys.stdout.isatty() else console(quiet)
     with unechoed():
         runner, talk, documents = open_files(files or (), settings, "", screen, library=library)
@@ -129,7 +129,7 @@ def _piped(
     as_json: bool,
 ) -> None:
     """Answer every line of standard input."""
-    session.change(checkpoint_limit="0MB")  # nobody can go back here
+    session.change(checkpoint_limit="0MB")  # there is no undo here
     said = failed = False
     try:
         if documents:

@@ -265,7 +265,7 @@ def _save(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     )
     terminal.say(f"Saved as {where}.")
     if gone:
-        terminal.say(f"The library's limit was reached; it let go of {', '.join(gone)}.")
+        terminal.say(f"Removed {', '.join(gone)} from the library, to keep to its limit.")
 
 
 @_command("load", "NAME", "goes on with a saved conversation", "saved")

@@ -1,4 +1,4 @@
-"""How to go on with what is typed, when Tab is pressed."""
+"""Completion of commands when Tab is pressed."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ class ChatCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterator[Completion]:
-        """Completions of what is left of the cursor, in order; none for a message."""
+        """Completions of the text before the cursor, in order; none for a message."""
         typed = document.text_before_cursor
         if not typed.startswith("/") or "\n" in typed:
             return
@@ -39,7 +39,7 @@ class ChatCompleter(Completer):
 
 
 def _completion(text: str, typed: str, about: str = "") -> Completion:
-    """A text in place of what is typed."""
+    """A text that replaces what is typed."""
     return Completion(text, -len(typed), display_meta=about)
 
 

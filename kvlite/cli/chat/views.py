@@ -27,7 +27,7 @@ _ASCII_MARKS, _ASCII_EMPTY = "#=+*%@o", "."
 _COLORS = ("blue", "green", "cyan", "magenta", "yellow", "red", "bright_blue", "bright_black")
 # Columns of the status line's bar; and those below which tables leave columns out.
 _BAR, _ROOMY = 10, 70
-# Seconds for which memory is taken to be as it was.
+# Seconds between two looks at memory.
 _FRESH = 1.0
 # How differences are marked: not by color alone, and in colors that nobody confuses.
 _DIFFERENT = {
@@ -73,7 +73,7 @@ class Gauge:
         self._due = float("-inf")
 
     def line(self, width: int) -> str:
-        """As much of it as fits into `width` columns, the most important first."""
+        """As much as fits into `width` columns, the most important first."""
         if self.clock() >= self._due:
             self._place = memory_now(self.session)[0]
             self._due = self.clock() + _FRESH
