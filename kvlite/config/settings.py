@@ -226,9 +226,10 @@ def checked(name: str, value: Any, called: str) -> Any:
         raise SettingError(f"{called} is out of range: it has thousands of digits")
     option = OPTIONS[name]
     about = option.metadata
-    if isinstance(value, Real) and not isinstance(value, bool | int | float):  # numpy's, say
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and not isinstance(value, int | float):  # numpy's, say
         value = int(value) if isinstance(value, Integral) else float(value)
-    if option.type is str and isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number and option.type is str:
         value = str(value)
     if about["choices"] and value not in about["choices"]:
         raise SettingError(f"{called} {value!r} is not one of {', '.join(about['choices'])}")
@@ -248,12 +249,8 @@ def checked(name: str, value: Any, called: str) -> Any:
     if value is None and option.default is None:
         return value
     low, high, whole = about["low"], about["high"], option.type is not float
-    if (
-        not isinstance(value, int if whole else int | float)
-        or isinstance(value, bool)
-        or not low <= value
-        or value > (LARGEST if high is None else high)
-    ):
+    fits = is_number and isinstance(value, int if whole else int | float)
+    if not fits or not low <= value <= (LARGEST if high is None else high):
         unlimited = high is None and (not isinstance(value, int) or value <= LARGEST)
         limits = f"at least {low}" if unlimited else f"between {low} and {high or LARGEST}"
         raise SettingError(
