@@ -23,7 +23,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def library(context: typer.Context, as_json: AsJson = False) -> None:
+def listing(context: typer.Context, as_json: AsJson = False) -> None:
     """Documents and conversations that are kept, to be opened in seconds: list, remove, limit.
 
     Examples:
@@ -65,12 +65,11 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove entries; none of them if one does not exist."""
-    from kvlite.conversation.library import entry_path
-    from kvlite.conversation.library import remove as remove_entry
+    from kvlite.conversation import library
 
     for name in names:
-        entry_path(name)
-    freed = sum(map(remove_entry, dict.fromkeys(names)))
+        library.entry_path(name)
+    freed = sum(map(library.remove, dict.fromkeys(names)))
     if as_json:
         print_json({"removed": names, "bytes": freed})
         return
@@ -86,11 +85,10 @@ def limit(
 ) -> None:
     """Limit how much all entries may take, or show the limit. The documents that were not used
     for longest are removed first; conversations stay until you remove them."""
-    from kvlite.conversation.library import entries, set_limit
-    from kvlite.conversation.library import limit as current
+    from kvlite.conversation import library
 
-    removed = set_limit(size) if size else []
-    most = current()
+    removed = library.set_limit(size) if size else []
+    most = library.limit()
     if as_json:
         print_json({"limit": most, "removed": removed})
         return
@@ -98,7 +96,7 @@ def limit(
     screen.print("There is no limit." if most is None else f"The limit is {readable(most)}.")
     for name in removed:
         screen.print(f"Removed {name}, to keep to it.")
-    total = sum(each.nbytes for each in entries())
+    total = sum(each.nbytes for each in library.entries())
     if most is not None and total > most:
         screen.print(
             f"Conversations take {readable(total)}, and stay: `kvlite library remove NAME`.",
@@ -106,7 +104,6 @@ def limit(
 
 
 def _plain(entry: "Entry") -> dict[str, object]:
-    about = entry.about
     plain: dict[str, object] = {
         "name": entry.name,
         "path": str(entry.path),
@@ -114,7 +111,7 @@ def _plain(entry: "Entry") -> dict[str, object]:
         "used": _stamp(entry.used),
         "flaw": entry.flaw,
     }
-    if about is not None:
+    if (about := entry.about) is not None:
         plain |= {
             "created": _stamp(about.created),
             "tokens": about.tokens,
