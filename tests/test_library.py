@@ -100,7 +100,8 @@ def test_it_opens_where_reading_anew_would_give_the_same(
     if found is None:
         return
     with Snapshot(found.path) as saved:
-        talk = Conversation.resumed(model, own, saved.state(model, own))
+        talk = Conversation(model, own)
+        saved.restore(talk)
     anew = Conversation(model, own)
     asked = f"{all_of([REPORT])} 11 12"
     said = []

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +369,8 @@ def refused_light(tiny: Tiny, path: Path) -> None:
 def test_one_is_never_taken_for_a_whole_one(llama: Tiny, tmp_path: Path) -> None:
     gone_ways(llama, budget="40").save(tmp_path / "talk.kv", light=True)
     with Snapshot(tmp_path / "talk.kv") as saved, pytest.raises(SnapshotError):
-        saved.state(llama.model, Settings())
+        saved.about = replace(saved.about, light=False)
+        saved.restore(Conversation(llama.model, Settings()))
     refused(make_tiny("llama", num_hidden_layers=3).model, tmp_path / "talk.kv", "another model")
 
 

@@ -1,11 +1,11 @@
-"""Layers as named tensors and a plain description of how these fit together; and back.
+"""Layers as named tensors and JSON values that say how they fit together; and back.
 
-Only filled slots are taken, and what layers share is taken once. A description names classes of one
-fixed list: nothing else can be made from it.
+Only filled slots are saved, and shared parts once. Nothing but the classes in `KINDS` can be made
+from a file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, get_origin, get_type_hints
 
 import torch
@@ -23,7 +23,7 @@ from kvlite.cache.sound import require, require_sound
 from kvlite.errors import SnapshotError
 
 Plain = dict[str, Any]
-"""What JSON can hold."""
+"""JSON values."""
 
 KINDS: dict[str, type] = {
     kind.__name__: kind
@@ -32,29 +32,24 @@ KINDS: dict[str, type] = {
 
 
 class Source(Protocol):
-    """Where tensors come from, by name."""
+    """A file of named tensors."""
 
     def new(self, name: str, device: torch.device) -> Tensor:
-        """One in storage of its own.
+        """Read a tensor.
 
         Raises:
-            SnapshotError: it is damaged, or there is none.
+            SnapshotError: it is missing or damaged.
         """
 
     def fill(self, name: str, into: Tensor) -> None:
-        """Copy one into another of its shape and type; errors as of `new`."""
+        """Read a tensor into another of its shape and type; errors as of `new`."""
 
 
 class Parts:
-    """What layers are made of, taken apart.
-
-    Attributes:
-        tensors: by name, where they lie.
-        objects: of the classes in `KINDS`, each after those that it holds.
-    """
+    """Layers taken apart: tensors by name, beginning with `prefix`, and objects of the classes in
+    `KINDS`, each after those that it refers to."""
 
     def __init__(self, prefix: str) -> None:
-        """Names of tensors begin with `prefix`."""
         self.prefix = prefix
         self.tensors: dict[str, Tensor] = {}
         self.objects: list[Plain] = []
@@ -62,13 +57,13 @@ class Parts:
         self._numbers: dict[int, int] = {}
 
     def tensor(self, name: str, tensor: Tensor) -> str:
-        """Take a tensor; its whole name."""
+        """Add a tensor; returns its whole name."""
         whole = f"{self.prefix}.{name}"
         self.tensors[whole] = tensor
         return whole
 
     def object(self, value: Any) -> int:
-        """Take an object of the classes in `KINDS`; its number, the same for the same object."""
+        """Add an object, once; returns its number."""
         if id(value) not in self._numbers:
             plain = {each.name: self._field(value, each.name) for each in fields(value)}
             self._numbers[id(value)] = len(self.objects)
@@ -87,10 +82,9 @@ class Parts:
 
 
 class Whole:
-    """What was taken apart, put together on a device as it is asked for."""
+    """Puts objects together again on a device, each when it is first asked for."""
 
     def __init__(self, source: Source, objects: Sequence[Plain], device: torch.device) -> None:
-        """Nothing is read yet."""
         self.source = source
         self.objects = objects
         self.device = device
@@ -100,11 +94,8 @@ class Whole:
     def object(self, number: int | None, kind: Any) -> Any:
         """One of the objects, the same one every time; None for None.
 
-        Args:
-            kind: the class, or classes, that it must be of.
-
         Raises:
-            SnapshotError: it is of another, or damaged.
+            SnapshotError: it is damaged, or not of the class(es) `kind`.
         """
         if number is None:
             return None
@@ -118,7 +109,7 @@ class Whole:
         require(0 <= number < len(self.objects))
         plain = self.objects[number]
         kind = KINDS[plain["kind"]]
-        # Each comes after those that it holds, so this ends.
+        # Each comes after those that it refers to, so this ends.
         for each in plain.values():
             require(type(each) is not dict or each["object"] < number)
         hints = get_type_hints(kind)
@@ -138,15 +129,14 @@ class Whole:
 
 
 def described(parts: Parts, name: str, layer: LayerCache, filled: int | None = None) -> Plain:
-    """A layer, taken apart.
+    """Take a layer apart.
 
     Args:
-        name: its tensors' names begin with that.
-        filled: slots that count, if not all that are filled; then what head groups remember does
-            not.
+        name: its tensors' names begin with it.
+        filled: slots to save, if not all that are filled.
 
     Raises:
-        SnapshotError: it waits for others to be read.
+        SnapshotError: the conversation is still reading.
     """
     return {
         "rows": layer.rows,
@@ -184,23 +174,22 @@ def _head_group(parts: Parts, name: str, head_group: KVHeadGroup, used: int) -> 
 
 @dataclass(frozen=True)
 class Form:
-    """What every layer of a model's cache is like.
+    """What all layers of a model's cache have in common.
 
     Attributes:
-        kv_heads, dim, dtype: of the model.
-        seen: tokens read, above all positions.
-        prepare: given a layer before it is filled.
+        seen: tokens read; all positions are below.
+        prepare: called with each layer before it is filled.
     """
 
     kv_heads: int
     dim: int
     dtype: torch.dtype
     seen: int
-    prepare: Callable[[LayerCache], None] | None = field(default=None)
+    prepare: Callable[[LayerCache], None] | None = None
 
 
 def layer_of(whole: Whole, plain: Plain, form: Form) -> LayerCache:
-    """A layer as it was, on the device of what it is put together from.
+    """Put a layer together again.
 
     Raises:
         SnapshotError: it is damaged, or of another model.
@@ -261,17 +250,7 @@ def _dim(segment: Packed | Half) -> int:
 
 
 def require_known(positions: Tensor, seen: int) -> None:
-    """Raises SnapshotError if positions are not of tokens that were read."""
+    """Raises SnapshotError unless positions are those of tokens that were read."""
     if positions.numel():
         low, high = positions.aminmax()
         require(int(low) >= 0 and int(high) < seen)
-
-
-def as_plain(bits: KVBits | None) -> Plain | None:
-    """Bits by name."""
-    return None if bits is None else {each.name: getattr(bits, each.name) for each in fields(bits)}
-
-
-def bits_of(plain: Mapping[str, Any] | None) -> KVBits | None:
-    """Bits from their names."""
-    return None if plain is None else KVBits(**plain)

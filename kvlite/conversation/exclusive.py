@@ -1,4 +1,4 @@
-"""One thing at a time with a conversation: what comes between is refused, and nothing is lost."""
+"""One call at a time on a conversation: a second one is refused, and nothing is lost."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,18 +13,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Shared(Protocol):
-    """What threads may share.
-
-    Attributes:
-        busy: held while something is done with it.
-    """
+    """An object that threads share; `busy` is held during a call."""
 
     busy: Lock
 
 
 def alone(work: Method) -> Method:
-    """A method of something shared that raises SettingError while another one is at work: in
-    another thread, or as what called this one; or if its `callbacks` are none."""
+    """Let a method raise SettingError while another one is at work, in another thread or further
+    up this one; or if its `callbacks` are not `Callbacks`."""
 
     @wraps(work)
     def guarded(self: Shared, *args: Any, **options: Any) -> Any:
@@ -36,8 +32,8 @@ def alone(work: Method) -> Method:
 
 
 def alone_by_steps(work: Method) -> Method:
-    """As `alone`, of a generator: from one piece to the next, so that one nobody listens to any
-    more is in nobody's way."""
+    """As `alone`, for a generator: it is at work only while it makes its next piece, so that an
+    abandoned one is in nobody's way."""
 
     @wraps(work)
     def guarded(self: Shared, *args: Any, **options: Any) -> Iterator[Any]:

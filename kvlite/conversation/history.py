@@ -1,4 +1,4 @@
-"""All that was said, as a tree: its branches, where each message begins, and how to get there."""
+"""What was said, as a tree of messages, and how to get back to each of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,12 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """Where a message of the user's begins. Messages said in each other's place share it.
+    """Where a user message begins. A message and those that replaced it share their position.
 
     Attributes:
-        checkpoint: how things stood.
-        number: messages of the user's before it.
-        prefilled_ids: tokens of the message that had been read before it was said.
-        prefill_start: where these begin, if there are any.
+        number: user messages before it.
+        prefilled_ids: tokens of the message that were read before it was said.
+        prefill_start: where those begin.
     """
 
     checkpoint: Checkpoint
@@ -33,14 +32,11 @@ class Position:
 
 @dataclass(eq=False)
 class Node:
-    """A message of the user's and its answer. Nothing but the answer changes, while it comes.
+    """A user message and its answer, which grows while it comes; nothing else changes.
 
     Attributes:
         parent: the message before it; None for the first one.
-        start: where it begins.
-        text: as it was typed.
-        prompt_end: how many tokens had been read when it was.
-        answer: as far as it was heard.
+        prompt_end: tokens read up to the end of the message.
     """
 
     parent: "Node | None"
@@ -52,18 +48,15 @@ class Node:
 
 @dataclass
 class Branch:
-    """One way through the tree, from its last message back to the first.
+    """One way through the tree, from its last message (`tip`) back to the first.
 
     Attributes:
-        tip: the last message; None before the first.
-        frozen_upto: how many messages cannot be gone back to, since the cache was compacted after
-            them.
-        compacted: whether what was read is no longer all there, since the cache was compacted.
+        frozen_upto: messages that cannot be gone back to, since the cache was compacted after them.
+        compacted: whether the cache was compacted, so that some of what was read is gone.
         prefilled_ids: tokens of the next message that were read before it is said.
-        prefill_start: where these begin, if there are any.
-        boundaries: how many tokens had been read whenever a reading ended, message or not.
-        token_ids: what had been read when the branch was left, since then.
-        end: how it stood then.
+        prefill_start: where those begin.
+        boundaries: token counts at which a reading ended, of a message or anything else.
+        token_ids, end: what had been read, and a checkpoint, when the branch was left.
     """
 
     tip: Node | None = None
@@ -77,7 +70,7 @@ class Branch:
 
     @property
     def nodes(self) -> list[Node]:
-        """Its messages, the first one first."""
+        """Its messages, in order."""
         found, node = list[Node](), self.tip
         while node is not None:
             found.append(node)
@@ -86,7 +79,7 @@ class Branch:
 
     @property
     def messages(self) -> list[Message]:
-        """Role and content, in order; the last answer as far as it was heard."""
+        """Role and content of messages and answers, in order."""
         pairs = [(("user", node.text), ("assistant", node.answer)) for node in self.nodes]
         return [{"role": role, "content": text} for pair in pairs for role, text in pair]
 
@@ -97,19 +90,18 @@ class Branch:
 
     @property
     def prefill_boundaries(self) -> list[int]:
-        """How many tokens had been read whenever reading ended: what is read again is read in the
-        same parts."""
+        """All token counts at which a reading ended: what is read again is read in the same
+        parts."""
         nodes = self.reachable
         ahead = {node.start.checkpoint.seen for node in nodes if node.start.prefilled_ids}
         return sorted({*ahead, *(node.prompt_end for node in nodes), *self.boundaries})
 
     def was_read(self, start: int, end: int) -> None:
-        """The tokens from one number to another were read together."""
+        """The tokens from `start` to `end` were read together."""
         self.boundaries = [*(each for each in self.boundaries if each <= start), end]
 
     def cut(self, number: int) -> "Branch":
-        """Another one that begins alike, without message `number`, counted from 0, and all that
-        came after it."""
+        """A new branch with the messages before `number`, counted from 0."""
         nodes, end = self.nodes, None
         if number < len(nodes):
             end = nodes[number].start.checkpoint.seen
@@ -121,8 +113,7 @@ class Branch:
         )
 
     def common(self, other: "Branch") -> list[Node]:
-        """The messages that begin where those of another one do, before the two part, and can be
-        gone back to on both."""
+        """The reachable messages before the two branches part."""
         if self.frozen_upto != other.frozen_upto:
             return []
         own = self.reachable
@@ -131,10 +122,10 @@ class Branch:
         return own[: parts.index(True) if True in parts else len(parts)]
 
     def require(self, number: object) -> int:
-        """The number of a message of the user's, counted from 1.
+        """The number of a user message, counted from 1.
 
         Raises:
-            SettingError: there is none of that number, or it cannot be gone back to.
+            SettingError: there is no such message, or it cannot be gone back to.
         """
         count, found = len(self.nodes), whole_number(number)
         if not count:
@@ -153,27 +144,22 @@ class Branch:
 
 @dataclass(frozen=True)
 class BranchView:
-    """A branch, as front ends show it.
-
-    Attributes:
-        messages: role and content, in order.
-        current: whether the conversation is on it.
-    """
+    """A branch as front ends show it; `current` if the conversation is on it."""
 
     messages: list[Message]
     current: bool
 
 
 class History:
-    """The tree, and where the conversation stands in it. Editing, undoing, answering again and
-    changing branches all pick a position, and seek the context to it.
+    """The tree, and where the conversation is in it. Edit, undo, regenerate, branch and switch all
+    pick a position and seek the context to it.
 
     Attributes:
         context: what was read on the current branch.
-        branches: in the order in which they were begun.
-        current: the index of the one that the conversation is on.
-        here: where the conversation went back to, as long as nothing was read since.
-        prompt: the last message as it was read, for another answer to it.
+        branches: the oldest first.
+        current: the index of the current one.
+        here: the position that was gone back to, until something is read.
+        prompt: a checkpoint before the last answer, to generate another.
     """
 
     def __init__(self, context: Context) -> None:
@@ -185,7 +171,7 @@ class History:
         self._left = 0
 
     def resume(self, branches: list[Branch], current: int) -> None:
-        """Go on with the branches of another, which must not go on itself."""
+        """Go on with these branches."""
         self.branches, self.current = branches, current
         held = {
             id(start.checkpoint): start.checkpoint
@@ -203,14 +189,14 @@ class History:
 
     @property
     def views(self) -> list[BranchView]:
-        """The branches as front ends show them."""
+        """The branches for front ends."""
         return [
             BranchView(branch.messages, index == self.current)
             for index, branch in enumerate(self.branches)
         ]
 
     def next_position(self, config: EngineConfig) -> Position:
-        """Where something that is said now begins."""
+        """Where a message said now begins."""
         if self.here is not None:
             return self.here
         made, branch = self.context.checkpoint(config), self.branch
@@ -218,11 +204,8 @@ class History:
         return Position(made, len(branch.nodes), *ahead)
 
     def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
-        """A turn that reads tokens, for which room is made if it has to be and may.
-
-        Raises:
-            ContextError, SettingError: as `Turn`.
-        """
+        """A turn that reads `ids`. The cache is compacted first if it must and may be. Errors are
+        those of `Turn`."""
         grown = self.context.outgrows(len(ids), config, answers=answers)
         if grown and config.settings.beyond_context == "compact":
             self.context.require_readable(ids, config, answers=answers)
@@ -234,11 +217,7 @@ class History:
         return self.context.next_turn(ids, config, answers=answers)
 
     def read(self, turn: Turn, callbacks: Callbacks, start: Position | None = None) -> None:
-        """Read a turn: from then on nothing else can be answered before it.
-
-        Args:
-            start: where it begins, if that can be gone back to.
-        """
+        """Read a turn, which begins at `start` if it can be gone back to."""
         before = len(self.context.token_ids)
         try:
             self.context.read(turn, callbacks)
@@ -251,21 +230,21 @@ class History:
         self.branch.prefilled_ids, self.branch.prefill_start = [], None
 
     def say(self, start: Position, text: str) -> Node:
-        """Put a message that was read, and is about to be answered, at the end of the branch."""
+        """Put a message that was read at the end of the branch."""
         node = Node(self.branch.tip, start, text, len(self.context.token_ids))
         self.branch.tip = node
         return node
 
     def fork(self, number: int, config: EngineConfig) -> Branch:
-        """Begin a branch without message `number`, counted from 0, and what came after it; the
-        branch that is left."""
+        """Begin a branch with the messages before `number`, counted from 0; returns the branch
+        that is left."""
         left = self._leave(config)
         self._begin(left.cut(number))
         return left
 
     def redraw(self, config: EngineConfig, callbacks: Callbacks) -> Turn | None:
-        """Leave the last message and its answer; the turn to answer anew, if that needs nothing to
-        be read. If not, the message has to be said again."""
+        """Go back before the last answer, for another. Returns the turn to answer again; None if
+        the message has to be read again, and the context is before it."""
         nodes, prompt, turn = self.branch.nodes, self.prompt, self.context.turn
         self.prompt = None
         left = self.fork(len(nodes) - 1, config)
@@ -280,14 +259,14 @@ class History:
     def seek(
         self, number: int, position: Position, config: EngineConfig, callbacks: Callbacks
     ) -> Branch:
-        """Begin a branch without message `number`, counted from 0, and stand at a position of the
-        one that is left, which is returned."""
+        """Begin a branch with the messages before `number`, counted from 0, at a position of the
+        current branch; returns the branch that is left."""
         left = self.fork(number, config)
         self._stand_at(position, left, config, callbacks)
         return left
 
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
-        """Forget the last message and its answer, which are returned."""
+        """Forget the last message and its answer; returns them."""
         nodes = self.branch.nodes
         left = self.seek(len(nodes) - 1, nodes[-1].start, config, callbacks)
         self.current = self._left
@@ -297,11 +276,7 @@ class History:
         return nodes[-1]
 
     def switch(self, branch: int, config: EngineConfig, callbacks: Callbacks) -> None:
-        """Go on with another branch.
-
-        Raises:
-            SettingError: there is none of that number.
-        """
+        """Go on with another branch."""
         chosen = whole_number(branch)
         if chosen is None or not 0 <= chosen < len(self.branches):
             called, count = repr(branch) if chosen is None else chosen + 1, len(self.branches)
@@ -342,8 +317,8 @@ class History:
         config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
-        """Let things stand as when `ids` had been read, the beginning of a branch; if that fails,
-        as at a message before, or as they do."""
+        """Seek the context to `ids`, the beginning of a branch. If that fails, the conversation
+        is at an earlier message, or where it was."""
         before = self.context.cache
         try:
             self.context.seek(ids, end, ancestors, branch.prefill_boundaries, config, callbacks)
@@ -359,7 +334,7 @@ class History:
             raise
 
     def _leave(self, config: EngineConfig) -> Branch:
-        """The current branch, with how it ends."""
+        """Mark the end of the current branch."""
         branch = self.branch
         if branch.end is not None:
             self.context.release(branch.end)
@@ -372,7 +347,7 @@ class History:
         self._moved()
 
     def _moved(self) -> None:
-        """Things do not stand any more as where something was said."""
+        """Forget what was only true at the last position."""
         if self.prompt is not None:
             self.context.release(self.prompt)
         self.prompt = self.here = None

@@ -1,8 +1,8 @@
-"""The branches of a conversation, as plain values for a file and back.
+"""The branches of a conversation as JSON values, and back.
 
-Of a checkpoint a file has what little it takes where the cache or the host store gives it back;
-what was copied is not saved, and is read again if it is gone back to. Names in the file are those
-of version 0.1.0."""
+Checkpoints are saved if the cache or the host store gives them back. Copied ones are not; their
+tokens are read again. The names in the file are those of version 0.1.0.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,7 @@ Plain = dict[str, Any]
 
 
 def plain_history(branches: list[Branch], current: int, store: HostKVStore | None) -> Plain:
-    """All that there is to say of them.
-
-    Args:
-        current: the index of the one the conversation is on.
-        store: of that one.
-    """
+    """Branches as JSON values; `store` is that of the current one."""
     starts: dict[int, Position] = {}
     for branch in branches:
         for start in (*(node.start for node in branch.nodes), branch.prefill_start):
@@ -39,14 +34,10 @@ def plain_history(branches: list[Branch], current: int, store: HostKVStore | Non
 
 
 def history_from(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[list[Branch], int]:
-    """The branches that were written, and the index of the current one.
-
-    Args:
-        store: of the current one.
-        layers: of the model.
+    """The saved branches, and the index of the current one, which has the `store`.
 
     Raises:
-        ValueError, LookupError, TypeError: these are none.
+        ValueError, LookupError, TypeError: the values are damaged.
     """
     starts = _positions_from(plain["said"], store, layers)
     branches = [_branch_from(each, starts) for each in plain["paths"]]
@@ -102,7 +93,7 @@ def _branch(branch: Branch, number: dict[int, int], store: HostKVStore | None) -
 
 
 def _positions_from(plain: list[Plain], store: HostKVStore | None, layers: int) -> list[Position]:
-    """The positions in a file, each made once; one that others begin before begins nowhere else."""
+    """The saved positions. A `prefill_start` has none itself."""
     made = [_position_from(each, store, layers) for each in plain]
     befores = [each["before"] for each in plain]
     if any(before is not None and befores[_whole(before)] is not None for before in befores):

@@ -1,4 +1,4 @@
-"""An answer's metrics in words."""
+"""Metrics in words."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,16 @@ _ENDS = {
     "interrupted": "You ended it; what had come was kept.",
     "memory": "It ended for lack of memory, with nothing left to give up.",
 }
-# Where someone at a terminal has longer answers.
+# How to get longer answers at a terminal.
 _LONGER = "/set max-tokens"
 _PLACES = {"ram": "host memory", "disk": "a temporary file"}
 
 
 def brief(metrics: GenerationMetrics, longer: str = _LONGER) -> str:
-    """The line under an answer: what it was made from, how fast it came, how it ended if that is
-    not usual.
+    """The line under an answer.
 
     Args:
-        longer: what lets answers be longer.
+        longer: the setting that allows longer answers.
     """
     parts = [_kept(metrics)]
     if metrics.recalled_bytes:
@@ -44,13 +43,13 @@ def _kept(metrics: GenerationMetrics) -> str:
 
 
 def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
-    """Sentences, one on each thing that a reader may want to know. Args are those of `brief`."""
+    """The metrics in sentences. Args are those of `brief`."""
     again = (
         f", and {metrics.again_tokens:,} of the last answer again" if metrics.again_tokens else ""
     )
     yield (
-        f"Read {metrics.prompt_tokens:,} tokens{again}, {metrics.prefill_tokens_per_s:,.0f} a "
-        "second; "
+        f"Read {metrics.prompt_tokens:,} tokens{again}, "
+        f"{metrics.prefill_tokens_per_s:,.0f} a second; "
         f"the first token came after {metrics.time_to_first_token_s:.1f} s."
     )
     speed = f", {metrics.decode_tokens_per_s:.1f} a second" if metrics.generated_tokens > 1 else ""

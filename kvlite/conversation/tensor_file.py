@@ -1,8 +1,9 @@
 """Tensors and a description in one file: written whole or not at all, each byte checked when read.
 
 It is a safetensors file (https://github.com/huggingface/safetensors, "Format"), so other programs
-can look into it, and nothing in it can be run. Its header begins with its own checksum; each tensor
-has one too. They are CRC-32: only accidents are to be told, and it is the fastest at hand.
+can read it, and nothing in it can be executed. The header begins with its own checksum and has one
+for each tensor. They are CRC-32, which is fast and enough against accidents. The `safetensors`
+library maps what it reads and copies what it writes, so the format is written here.
 """
 
 import json
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from kvlite.offload.weights.buffers import Stage
 
 
-# Whole conversations, which any kvlite opens; light ones, which the first did not know. What is
-# newer than the last is refused.
+# The format of whole conversations, and of light ones, which kvlite's first version did not know.
+# Newer ones are refused.
 WHOLE, LIGHT = 1, 2
 FORMAT = LIGHT
 LONGEST_HEADER = 100_000_000
-# Large enough for the disk, small enough to stay in a core's cache from reading to checking.
+# Large enough for disks, small enough to stay in a core's cache between reading and checking.
 BLOCK = 1 << 20
 
 Progress = Callable[[int, int], None]
 
-# The format's name of each of torch's types, and its bytes.
+# Each of torch's types: its name in the format, and its bytes.
 _KINDS = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
@@ -51,7 +52,7 @@ _BEGIN, _NO_SUM, _ALIGNED = b'{"__metadata__":{"crc32":"', "0" * 8, 64
 
 
 class _Entry(NamedTuple):
-    """A tensor in a file: what torch calls its type, its bytes, and their checksum."""
+    """A tensor in a file; `type` is torch's name, `begin` and `end` are offsets in the file."""
 
     type: str
     shape: tuple[int, ...]
@@ -68,19 +69,19 @@ def write_tensors(
     most: int | None = None,
     form: int = WHOLE,
 ) -> int:
-    """Write a file, or leave what was there; its bytes.
+    """Write a file, or leave what was there; returns its bytes.
 
     Args:
-        about: what JSON can hold.
-        tensors: by name, on any device, in any layout; none is copied as a whole.
-        progress: told (bytes done, of how many).
-        most: bytes it may have.
-        form: the format, which says who can open it.
+        about: JSON values.
+        tensors: on any device, in any layout; none is copied as a whole.
+        progress: called with (bytes done, bytes in all).
+        most: the largest size allowed, in bytes.
+        form: the format's version.
 
     Raises:
-        SnapshotError: it cannot be written there, or would be larger.
+        SnapshotError: it cannot be written there, or would be too large.
     """
-    # Those of wide numbers come first, so that each begins where its numbers may.
+    # The widest numbers first: then each tensor is aligned.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     sizes = [tensors[name].numel() * tensors[name].element_size() for name in order]
     named = [(name, tensors[name]) for name in order]
@@ -111,7 +112,6 @@ def write_tensors(
 def _header(
     about: Mapping[str, Any], order: "list[tuple[str, Tensor]]", sums: list[str], form: int
 ) -> bytes:
-    """Length and header, checksum and all."""
     metadata = {
         "crc32": _NO_SUM,
         "format": str(form),
@@ -131,27 +131,25 @@ def _header(
 
 
 def _summed(header: bytes) -> bytes:
-    """A header with its own checksum, which is that of the header without one."""
+    """A header with the checksum of itself, computed with zeros in the checksum's place."""
     at = 8 + len(_BEGIN)
     blank = header[:at] + _NO_SUM.encode() + header[at + len(_NO_SUM) :]
     return blank[:at] + f"{zlib.crc32(blank):08x}".encode() + blank[at + len(_NO_SUM) :]
 
 
 class TensorFile:
-    """A file that is read from. It is kept open, so that it may be replaced or removed meanwhile.
+    """A file open for reading, which may be replaced or removed meanwhile.
 
     Attributes:
-        path: its path.
-        nbytes: its size.
-        about: what was written with the tensors.
-        progress: told (bytes read, of how many) when set.
+        about: the JSON values written with the tensors.
+        progress: called with (bytes read, bytes in all).
     """
 
     def __init__(self, path: Path) -> None:
-        """Read and check its header.
+        """Read and check the header.
 
         Raises:
-            SnapshotError: it is no such file, or a damaged one, or of a newer format.
+            SnapshotError: it is not such a file, damaged, or of a newer format.
         """
         self.path = path
         self.progress: Progress | None = None
@@ -166,7 +164,7 @@ class TensorFile:
         self._done = self._begin
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
     def __enter__(self) -> "TensorFile":
@@ -176,30 +174,26 @@ class TensorFile:
         self.close()
 
     def damaged(self, what: str = "") -> SnapshotError:
-        """The error that says so.
-
-        Args:
-            what: more than that, if it is known.
-        """
+        """The error that it is damaged; `what` adds details."""
         more = f" ({what})" if what else ""
         return SnapshotError(
             f"{self.path} is damaged or cut short{more}: use another copy of it, or make it again"
         )
 
     def size(self, name: str) -> int:
-        """Bytes of a tensor."""
+        """The bytes of a tensor."""
         entry = self._entry(name)
         return entry.end - entry.begin
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         return list(self._table)
 
     def new(self, name: str, device: "torch.device") -> "Tensor":
-        """A tensor in storage of its own.
+        """Read a tensor.
 
         Raises:
-            SnapshotError: there is none of this name, or it is damaged.
+            SnapshotError: it is missing or damaged.
         """
         import torch
 
@@ -209,8 +203,7 @@ class TensorFile:
         return made
 
     def fill(self, name: str, into: "Tensor") -> None:
-        """Read a tensor straight to where it is wanted, of the same shape and type, in any layout;
-        errors as of `new`."""
+        """Read a tensor into another of its shape and type, in any layout; errors as of `new`."""
         from kvlite.offload.weights.buffers import Direct, Pinned
 
         entry = self._entry(name)
@@ -228,7 +221,7 @@ class TensorFile:
             raise self.damaged(name)
 
     def _read(self, piece: "Tensor", checksum: int) -> int:
-        """Fill host memory; the checksum with it."""
+        """Fill host memory; returns the checksum continued with it."""
         import torch
 
         left = piece.view(torch.uint8).numpy().data
@@ -320,7 +313,7 @@ def _type_of(tensor: "Tensor") -> str:
 
 
 def runs(tensor: "Tensor") -> "Iterator[Tensor]":
-    """The parts of a tensor that lie without gaps, flat, in order."""
+    """The contiguous parts of a tensor, flat, in order."""
     if tensor.is_contiguous():
         if tensor.numel():
             yield tensor.view(-1)

@@ -1,4 +1,4 @@
-"""One turn: tokens read, an answer drawn, and its metrics."""
+"""One turn: read tokens, generate an answer, account for both."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ from kvlite.planner.forecast import Task, forecast
 from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
 
-# How tokens are drawn from logits, and when that ends.
+# Settings of sampling alone.
 DRAWING = (
     "temperature",
     "top_k",
@@ -49,19 +49,14 @@ DRAWING = (
     "stop",
 )
 
-# Multiplications, below which a turn takes less time than its plan.
+# With fewer multiplications, a turn takes less time than its plan.
 PLANNED_FROM = 10**9
 
 
 @dataclass(frozen=True)
 class PromptState:
-    """A turn once its prompt was read, before it is answered.
-
-    Attributes:
-        logits: in host memory.
-        policies, notes: as of `Turn`.
-        fallbacks: of the OOM policy that were taken.
-    """
+    """What a turn was before it was answered; `logits` are in host memory, `fallbacks` counts the
+    steps that the OOM policy had taken."""
 
     logits: torch.Tensor
     policies: list[LayerPolicy]
@@ -73,10 +68,8 @@ class Turn:
     """Reads into a cache and answers from it.
 
     Attributes:
-        context: the conversation's tokens in the cache; what enters it is appended.
-        pending_ids: a token that was drawn and has not entered the cache.
-        turn_config: what its settings come to.
-        run_stats: of what the turn takes.
+        context: the tokens in the cache; this turn's are appended as they enter it.
+        pending_ids: a token that was generated and has not entered the cache.
     """
 
     def __init__(
@@ -95,11 +88,10 @@ class Turn:
         """Check everything that can be checked before `ids` are read.
 
         Args:
-            ids: what to read, at least one token.
-            oom_policy: what the conversation has given up so far; takes what this turn gives up.
-            store: everything read so far; takes what is read and answered now.
+            ids: at least one token.
+            store: everything read so far; this turn's entries go there, too.
             answers: whether an answer will follow.
-            told: sentences that need not be said again.
+            told: notes that need not be repeated.
 
         Raises:
             ContextError: they do not fit the model's trained context.
@@ -142,7 +134,7 @@ class Turn:
 
     @property
     def settings(self) -> Settings:
-        """As they were given."""
+        """As given."""
         return self.config.settings
 
     @property
@@ -151,8 +143,7 @@ class Turn:
         return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
 
     def _planned(self) -> dict[str, int]:
-        """The peak that each phase is expected to have, in bytes of live tensors; none where that
-        cannot be told."""
+        """The planned peak of each phase, in bytes of live tensors; empty if unknown."""
         model = self.model
         task = Task(
             new=len(self.again) + len(self.ids),
@@ -170,15 +161,11 @@ class Turn:
         return {"read": weights + reading, "answer": weights + made.answering.total}
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
-        """Decide what is read, and by which policies.
-
-        Args:
-            said: what the user is told of recall.
-        """
+        """Decide what is read, and by which policies; `said` are notes on recall."""
         model, cache, turn_config = self.model, self.cache, self.turn_config
         self.store = store
         self.recall = None if store is None else Recall(store, self.settings.recall_entries)
-        # An answer was drawn from what the cache held; read with all there is, it is exact.
+        # An answer came from what the cache held. Read again with everything, it is exact.
         self.again = self.context[store.seen :] if store and store.begun else []
         # With a host store a layer has all it ever read to choose from, whatever it dropped.
         held, new = (None if store else cache.layers), len(self.again) + len(self.ids)
@@ -194,15 +181,12 @@ class Turn:
         self.notes = (*notes(model, self.policies, turn_config.seen), *said, *self._beside)
 
     def note(self, said: tuple[str, ...]) -> None:
-        """Note what is known of what it reads, before it is read."""
+        """Add notes on what it will read."""
         self._beside = said
         self.notes = (*self.notes, *said)
 
     def read(self, callbacks: Callbacks) -> None:
-        """Read all tokens, or none.
-
-        Args:
-            callbacks: told the notes, before anything is read.
+        """Read all tokens, or none. The notes are passed on first.
 
         Raises:
             Stopped: it was cancelled.
@@ -250,8 +234,8 @@ class Turn:
         )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
-        """Draw tokens until the model ends, a stop string, the length limit, or `cancel`; or memory
-        runs out, and nothing is left to give up: then the last piece has no token."""
+        """Generate until the model ends, a stop string, the length limit, or `cancel`. If memory
+        runs out and nothing is left to give up, the last piece has no token."""
         fallbacks = len(self.oom_policy.taken)
         with aside():
             logits = self.logits.to("cpu", copy=True)
@@ -280,14 +264,14 @@ class Turn:
                 return
 
     def may_answer_again(self, config: EngineConfig) -> bool:
-        """Whether another answer can be drawn from what was read: nothing was given up since, and
-        settings differ from this turn's in how tokens are drawn at most."""
+        """Whether another answer only needs sampling: nothing was given up since the prompt was
+        read, and no other settings changed."""
         drawn = {name: getattr(config.settings, name) for name in DRAWING}
         whole = self.prompt is not None and len(self.oom_policy.taken) == self.prompt.fallbacks
         return whole and self.settings.replace(drawn) == config.settings
 
     def begin_again(self, config: EngineConfig) -> None:
-        """Forget an answer, once cache and context stand as before it."""
+        """Forget the answer, once cache and context are as before it."""
         assert self.prompt is not None
         self.logits = self.prompt.logits.to(self.model.device, copy=True)
         self.policies = [*self.prompt.policies]
@@ -298,7 +282,6 @@ class Turn:
         self.run_stats.begin_again()
 
     def _enter(self, token: int) -> None:
-        """Put a token that was drawn into the cache."""
         with self.run_stats.work(self.model):
             self.step = self._safely(lambda: self._step(token))
         self.finish_step()
@@ -308,8 +291,7 @@ class Turn:
         return Step(self.model, self.cache, step, self.policies, self.recall, self.oom_policy)
 
     def finish_step(self) -> None:
-        """Go on with a token on its way into the cache, if there is one, which may have been broken
-        off when memory ran out.
+        """Finish the decode step of the last token, if memory ran out in the middle of it.
 
         Raises:
             OutOfMemory: there is still not enough.
@@ -328,17 +310,15 @@ class Turn:
         self.pending_ids, self.step = [], None
 
     def _broken_off(self, text: TextStream, error: OutOfMemory) -> Piece:
-        """The end of an answer for which there is no memory."""
-        self.notes = (*self.notes, str(error))
-        self.say(str(error))
+        self.note_fallback(str(error))
         return Piece(None, text.flush(), self.metrics("memory"))
 
     def _safely(self, work: Callable[[], T]) -> T:
-        """Do a part of the turn that can be done again."""
+        """Do work that may be repeated after memory ran out."""
         return self.oom_policy.run(work, cache_oom_actions(self.model, self.cache, self.policies))
 
     def note_fallback(self, said: str) -> None:
-        """Note what happened to memory, when it does."""
+        """Note what was given up for lack of memory, and say so."""
         self.notes = (*self.notes, said)
         self.say(said)
 
@@ -350,7 +330,7 @@ class Turn:
         return "length" if self.run_stats.generated >= self.turn_config.longest else None
 
     def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
-        """The account as it stands."""
+        """The metrics so far."""
         model, cache, backend = self.model, self.cache, self.backend
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return GenerationMetrics(

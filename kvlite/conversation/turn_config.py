@@ -1,4 +1,4 @@
-"""What a turn's settings come to, checked and decided before anything of it is read."""
+"""What the settings of a turn come to, checked before anything is read."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from kvlite.offload.kv.placement import host_kv_bytes, place
 
 @dataclass(frozen=True)
 class TurnConfig:
-    """What a turn's settings come to.
+    """What the settings of a turn come to.
 
     Attributes:
-        seen: tokens, once it is read.
-        longest: tokens that its answer may have.
+        seen: tokens of the conversation once the turn is read.
+        longest: the most tokens the answer may have.
         method: fitted to the model.
-        bits: of keys and values; None for as they are.
-        budget: mean entries a KV head and layer.
-        loses: whether the cache drops or rounds something.
+        bits: None if keys and values are not quantized.
+        budget: entries, mean over KV heads and layers.
+        loses: whether the cache drops or rounds anything.
     """
 
     seen: int
@@ -48,12 +48,7 @@ class TurnConfig:
         *,
         answers: bool,
     ) -> "TurnConfig":
-        """What they come to for `ids`, at least one token.
-
-        Args:
-            before: tokens that were seen before.
-            oom_policy: what was given up so far.
-            answers: whether an answer will follow.
+        """For a turn that reads `ids` (at least one) after `before` tokens.
 
         Raises:
             ContextError: they do not fit the model's trained context.
@@ -83,11 +78,8 @@ def store_in_effect(
     turn_config: TurnConfig,
     told: Collection[str],
 ) -> tuple[HostKVStore | None, list[str]]:
-    """The host store, unless a turn loses nothing, or it cannot be; then what the user is told.
-
-    Args:
-        told: sentences that need not be said again.
-    """
+    """The host store if the turn needs it and there is room; and notes for the user, except those
+    already `told`."""
     if not turn_config.loses and not (store and store.begun):
         return None, []
     if store is None:
@@ -117,15 +109,14 @@ def _require_known(ids: list[int], vocab: int) -> None:
 
 
 def can_compact(count: int, longest: int, limit: int) -> bool:
-    """Whether so many tokens and an answer fit beside what is kept of a conversation that is moved
-    together: half of the model's trained context."""
+    """Whether `count` tokens and an answer fit beside a compacted conversation, which takes half of
+    the model's trained context."""
     return count + min(longest, limit // 4) <= limit // 2
 
 
 def _too_long(
     before: int, count: int, longest: int, limit: int, settings: Settings
 ) -> ContextError:
-    """What is wrong with `count` tokens more, and what helps."""
     total = f"{before + count:,} tokens do not fit this model, which was trained for {limit:,}"
     if before and can_compact(count, longest, limit):
         return ContextError(
@@ -143,7 +134,7 @@ def _too_long(
 
 
 def _fewer(bits: KVBits | None, oom_policy: OOMPolicy) -> KVBits | None:
-    """What the user asked for, or what the conversation had to be content with."""
+    """The bits asked for, or fewer where memory ran out."""
     width = 4 if oom_policy.times(FOUR_BITS) else 8 if oom_policy.times(EIGHT_BITS) else 16
     held = 16 if bits is None else min(bits.keys, bits.values)
     return KVBits(width, width) if width < held else bits

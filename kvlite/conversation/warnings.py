@@ -1,4 +1,4 @@
-"""What a user should know of the settings of a turn, in sentences."""
+"""Notes on the settings of a turn: what makes it slow, large or worse."""
 
 from importlib.util import find_spec
 
@@ -13,12 +13,7 @@ SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
 
 def notes(model: LoadedModel, policies: list[LayerPolicy], seen: int) -> tuple[str, ...]:
-    """What speaks against a turn's settings, and what makes it slow or large; mostly nothing.
-
-    Args:
-        policies: one a layer.
-        seen: tokens read by the end of this turn.
-    """
+    """Sentences, mostly none; `policies` are one a layer, `seen` counts this turn's tokens."""
     bits = policies[0].bits
     passing = model.layers.passing
     return (

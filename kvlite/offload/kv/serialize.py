@@ -1,22 +1,12 @@
-"""The recall store as named tensors and a plain description, and back: in memory or on
-disk."""
+"""The host store as named tensors and JSON values, and back: in memory or on disk."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from kvlite.cache.snapshot import (
-    Form,
-    Parts,
-    Plain,
-    Source,
-    Whole,
-    as_plain,
-    bits_of,
-    described,
-    layer_of,
-)
+from kvlite.cache import KVBits
+from kvlite.cache.snapshot import Form, Parts, Plain, Source, Whole, described, layer_of
 from kvlite.cache.sound import require
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
@@ -28,14 +18,13 @@ PREFIX = "tier"
 
 
 def store_parts(store: HostKVStore) -> tuple[Parts, Plain]:
-    """A host store, taken apart; of what was answered since it read last, which will be read again,
-    nothing."""
+    """Take a host store apart, without the last answer: that will be read again."""
     if store.transfer is not None:
         store.transfer.wait()
     parts = Parts(PREFIX)
     layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(store.layers)]
     return parts, {
-        "bits": as_plain(store.bits),
+        "bits": None if store.bits is None else asdict(store.bits),
         "seen": store.seen,
         "objects": parts.objects,
         "layers": layers,
@@ -73,19 +62,20 @@ def store_of(
     disk: Disk | None,
     spare: bool,
 ) -> HostKVStore:
-    """A host store as it was.
+    """Put a host store together again.
 
     Args:
         dtype: of the model's keys and values.
-        device: where the model is, and indexes go.
-        disk: where the host store goes, a layer at a time, if not to memory.
-        spare: whether layers that grow may take more than they need.
+        device: of the model and the indexes.
+        disk: where the layers go, one at a time; None for memory.
+        spare: whether layers may reserve more than they need.
 
     Raises:
         SnapshotError: it is damaged, or of another model.
         RecallError: the disk is full or fails.
     """
-    bits, host = bits_of(plain["bits"]), torch.device("cpu")
+    bits = None if plain["bits"] is None else KVBits(**plain["bits"])
+    host = torch.device("cpu")
     store = replace(
         HostKVStore.empty(shape, dtype, bits), seen=plain["seen"], disk=disk, spare=spare
     )
