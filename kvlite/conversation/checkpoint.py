@@ -5,7 +5,7 @@ that will drop or overwrite entries is copied to host memory. A host store that 
 needs its length as well, and gives back what the cache has lost since.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,11 +34,15 @@ class LayerState:
 
 @dataclass
 class Checkpoint:
-    """How a cache and its host store were.
+    """How a cache and its host store were, at the beginning of a message or anywhere else. A
+    message and those that replaced it have the same one.
 
     Attributes:
         seen, reconstructed: of the cache.
         pending_ids, notes: of the context.
+        number: user messages before it.
+        prefilled_ids: tokens of the message that were read before it was said.
+        prefill_start: where those begin.
         layers: one a layer of the cache; none where the host store gives them back.
         store: how it was, if it had begun.
         lost: whether it was freed, so that its tokens have to be read again.
@@ -48,6 +52,9 @@ class Checkpoint:
     pending_ids: list[int]
     notes: tuple[str, ...]
     reconstructed: int
+    number: int = 0
+    prefilled_ids: list[int] = field(default_factory=list)
+    prefill_start: "Checkpoint | None" = None
     layers: list[LayerState] = field(default_factory=list)
     store: HostKVCheckpoint | None = None
     lost: bool = False
@@ -67,30 +74,20 @@ class Checkpoint:
         """Free what it holds."""
         self.layers, self.store, self.lost = [], None, True
 
-    def take_over(self, same: "Checkpoint") -> None:
-        """Take what another checkpoint of the same moment holds."""
-        self.layers, self.store, self.lost = same.layers, same.store, same.lost
-
 
 @torch.inference_mode()
-def checkpoint(
-    model: LoadedModel,
-    cache: KVCache,
-    store: HostKVStore | None,
-    most: int,
-    pending_ids: Sequence[int] = (),
-    notes: tuple[str, ...] = (),
-) -> Checkpoint:
-    """A checkpoint of the cache or, if it has begun, of the host store: the next turn reads from
+def capture(
+    made: Checkpoint, model: LoadedModel, cache: KVCache, store: HostKVStore | None, most: int
+) -> None:
+    """Let a checkpoint hold the cache or, if it has begun, the host store: the next turn reads from
     there. It is `lost`, and nothing is copied, if it would take more than `most` bytes.
     """
-    made = Checkpoint(cache.seen, [*pending_ids], notes, cache.reconstructed)
     with aside():
         if store is not None and store.begun:
             store.forget_answer()
             made.lost = mark_bytes(store) > most
             made.store = None if made.lost else HostKVCheckpoint(store)
-            return made
+            return
         full = model.shape.full_layers
         stay = [
             index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
@@ -98,13 +95,12 @@ def checkpoint(
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
         made.lost = _bytes_in(others) > most
         if made.lost:
-            return made
+            return
         copies = iter(copied(others, HOST))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
             for layer, stays in zip(cache.layers, stay, strict=True)
         ]
-    return made
 
 
 def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:

@@ -9,7 +9,7 @@ from kvlite.cache import KVCache
 from kvlite.conversation.checkpoint import (
     Checkpoint,
     bytes_of,
-    checkpoint,
+    capture,
     copy_out,
     everything,
     restored,
@@ -36,6 +36,7 @@ class Context:
         turn: the last one.
         checkpoints: those that hold anything, the oldest first.
         notes: for the next answer, about what was read before it.
+        told: all notes so far; some are said once.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -48,7 +49,7 @@ class Context:
         self.checkpoints: list[Checkpoint] = []
         self._pending_ids: list[int] = []
         self.notes: tuple[str, ...] = ()
-        self._told: set[str] = set()
+        self.told: set[str] = set()
         self._answer: Generator[Piece] | None = None
 
     @property
@@ -82,27 +83,12 @@ class Context:
 
     def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
         """A turn that reads `ids`, checked but not begun. Errors are those of `Turn`."""
-        turn = self._turn(ids, config, self._store_for(config), answers)
+        turn = Turn(self, ids, config, self._store_for(config), answers=answers)
         if turn.store is None and self.emptied:
             notes = turn.notes
-            turn = self._turn([*self._fill(), *ids], config, None, answers)
+            turn = Turn(self, [*self._fill(), *ids], config, answers=answers)
             turn.notes = tuple(dict.fromkeys([*notes, *turn.notes]))
         return turn
-
-    def _turn(
-        self, ids: list[int], config: EngineConfig, store: HostKVStore | None, answers: bool
-    ) -> Turn:
-        return Turn(
-            self.model,
-            self.cache,
-            self.token_ids,
-            ids,
-            config,
-            oom_policy=self.oom_policy,
-            store=store,
-            answers=answers,
-            told=self._told,
-        )
 
     @property
     def emptied(self) -> bool:
@@ -121,11 +107,6 @@ class Context:
         self.store, self._pending_ids = None, [*again, *self._pending_ids]
         self._forget(0)
         return again
-
-    def require_readable(self, ids: list[int], config: EngineConfig, *, answers: bool) -> None:
-        """Raises what `next_turn` would, had nothing else been read."""
-        cache, oom_policy = self.model.empty_cache(), OOMPolicy(self.model.device)
-        Turn(self.model, cache, [], ids, config, oom_policy=oom_policy, answers=answers)
 
     def outgrows(self, count: int, config: EngineConfig, *, answers: bool) -> bool:
         """Whether `count` tokens and an answer only fit the model's trained context if the cache
@@ -173,7 +154,7 @@ class Context:
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
         self.notes = () if turn.answers else turn.notes
-        self._told.update(turn.notes)
+        self.told.update(turn.notes)
         if turn.store is not None or not turn.config.ignores_recall:
             self.store = turn.store
 
@@ -182,26 +163,26 @@ class Context:
         self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
         yield from self._answer
 
-    def checkpoint(self, config: EngineConfig) -> Checkpoint:
-        """A checkpoint to read on from."""
+    def checkpoint(self, config: EngineConfig, *, answering: bool = False) -> Checkpoint:
+        """A checkpoint to read on from or, if `answering`, of the cache before its answer. It is
+        `lost` if there is no memory for it."""
         self._close()
-        return self._keep(self._checkpoint(self.store, config), config)
+        cache, pending_ids = self.cache, [*self.pending_ids]
+        made = Checkpoint(cache.seen, pending_ids, self.notes, cache.reconstructed)
+        self._capture(made, None if answering else self.store, config)
+        return made
 
-    def checkpoint_prompt(self, config: EngineConfig) -> Checkpoint:
-        """A checkpoint of the cache between reading and answering."""
-        return self._keep(self._checkpoint(None, config), config)
-
-    def _checkpoint(self, store: HostKVStore | None, config: EngineConfig) -> Checkpoint:
-        """A checkpoint, which is `lost` if there is no memory for it."""
-        pending_ids, notes = [*self.pending_ids], self.notes
+    def _capture(self, made: Checkpoint, store: HostKVStore | None, config: EngineConfig) -> None:
+        made.layers, made.store, made.lost = [], None, False
         most = config.checkpoint_limit
-        work = partial(checkpoint, self.model, self.cache, store, most, pending_ids, notes)
+        work = partial(capture, made, self.model, self.cache, store, most)
         try:
-            return self.oom_policy.run(work, {})
+            self.oom_policy.run(work, {})
         except OutOfMemory:
-            return Checkpoint(
-                self.cache.seen, pending_ids, notes, self.cache.reconstructed, lost=True
-            )
+            made.release_memory()
+        if not made.lost:
+            self.checkpoints.append(made)
+            self._keep_within(config)
 
     def _copy_out(self, config: EngineConfig) -> None:
         """Copy what checkpoints need of the cache, as far as memory and the limit allow."""
@@ -210,7 +191,7 @@ class Context:
             self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
         except OutOfMemory:
             self._forget(0)
-        self._drop_lost()
+        self.release()
         self._keep_within(config)
 
     def seek(
@@ -246,8 +227,7 @@ class Context:
             self._restore(known, ids)
             raise
         self.turn, self._pending_ids, self.notes = None, [*end.pending_ids], end.notes
-        end.take_over(self._checkpoint(self.store, config))
-        self._keep(end, config)
+        self._capture(end, self.store, config)
 
     def _restore(self, known: Checkpoint, ids: Sequence[int]) -> bool:
         """Return to a checkpoint; False if nothing holds what that takes."""
@@ -316,16 +296,11 @@ class Context:
         """Bytes of host memory that checkpoints take."""
         return bytes_of(self.checkpoints)
 
-    def release(self, made: Checkpoint) -> None:
-        """Free a checkpoint, which is not needed any more."""
-        made.release_memory()
-        self._drop_lost()
-
-    def _keep(self, made: Checkpoint, config: EngineConfig) -> Checkpoint:
-        if not made.lost:
-            self.checkpoints.append(made)
-            self._keep_within(config)
-        return made
+    def release(self, *unneeded: Checkpoint) -> None:
+        """Free checkpoints."""
+        for each in unneeded:
+            each.release_memory()
+        self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _keep_within(self, config: EngineConfig) -> None:
         """Free the oldest checkpoints while all take more than the limit."""
@@ -336,13 +311,8 @@ class Context:
 
     def _forget(self, seen: int) -> None:
         """Free checkpoints of what came later, unless they are complete copies."""
-        for each in self.checkpoints:
-            if each.seen > seen and not each.alone:
-                each.release_memory()
-        self._drop_lost()
-
-    def _drop_lost(self) -> None:
-        self.checkpoints = [each for each in self.checkpoints if not each.lost]
+        later = (each for each in self.checkpoints if each.seen > seen and not each.alone)
+        self.release(*later)
 
     def _close(self) -> None:
         if self._answer is not None:

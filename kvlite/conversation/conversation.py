@@ -10,9 +10,10 @@ from kvlite.cache import KVCache
 from kvlite.config.arguments import path_of, require_callable, require_text, token_list
 from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
+from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
-from kvlite.conversation.history import Branch, BranchView, History, Message, Position
+from kvlite.conversation.history import Branch, BranchView, History, Message
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.tensor_file import Progress
 from kvlite.conversation.turn import Turn
@@ -106,7 +107,8 @@ class Conversation:
     @property
     def branches(self) -> list[BranchView]:
         """All branches, the oldest first."""
-        return self.history.views
+        current = self.history.branch
+        return [BranchView(each.messages, each is current) for each in self.history.branches]
 
     @property
     def _branch(self) -> Branch:
@@ -159,7 +161,7 @@ class Conversation:
         exact = turn.store is not None and turn.turn_config.method.prefilling.exact
         if turn.turn_config.loses and not exact:
             return False
-        start = self.history.next_position(self.config)
+        start = self.history.next_start(self.config)
         self.history.read(turn, callbacks, start)
         self._branch.prefilled_ids, self._branch.prefill_start = ahead, start
         return True
@@ -330,13 +332,13 @@ class Conversation:
         ids = [*self._unread, *self._after_ahead(text, callbacks.cancel)]
         turn = self.history.next_turn(ids, chosen)
         turn.note(self._not_read(text))
-        start = self.history.next_position(chosen)
+        start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
-        self.history.prompt = self.context.checkpoint_prompt(chosen)
+        self.history.prompt = self.context.checkpoint(chosen, answering=True)
         yield from self._answered(start, text, turn, callbacks.cancel)
 
     def _answered(
-        self, start: Position, text: str, turn: Turn, cancel: Event | None
+        self, start: Checkpoint, text: str, turn: Turn, cancel: Event | None
     ) -> Iterator[Piece]:
         """Stream the answer to a message that was read."""
         node = self.history.say(start, text)
@@ -353,9 +355,9 @@ class Conversation:
         return [token for token in self.context.pending_ids if token not in self.model.stop_ids]
 
     def _said(
-        self, text: str, *, at: Position | None = None, cancel: Event | None = None
+        self, text: str, *, at: Checkpoint | None = None, cancel: Event | None = None
     ) -> list[int]:
-        """The tokens of a user message, said at a position or (None) now.
+        """The tokens of a user message, said at a checkpoint or (None) now.
 
         Raises:
             ContextError: it cannot fit the model.
@@ -364,7 +366,7 @@ class Conversation:
         number, read = len(self._branch.nodes), len(self.token_ids)
         ahead = self._branch.prefilled_ids
         if at is not None:
-            number, read, ahead = at.number, at.checkpoint.seen, at.prefilled_ids
+            number, read, ahead = at.number, at.seen, at.prefilled_ids
         opening, first = not number, read == len(ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
         encode = partial(said_tokens, tokenizer, text, opening=opening, first=first, system=system)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kvlite.engine.callbacks import NO_CALLBACKS, require_callbacks
 from kvlite.errors import SettingError
@@ -12,18 +12,12 @@ from kvlite.errors import SettingError
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Shared(Protocol):
-    """An object that threads share; `busy` is held during a call."""
-
-    busy: Lock
-
-
 def alone(work: Method) -> Method:
     """Let a method raise SettingError while another one is at work, in another thread or further
-    up this one; or if its `callbacks` are not `Callbacks`."""
+    up this one; or if its `callbacks` are not `Callbacks`. The object has a lock, `busy`."""
 
     @wraps(work)
-    def guarded(self: Shared, *args: Any, **options: Any) -> Any:
+    def guarded(self: Any, *args: Any, **options: Any) -> Any:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with _held(self.busy):
             return work(self, *args, **options)
@@ -36,7 +30,7 @@ def alone_by_steps(work: Method) -> Method:
     abandoned one is in nobody's way."""
 
     @wraps(work)
-    def guarded(self: Shared, *args: Any, **options: Any) -> Iterator[Any]:
+    def guarded(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with _held(self.busy):
             pieces = work(self, *args, **options)

@@ -14,22 +14,6 @@ from kvlite.methods.engine_config import EngineConfig
 Message = dict[str, str]
 
 
-@dataclass(frozen=True, eq=False)
-class Position:
-    """Where a user message begins. A message and those that replaced it share their position.
-
-    Attributes:
-        number: user messages before it.
-        prefilled_ids: tokens of the message that were read before it was said.
-        prefill_start: where those begin.
-    """
-
-    checkpoint: Checkpoint
-    number: int
-    prefilled_ids: list[int]
-    prefill_start: "Position | None" = None
-
-
 @dataclass(eq=False)
 class Node:
     """A user message and its answer, which grows while it comes; nothing else changes.
@@ -40,7 +24,7 @@ class Node:
     """
 
     parent: "Node | None"
-    start: Position
+    start: Checkpoint
     text: str
     prompt_end: int
     answer: str = ""
@@ -63,7 +47,7 @@ class Branch:
     frozen_upto: int = 0
     compacted: bool = False
     prefilled_ids: list[int] = field(default_factory=list)
-    prefill_start: Position | None = None
+    prefill_start: Checkpoint | None = None
     boundaries: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     end: Checkpoint | None = None
@@ -93,7 +77,7 @@ class Branch:
         """All token counts at which a reading ended: what is read again is read in the same
         parts."""
         nodes = self.reachable
-        ahead = {node.start.checkpoint.seen for node in nodes if node.start.prefilled_ids}
+        ahead = {node.start.seen for node in nodes if node.start.prefilled_ids}
         return sorted({*ahead, *(node.prompt_end for node in nodes), *self.boundaries})
 
     def was_read(self, start: int, end: int) -> None:
@@ -104,7 +88,7 @@ class Branch:
         """A new branch with the messages before `number`, counted from 0."""
         nodes, end = self.nodes, None
         if number < len(nodes):
-            end = nodes[number].start.checkpoint.seen
+            end = nodes[number].start.seen
         return Branch(
             nodes[number - 1] if number else None,
             min(self.frozen_upto, number),
@@ -152,13 +136,13 @@ class BranchView:
 
 class History:
     """The tree, and where the conversation is in it. Edit, undo, regenerate, branch and switch all
-    pick a position and seek the context to it.
+    pick a checkpoint and seek the context to it.
 
     Attributes:
         context: what was read on the current branch.
         branches: the oldest first.
         current: the index of the current one.
-        here: the position that was gone back to, until something is read.
+        here: the beginning of a message that was gone back to, until something is read.
         prompt: a checkpoint before the last answer, to generate another.
     """
 
@@ -166,7 +150,7 @@ class History:
         self.context = context
         self.branches = [Branch()]
         self.current = 0
-        self.here: Position | None = None
+        self.here: Checkpoint | None = None
         self.prompt: Checkpoint | None = None
         self._left = 0
 
@@ -174,11 +158,11 @@ class History:
         """Go on with these branches."""
         self.branches, self.current = branches, current
         held = {
-            id(start.checkpoint): start.checkpoint
+            id(start): start
             for branch in branches
             for node in branch.nodes
             for start in (node.start, node.start.prefill_start)
-            if start is not None and not start.checkpoint.lost
+            if start is not None and not start.lost
         }
         self.context.checkpoints = sorted(held.values(), key=lambda each: each.seen)
 
@@ -187,28 +171,21 @@ class History:
         """The current one."""
         return self.branches[self.current]
 
-    @property
-    def views(self) -> list[BranchView]:
-        """The branches for front ends."""
-        return [
-            BranchView(branch.messages, index == self.current)
-            for index, branch in enumerate(self.branches)
-        ]
-
-    def next_position(self, config: EngineConfig) -> Position:
+    def next_start(self, config: EngineConfig) -> Checkpoint:
         """Where a message said now begins."""
         if self.here is not None:
             return self.here
-        made, branch = self.context.checkpoint(config), self.branch
-        ahead = [*branch.prefilled_ids], branch.prefill_start
-        return Position(made, len(branch.nodes), *ahead)
+        start, branch = self.context.checkpoint(config), self.branch
+        start.number, start.prefilled_ids = len(branch.nodes), [*branch.prefilled_ids]
+        start.prefill_start = branch.prefill_start
+        return start
 
     def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
         """A turn that reads `ids`. The cache is compacted first if it must and may be. Errors are
         those of `Turn`."""
         grown = self.context.outgrows(len(ids), config, answers=answers)
         if grown and config.settings.beyond_context == "compact":
-            self.context.require_readable(ids, config, answers=answers)
+            Turn(Context(self.context.model), ids, config, answers=answers)  # or it is refused
             ids = [*self.context.compact(), *ids]
             branch = self.branch
             branch.frozen_upto, branch.compacted = len(branch.nodes), True
@@ -216,30 +193,34 @@ class History:
             self._moved()
         return self.context.next_turn(ids, config, answers=answers)
 
-    def read(self, turn: Turn, callbacks: Callbacks, start: Position | None = None) -> None:
+    def read(self, turn: Turn, callbacks: Callbacks, start: Checkpoint | None = None) -> None:
         """Read a turn, which begins at `start` if it can be gone back to."""
         before = len(self.context.token_ids)
         try:
             self.context.read(turn, callbacks)
         except BaseException:
             if start is not None and start is not self.here:
-                self.context.release(start.checkpoint)
+                self.context.release(start)
             raise
         self.branch.was_read(before, len(self.context.token_ids))
         self._moved()
         self.branch.prefilled_ids, self.branch.prefill_start = [], None
 
-    def say(self, start: Position, text: str) -> Node:
+    def say(self, start: Checkpoint, text: str) -> Node:
         """Put a message that was read at the end of the branch."""
         node = Node(self.branch.tip, start, text, len(self.context.token_ids))
         self.branch.tip = node
         return node
 
-    def fork(self, number: int, config: EngineConfig) -> Branch:
-        """Begin a branch with the messages before `number`, counted from 0; returns the branch
-        that is left."""
-        left = self._leave(config)
-        self._begin(left.cut(number))
+    def fork(self, branch: Branch, config: EngineConfig) -> Branch:
+        """Add a branch and make it the current one; returns the branch that is left."""
+        left = self.branch
+        if left.end is not None:
+            self.context.release(left.end)
+        left.token_ids, left.end = [*self.context.token_ids], self.context.checkpoint(config)
+        self.branches.append(branch)
+        self._left, self.current = self.current, len(self.branches) - 1
+        self._moved()
         return left
 
     def redraw(self, config: EngineConfig, callbacks: Callbacks) -> Turn | None:
@@ -247,22 +228,22 @@ class History:
         the message has to be read again, and the context is before it."""
         nodes, prompt, turn = self.branch.nodes, self.prompt, self.context.turn
         self.prompt = None
-        left = self.fork(len(nodes) - 1, config)
+        left = self.fork(self.branch.cut(len(nodes) - 1), config)
         if prompt is not None and turn is not None:
             if self.context.seek_answer(prompt, turn, config):
                 self.prompt = prompt
                 return turn
             self.context.release(prompt)
-        self._stand_at(nodes[-1].start, left, config, callbacks)
+        self._go_back(nodes[-1].start, left, config, callbacks)
         return None
 
     def seek(
-        self, number: int, position: Position, config: EngineConfig, callbacks: Callbacks
+        self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
     ) -> Branch:
-        """Begin a branch with the messages before `number`, counted from 0, at a position of the
-        current branch; returns the branch that is left."""
-        left = self.fork(number, config)
-        self._stand_at(position, left, config, callbacks)
+        """Begin a branch with the messages before `number`, counted from 0, and go to `start`;
+        returns the branch that is left."""
+        left = self.fork(self.branch.cut(number), config)
+        self._go_back(start, left, config, callbacks)
         return left
 
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
@@ -285,28 +266,25 @@ class History:
             return
         target = self.branches[chosen]
         common, end = target.common(self.branch), target.end
-        self._leave(config)
-        self._begin(target.cut(target.frozen_upto + len(common)))
-        ancestors = [node.start.checkpoint for node in reversed(common)]
+        self.fork(target.cut(target.frozen_upto + len(common)), config)
+        ancestors = [node.start for node in reversed(common)]
         assert end is not None
         self._go(target, target.token_ids, end, ancestors, config, callbacks)
         self.branches.pop()
         self.current = chosen
         self.context.release(end)
 
-    def _stand_at(
-        self, position: Position, left: Branch, config: EngineConfig, callbacks: Callbacks
+    def _go_back(
+        self, start: Checkpoint, left: Branch, config: EngineConfig, callbacks: Callbacks
     ) -> None:
         assert left.end is not None
-        ids, point = [*left.token_ids, *left.end.pending_ids], position.checkpoint
-        ancestors = [
-            node.start.checkpoint for node in left.reachable if node.start.number < position.number
-        ]
-        if position.prefill_start is not None:
-            ancestors.append(position.prefill_start.checkpoint)
-        self._go(left, ids[: point.seen], point, ancestors[::-1], config, callbacks)
-        self.branch.prefilled_ids = [*position.prefilled_ids]
-        self.branch.prefill_start, self.here = position.prefill_start, position
+        ids = [*left.token_ids, *left.end.pending_ids][: start.seen]
+        ancestors = [node.start for node in left.reachable if node.start.number < start.number]
+        if start.prefill_start is not None:
+            ancestors.append(start.prefill_start)
+        self._go(left, ids, start, ancestors[::-1], config, callbacks)
+        self.branch.prefilled_ids = [*start.prefilled_ids]
+        self.branch.prefill_start, self.here = start.prefill_start, start
 
     def _go(
         self,
@@ -328,23 +306,10 @@ class History:
                 self.current = self._left
                 raise
             seen = len(self.context.token_ids)
-            number = sum(node.start.checkpoint.seen < seen for node in branch.reachable)
+            number = sum(node.start.seen < seen for node in branch.reachable)
             self.branches[self.current] = branch.cut(branch.frozen_upto + number)
             self.here = None
             raise
-
-    def _leave(self, config: EngineConfig) -> Branch:
-        """Mark the end of the current branch."""
-        branch = self.branch
-        if branch.end is not None:
-            self.context.release(branch.end)
-        branch.token_ids, branch.end = [*self.context.token_ids], self.context.checkpoint(config)
-        return branch
-
-    def _begin(self, branch: Branch) -> None:
-        self.branches.append(branch)
-        self._left, self.current = self.current, len(self.branches) - 1
-        self._moved()
 
     def _moved(self) -> None:
         """Forget what was only true at the last position."""

@@ -106,7 +106,12 @@ def entry_path(name: str) -> Path:
     """
     path = path_of(name)
     if not path.is_file():
-        raise SettingError(f"the library has no {name!r}: {_there_is()}")
+        names = [each.name for each in entries()]
+        more = ", …" if len(names) > 9 else ""
+        there = f"there is {', '.join(names[:9])}{more}"
+        if not names:
+            there = "it is empty; `kvlite read FILE` puts a document there"
+        raise SettingError(f"the library has no {name!r}: {there}")
     return path
 
 
@@ -146,7 +151,7 @@ def limit() -> int | None:
     Raises:
         SettingError: the file of the limit is damaged.
     """
-    path = _limit_path()
+    path = library_folder() / "limit"
     if not path.is_file():
         return None
     text = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -166,7 +171,7 @@ def set_limit(size: str) -> list[str]:
     wanted = None if size == "none" else parse_bytes(size)
     if wanted is None and size != "none":
         raise SettingError(f"{size!r} is not a size: give 50GiB, 800MB or none")
-    path = _limit_path()
+    path = library_folder() / "limit"
     path.parent.mkdir(parents=True, exist_ok=True)
     if wanted is None:
         path.unlink(missing_ok=True)
@@ -185,16 +190,17 @@ def matching(
     """
     if settings.recall == "off":
         return None
-    wanted, found = digest_of(documents), entries()
-    same = [each for each in found if each.about is not None and each.about.ahead == wanted]
-    if not same:
-        return None
-    identity = Identity.of(model)
-    for each in same:
+    wanted = digest_of(documents)
+    identity: Identity | None = None
+    for each in entries():
         said = each.about
-        if said is None or said.messages or said.light or said.identity != identity:
+        if said is None or said.ahead != wanted or said.messages or said.light:
             continue
-        if _reading(Settings().replace(_known(said))) == _reading(settings):
+        identity = identity or Identity.of(model)  # which takes a while
+        if said.identity != identity:
+            continue
+        read_by = Settings().replace({name: said.settings.get(name) for name in _READING})
+        if _reading(read_by) == _reading(settings):
             return each
     return None
 
@@ -211,11 +217,6 @@ def ago(then: float) -> str:
         if (count := int(seconds // length)) > 0:
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
-
-
-def _known(said: About) -> dict[str, object]:
-    """The settings by which a file's text was read and stored."""
-    return {name: said.settings.get(name) for name in _READING}
 
 
 def _reading(settings: Settings) -> tuple[str, ...]:
@@ -264,15 +265,3 @@ def _keep_to_limit(kept: Path | None) -> list[str]:
             total -= each.nbytes
             removed.append(each.name)
     return removed
-
-
-def _limit_path() -> Path:
-    return library_folder() / "limit"
-
-
-def _there_is() -> str:
-    names = [each.name for each in entries()]
-    if not names:
-        return "it is empty; `kvlite read FILE` puts a document there"
-    more = ", …" if len(names) > 9 else ""
-    return f"there is {', '.join(names[:9])}{more}"

@@ -82,13 +82,7 @@ class RunStats:
 def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:
     """The recall fields of `GenerationMetrics`; `entry_bytes` is one entry of one KV head."""
     if store is None or recall is None:
-        return {
-            "index_bytes": 0,
-            "host_kv_bytes": 0,
-            "host_kv_place": "",
-            "recalled_bytes": 0,
-            "recall_hit_rate": None,
-        }
+        return {}
     return {
         "index_bytes": store.index_bytes,
         "host_kv_bytes": store.nbytes,

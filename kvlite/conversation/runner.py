@@ -88,19 +88,9 @@ class Runner:
         require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
-            return self.resumed(saved, chosen, progress, reading)
-
-    def resumed(
-        self,
-        saved: Snapshot,
-        settings: Settings,
-        progress: Progress | None = None,
-        reading: Callbacks = NO_CALLBACKS,
-    ) -> Conversation:
-        """`open`, from an open file and with complete settings."""
-        talk = Conversation(self.model, settings)  # checks them before anything is read
-        saved.restore(talk, progress, reading)
-        return talk
+            talk = Conversation(self.model, chosen)
+            saved.restore(talk, progress, reading)
+            return talk
 
     def generate(
         self,

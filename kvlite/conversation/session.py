@@ -82,21 +82,17 @@ class Session:
         self.talk = talk
         self.last: GenerationMetrics | None = None
         self.places: set[Path] = set()
-        told = {
-            each["content"]
-            for way in talk.branches
-            for each in way.messages
-            if each["role"] == "user"
-        }
+        told = {node.text for branch in talk.history.branches for node in branch.nodes}
         found = [message for said in told if (message := _about(talk.documents, said))]
         self._typed = {message.said: message for message in found}
         rest = list(talk.documents)  # of which the same may be there twice
         for each in (each for message in found for each in message.documents):
             if each in rest:
                 rest.remove(each)
-        branches = [*enumerate(talk.history.branches)]
         self._left = {
-            at: self._ahead(branch, rest) for at, branch in branches if branch.prefilled_ids
+            at: self._ahead(branch, rest)
+            for at, branch in enumerate(talk.history.branches)
+            if branch.prefilled_ids
         }
         ahead = [each for waiting in self._left.values() for each in waiting]
         own = self._left.pop(talk.history.current, [])
@@ -238,7 +234,6 @@ class Session:
         """Go back before the last message; its documents wait for the next one. Errors are those
         of `Conversation.undo`."""
         _, message = self.message(None)
-        self._leave()
         with self._moving():
             self.talk.undo(callbacks=callbacks)
         self.waiting = [*message.documents, *self.waiting]
@@ -247,7 +242,6 @@ class Session:
         """Go back to just after the answer to message `number`; the next one's documents wait
         again. Errors are those of `Conversation.branch`."""
         messages = self.messages
-        self._leave()
         with self._moving():
             self.talk.branch(number, callbacks=callbacks)
         self.waiting = list(messages[number].documents)
@@ -255,7 +249,6 @@ class Session:
     def switch(self, number: int, callbacks: Callbacks) -> None:
         """Go to a branch, counted from 1; what waited there when it was left waits again. Errors
         are those of `Conversation.switch`."""
-        self._leave()
         with self._moving():
             self.talk.switch(number - 1, callbacks=callbacks)
         self.waiting = self._left.pop(number - 1, [])
@@ -266,7 +259,8 @@ class Session:
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Let nothing wait if going back ends half-way, on a branch of its own."""
+        """Leave this branch. If that ends half-way, on a branch of its own, nothing waits there."""
+        self._leave()
         before = self.talk.history.current
         try:
             yield

@@ -82,11 +82,9 @@ def write_tensors(
         SnapshotError: it cannot be written there, or would be too large.
     """
     # The widest numbers first: then each tensor is aligned.
-    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    sizes = [tensors[name].numel() * tensors[name].element_size() for name in order]
-    named = [(name, tensors[name]) for name in order]
-    empty = _header(about, named, [_NO_SUM] * len(order), form)
-    total, done = len(empty) + sum(sizes), len(empty)
+    order = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    empty = _header(about, order, [_NO_SUM] * len(order), form)
+    total, done = len(empty) + sum(each.nbytes for each in order.values()), len(empty)
     if most is not None and total > most:
         raise SnapshotError(
             f"{path} would take {readable(total)}, and the limit is {readable(most)}: raise it "
@@ -95,9 +93,9 @@ def write_tensors(
     with replacing(path, total) as file:
         file.write(empty)
         sums = []
-        for name in order:
+        for tensor in order.values():
             checksum = 0
-            for block in _blocks(tensors[name]):
+            for block in _blocks(tensor):
                 file.write(block)
                 checksum = zlib.crc32(block, checksum)
                 done += len(block)
@@ -105,12 +103,12 @@ def write_tensors(
                     progress(done, total)
             sums.append(f"{checksum:08x}")
         file.seek(0)
-        file.write(_header(about, named, sums, form))
+        file.write(_header(about, order, sums, form))
     return total
 
 
 def _header(
-    about: Mapping[str, Any], order: "list[tuple[str, Tensor]]", sums: list[str], form: int
+    about: Mapping[str, Any], tensors: "Mapping[str, Tensor]", sums: list[str], form: int
 ) -> bytes:
     metadata = {
         "crc32": _NO_SUM,
@@ -120,10 +118,9 @@ def _header(
     }
     table: dict[str, Any] = {"__metadata__": metadata}
     at = 0
-    for name, tensor in order:
-        end = at + tensor.numel() * tensor.element_size()
-        (kind, _), shape = _KINDS[_type_of(tensor)], list(tensor.shape)
-        table[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
+    for name, tensor in tensors.items():
+        (kind, _), end = _KINDS[_type_of(tensor)], at + tensor.nbytes
+        table[name] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [at, end]}
         at = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNED)

@@ -1,20 +1,19 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from threading import Event
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvlite.cache import KVCache
 from kvlite.cache.bits import written
 from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
-from kvlite.conversation.turn_config import TurnConfig, store_in_effect
-from kvlite.conversation.warnings import notes
+from kvlite.conversation.turn_config import TurnConfig, notes, store_in_effect
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
@@ -27,16 +26,18 @@ from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
-from kvlite.memory.oom import CHUNK, OOMPolicy, T
+from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
-from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.planner.forecast import Task, forecast
 from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
+
+if TYPE_CHECKING:
+    from kvlite.conversation.context import Context
 
 # Settings of sampling alone.
 DRAWING = (
@@ -74,59 +75,49 @@ class Turn:
 
     def __init__(
         self,
-        model: LoadedModel,
-        cache: KVCache,
-        context: list[int],
+        context: "Context",
         ids: list[int],
         config: EngineConfig,
-        *,
-        oom_policy: OOMPolicy,
         store: HostKVStore | None = None,
+        *,
         answers: bool = True,
-        told: Collection[str] = (),
     ) -> None:
         """Check everything that can be checked before `ids` are read.
 
         Args:
+            context: what was read before; not kept, so that it is freed at once when it goes.
             ids: at least one token.
-            store: everything read so far; this turn's entries go there, too.
+            store: everything read so far, for recall; this turn's entries go there, too.
             answers: whether an answer will follow.
-            told: notes that need not be repeated.
 
         Raises:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
-        started = perf_counter()
-        self.model = model
-        self.cache = cache
-        self.context = context
-        self.ids = ids
-        self.config = config
-        settings = config.settings
+        started, settings = perf_counter(), config.settings
+        self.model, self.cache, self.context = context.model, context.cache, context.token_ids
+        self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
         self.answers = answers
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
-        self.oom_policy = oom_policy
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
-        self._fallbacks_before = len(oom_policy.taken)
-        self.turn_config = TurnConfig.of(
-            model, cache.seen, ids, config, oom_policy, answers=answers
-        )
-        self._decide(*store_in_effect(store, model, settings, self.turn_config, told))
+        self._fallbacks_before = len(self.oom_policy.taken)
+        model, seen = self.model, self.cache.seen
+        self.turn_config = TurnConfig.of(model, seen, ids, config, self.oom_policy, answers=answers)
+        self._decide(*store_in_effect(store, model, settings, self.turn_config, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
-        beside = [] if store is None else store.tensors
+        index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
             settings.measure,
             model.device,
-            [*model.tensors(), *cache.tensors, *(() if store is None else store.index_tensors)],
+            [*model.tensors(), *self.cache.tensors, *index],
             beside,
             capped_bytes(settings.vram),
         )
         if meter.capped is not None:
-            oom_policy.free = meter.capped.free
+            self.oom_policy.free = meter.capped.free
         self.run_stats = RunStats(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
         if meter.of_tensors or work >= PLANNED_FROM:
@@ -243,25 +234,21 @@ class Turn:
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
-        while True:
-            try:
+        try:
+            while True:
                 token = self._safely(lambda: sampler(self.logits, self.context))
-            except OutOfMemory as error:
-                yield self._broken_off(text, error)
-                return
-            self.pending_ids = [token]
-            self.run_stats.was_drawn()
-            shown = "" if token in ends else text.push(token)
-            reason = self._reason(token in ends or text.stopped, cancel)
-            if reason is not None:
-                yield Piece(token, shown + text.flush(), self.metrics(reason))
-                return
-            yield Piece(token, shown, self.metrics(None))
-            try:
+                self.pending_ids = [token]
+                self.run_stats.was_drawn()
+                shown = "" if token in ends else text.push(token)
+                reason = self._reason(token in ends or text.stopped, cancel)
+                if reason is not None:
+                    yield Piece(token, shown + text.flush(), self.metrics(reason))
+                    return
+                yield Piece(token, shown, self.metrics(None))
                 self._enter(token)
-            except OutOfMemory as error:
-                yield self._broken_off(text, error)
-                return
+        except OutOfMemory as error:
+            self.note_fallback(str(error))
+            yield Piece(None, text.flush(), self.metrics("memory"))
 
     def may_answer_again(self, config: EngineConfig) -> bool:
         """Whether another answer only needs sampling: nothing was given up since the prompt was
@@ -287,8 +274,8 @@ class Turn:
         self.finish_step()
 
     def _step(self, token: int) -> Step:
-        step = torch.tensor([token], device=self.model.device)
-        return Step(self.model, self.cache, step, self.policies, self.recall, self.oom_policy)
+        ids = torch.tensor([token], device=self.model.device)
+        return Step(self.model, self.cache, ids, self.policies, self.recall, self.oom_policy)
 
     def finish_step(self) -> None:
         """Finish the decode step of the last token, if memory ran out in the middle of it.
@@ -308,10 +295,6 @@ class Turn:
             raise
         self.context += self.pending_ids
         self.pending_ids, self.step = [], None
-
-    def _broken_off(self, text: TextStream, error: OutOfMemory) -> Piece:
-        self.note_fallback(str(error))
-        return Piece(None, text.flush(), self.metrics("memory"))
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do work that may be repeated after memory ran out."""

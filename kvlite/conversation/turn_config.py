@@ -1,20 +1,25 @@
-"""What the settings of a turn come to, checked before anything is read."""
+"""What the settings of a turn come to, checked before anything is read; and notes on them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from kvlite.cache import KVBits
+from kvlite.cache.quantized import has_compiled
 from kvlite.config.settings import Settings
+from kvlite.config.units import readable
 from kvlite.engine.oom_actions import LEAST
 from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
 from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.methods.layer_policy import can_recall, loses
+from kvlite.methods.layer_policy import LayerPolicy, can_recall, loses
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.placement import host_kv_bytes, place
+
+SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
 
 @dataclass(frozen=True)
@@ -138,3 +143,61 @@ def _fewer(bits: KVBits | None, oom_policy: OOMPolicy) -> KVBits | None:
     width = 4 if oom_policy.times(FOUR_BITS) else 8 if oom_policy.times(EIGHT_BITS) else 16
     held = 16 if bits is None else min(bits.keys, bits.values)
     return KVBits(width, width) if width < held else bits
+
+
+def notes(model: LoadedModel, policies: list[LayerPolicy], seen: int) -> Iterator[str]:
+    """What makes a turn slow, large or worse, in sentences; mostly none. `policies` are one a
+    layer, `seen` counts this turn's tokens."""
+    bits, passing = policies[0].bits, model.layers.passing
+    if passing is not None:
+        fastest = passing.bytes_per_s / passing.nbytes
+        yield (
+            f"--stream {passing.setting} brings {readable(passing.nbytes)} of weights to the "
+            f"device for every token of the answer: at {readable(int(passing.bytes_per_s))}/s, "
+            f"measured when the model was loaded, that allows {fastest:.3g} tokens/s at most"
+        )
+    if bits is not None:
+        yield from _lossy(bits, model, seen)
+        yield from _slow(bits, model, policies)
+
+
+def _lossy(bits: KVBits, model: LoadedModel, seen: int) -> Iterator[str]:
+    fewest = min(bits.keys, bits.values)
+    if fewest > 4:
+        return
+    sides = [side for side, own in (("keys", bits.keys), ("values", bits.values)) if own <= 4]
+    few, weights = f"{fewest}-bit {' and '.join(sides)}", sum(model.shape.parameters.values())
+    if weights < SMALL_MODEL:
+        yield (
+            f"{few} cost models below 1 billion weights more than larger ones, and this one has "
+            f"{weights / 1e9:.2f}: --kv-bits 8 costs nothing that was measured"
+        )
+    if seen > LONG:
+        yield (
+            f"{few} are reported to lose what long texts hold, and this one has {seen:,} tokens, "
+            f"more than {LONG:,}: --kv-bits 8 is safer"
+        )
+
+
+def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> Iterator[str]:
+    masked = next((policy.method.name for policy in policies if policy.mask is not None), None)
+    merged = next((policy.method.name for policy in policies if policy.partner is not None), None)
+    if masked:
+        yield f"{masked} restores a quantized layer for every token, which is slow"
+    if merged:
+        yield f"{merged} leaves entries exact in its paired layers until it merges them"
+    if model.device.type == "cpu" and not has_compiled(model.device):
+        yield (
+            "numba is not installed, so an answer from quantized entries takes longer than from "
+            'exact ones: pip install "kvlite[cpu]"'
+        )
+    if model.device.type != "cuda":
+        return
+    if find_spec("triton") is None:
+        yield (
+            "triton is not installed, so quantized entries are attended to in many small steps, "
+            "which is slow: pip install triton"
+        )
+    elif bits.by_channel or merged:
+        what = f"--kv-bits {bits}" if bits.by_channel else merged
+        yield f"{what} has no kernel: its entries are attended to in many small steps"

@@ -14,8 +14,7 @@ import kvlite
 from kvlite.cli.chat.bars import bar
 from kvlite.cli.chat.memory_view import MemoryView
 from kvlite.cli.chat.status import Gauge, Status, status_line
-from kvlite.conversation.metrics import GenerationMetrics
-from kvlite.conversation.metrics_text import brief, told
+from kvlite.conversation.metrics import GenerationMetrics, brief, told
 from kvlite.memory.nvml import CardUse
 from kvlite.planner.usage import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat

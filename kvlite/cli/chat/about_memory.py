@@ -4,7 +4,7 @@ from kvlite.cli.chat.memory_view import MemoryView
 from kvlite.cli.chat.plan_view import PlanView
 from kvlite.cli.chat.terminal import Terminal
 from kvlite.config.units import readable
-from kvlite.conversation.metrics_text import told
+from kvlite.conversation.metrics import told
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
 from kvlite.planner.usage import Place, holding, places

@@ -16,8 +16,7 @@ from kvlite.cli.chat.stream import MarkdownStream, PlainStream, Shown
 from kvlite.cli.chat.terminal import T, Work
 from kvlite.cli.console import write
 from kvlite.cli.screen import reading, reading_bar, stop_on_interrupt, unechoed
-from kvlite.conversation.metrics import GenerationMetrics
-from kvlite.conversation.metrics_text import brief
+from kvlite.conversation.metrics import GenerationMetrics, brief
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Progress
