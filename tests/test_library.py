@@ -159,7 +159,7 @@ def test_names_that_are_none(model: LoadedModel, name: str, folder: Path) -> Non
         lambda: library.remove(name),
         lambda: library.path_of(name),
     ):
-        with pytest.raises(SettingError, match="is no name"):
+        with pytest.raises(SettingError, match="is not a valid name"):
             does()
     assert not folder.exists()
 

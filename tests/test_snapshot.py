@@ -490,8 +490,11 @@ def test_flipped_bytes(model: LoadedModel, saved: Path, tmp_path: Path, data: An
     ("content", "parts"),
     [
         (b"", ("damaged or cut short",)),
-        (b"text, and more text than a header is long" * 9, ("no snapshot", "`kvlite read`")),
-        (b"\x80\x04\x95" + b"pickled" * 99, ("no snapshot", "`kvlite read`")),
+        (
+            b"text, and more text than a header is long" * 9,
+            ("not a kvlite snapshot", "`kvlite read`"),
+        ),
+        (b"\x80\x04\x95" + b"pickled" * 99, ("not a kvlite snapshot", "`kvlite read`")),
         (b'\x10\0\0\0\0\0\0\0{"__metadata__":{"crc32":"', ("damaged or cut short",)),
     ],
 )
@@ -508,7 +511,7 @@ def test_no_file(model: LoadedModel, tmp_path: Path) -> None:
 
 
 def test_weights_are_no_snapshot(model: LoadedModel, tiny_folder: Path) -> None:
-    refused(model, tiny_folder / "model.safetensors", "no snapshot")
+    refused(model, tiny_folder / "model.safetensors", "not a kvlite snapshot")
 
 
 def test_a_newer_format(
@@ -665,7 +668,7 @@ def test_files_made_to_look_whole(
 ) -> None:
     """Checksums and all; nothing of them gets as far as a compiled loop."""
     with tensorfile.TensorFile(saved) as file:
-        about = file.about
+        about = file.values
         tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
     path = tmp_path / "made.kv"
     tensorfile.write_tensors(path, about, tensors)

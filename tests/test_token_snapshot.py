@@ -162,7 +162,7 @@ def test_it_takes_kilobytes_and_says_what_it_is(llama: Tiny, tmp_path: Path) -> 
     with Snapshot(tmp_path / "light.kv") as file:
         about = file.about
         assert about.light and about.tokens == len(talk.token_ids) and not about.recalls
-        assert not [name for name in file.file.names() if name.startswith(("cache", "tier"))]
+        assert not [name for name in file.names() if name.startswith(("cache", "tier"))]
     with Snapshot(tmp_path / "whole.kv") as file:
         assert not file.about.light
     assert again(llama, tmp_path / "light.kv").documents == talk.documents
@@ -192,7 +192,7 @@ def test_an_older_file_opens(llama: Tiny, tmp_path: Path) -> None:
     talk.save(path)
     with tensorfile.TensorFile(path) as file:
         tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
-        about = file.about
+        about = file.values
     plain = json.loads(tensors["ways"].numpy().tobytes())
     old = without(plain, {"parts", "compacted"})
     assert old != plain

@@ -254,7 +254,6 @@ class Context:
         config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
-        """Read the rest of `ids`, in parts."""
         for stop in (
             *(each for each in boundaries if len(self.token_ids) < each < len(ids)),
             len(ids),

@@ -340,7 +340,6 @@ class Conversation:
     def _answered(
         self, start: Checkpoint, text: str, turn: Turn, cancel: Event | None
     ) -> Iterator[Piece]:
-        """Stream the answer to a message that was read."""
         node = self.history.say(start, text)
         for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
             node.answer += piece.text
@@ -357,12 +356,7 @@ class Conversation:
     def _said(
         self, text: str, *, at: Checkpoint | None = None, cancel: Event | None = None
     ) -> list[int]:
-        """The tokens of a user message, said at a checkpoint or (None) now.
-
-        Raises:
-            ContextError: it cannot fit the model.
-            Stopped: `cancel` was set.
-        """
+        """The tokens of a user message, said at a checkpoint or (None) now."""
         number, read = len(self._branch.nodes), len(self.token_ids)
         ahead = self._branch.prefilled_ids
         if at is not None:
@@ -383,11 +377,7 @@ class Conversation:
         return tuple(each.note for each in lacking if all_of([each]) in text)
 
     def _after_ahead(self, text: str, cancel: Event | None) -> list[int]:
-        """The tokens of a new user message that have not been read ahead.
-
-        Raises:
-            SettingError: it does not begin with what was.
-        """
+        """The tokens of a new user message that have not been read ahead."""
         ids, ahead = self._said(text, cancel=cancel), self._branch.prefilled_ids
         if not ids:
             raise SettingError("there is nothing to answer: say something")

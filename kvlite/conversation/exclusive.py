@@ -52,8 +52,7 @@ def alone_by_steps(work: Method) -> Method:
 def _held(busy: Lock) -> Iterator[None]:
     if not busy.acquire(blocking=False):
         raise SettingError(
-            "this conversation is at work already: wait until that is done, or open another one "
-            "for each thread"
+            "this conversation is busy: wait until it is done, or open another one for each thread"
         )
     try:
         yield

@@ -59,7 +59,7 @@ def about(path: Path) -> About:
 
 def about_in(file: TensorFile) -> About:
     """`about`, of an open file."""
-    plain = file.about
+    plain = file.values
     try:
         return About(
             path=file.path,

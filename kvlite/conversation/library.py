@@ -92,8 +92,8 @@ def path_of(name: str) -> Path:
     """
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST:
         raise SettingError(
-            f'{name!r} is no name: leave out / \\ < > : " | ? *, do not begin with a dot, neither '
-            f"begin nor end with a space, and be shorter than {_LONGEST} bytes"
+            f'{name!r} is not a valid name: leave out / \\ < > : " | ? *, do not begin with a dot, '
+            f"neither begin nor end with a space, and be shorter than {_LONGEST} bytes"
         )
     return library_folder() / f"{name}{SUFFIX}"
 
@@ -157,7 +157,7 @@ def limit() -> int | None:
     text = path.read_text(encoding="utf-8", errors="replace").strip()
     size = parse_number(text, whole=True)
     if size is None or size < 0:
-        raise SettingError(f"{path} holds no size: set it anew with `kvlite library limit SIZE`")
+        raise SettingError(f"{path} does not hold a size: set it with `kvlite library limit SIZE`")
     return int(size)
 
 
@@ -229,7 +229,6 @@ def _reading(settings: Settings) -> tuple[str, ...]:
 
 
 def _free_path(talk: "Conversation") -> Path:
-    """The path of a conversation saved without a name."""
     names = [each.name for each in talk.documents]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     base = re.sub(f"[{_NEVER}]", "_", f"{names[0]}{more}" if names else "conversation")

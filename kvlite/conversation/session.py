@@ -254,7 +254,6 @@ class Session:
         self.waiting = self._left.pop(number - 1, [])
 
     def _leave(self) -> None:
-        """Remember what waits on this branch."""
         self._left[self.talk.history.current] = [*self.waiting]
 
     @contextmanager

@@ -136,8 +136,8 @@ def _cache_parts(context: Context, plain: Plain) -> dict[str, Tensor]:
     return {**parts.tensors, **own.tensors}
 
 
-class Snapshot:
-    """A saved conversation, open for reading. `about` is its description."""
+class Snapshot(TensorFile):
+    """A saved conversation, open for reading; `about` describes it."""
 
     def __init__(self, path: Path) -> None:
         """Open it and check its header.
@@ -145,18 +145,12 @@ class Snapshot:
         Raises:
             SnapshotError: it is not a snapshot, damaged, or of a newer format.
         """
-        self.file = TensorFile(path)
+        super().__init__(path)
         try:
-            self.about = about_in(self.file)
+            self.about = about_in(self)
         except BaseException:
-            self.file.close()
+            self.close()
             raise
-
-    def __enter__(self) -> "Snapshot":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
 
     def settings(self, own: Settings) -> Settings:
         """The conversation's settings; what depends on the machine is taken from `own`.
@@ -184,8 +178,7 @@ class Snapshot:
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         """Let a new conversation go on from the file, by its own settings: they say where the host
-        store goes; with `--recall off` it is left out. After an error, the conversation is of no
-        use.
+        store goes, and `--recall off` leaves it out. After an error, do not use the conversation.
 
         Args:
             progress: called with (bytes read, bytes in all).
@@ -197,10 +190,10 @@ class Snapshot:
             OutOfMemory: there is not enough for the rest.
             Stopped, ContextError, SettingError: from reading a light file.
         """
-        model, plain, light = talk.model, self.file.about, self.about.light
-        self.about.identity.require(Identity.of(model), self.about.path, self.about.model)
+        model, plain, light = talk.model, self.values, self.about.light
+        self.about.identity.require(Identity.of(model), self.path, self.about.model)
         cache, store, notes = model.empty_cache(), None, list[str]()
-        self.file.progress = progress
+        self.progress = progress
         failed = False
         try:
             with self._damage_named(), torch.inference_mode():
@@ -219,11 +212,11 @@ class Snapshot:
                 raise
             failed = True
         finally:
-            self.file.progress = None
+            self.progress = None
         if failed:
             free = readable(free_bytes(model.device))
             raise OutOfMemory(
-                f"{self.about.path} takes {readable(self.about.nbytes)}, and {free} are free on "
+                f"{self.path} takes {readable(self.nbytes)}, and {free} are free on "
                 f"{model.device}: close other programs"
             )
         talk.context.resume(cache, store, token_ids, pending_ids, noted, fallbacks)
@@ -238,48 +231,47 @@ class Snapshot:
     def _caches(
         self, model: LoadedModel, settings: Settings, tokens: int
     ) -> tuple[KVCache, HostKVStore | None, list[str]]:
-        """The cache, the host store unless it is not wanted, and what the user is told of it."""
-        plain, shape = self.file.about["cache"], model.shape
+        """The cache, the host store if it is wanted, and notes on it."""
+        plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
-        whole = Whole(self.file, plain["objects"], model.device)
+        whole = Whole(self, plain["objects"], model.device)
         # A token that was being written when memory ran out is in some layers already.
         form = Form(shape.kv_heads, shape.head_dim, model.dtype, tokens + 1)
         layers = [layer_of(whole, each, form) for each in plain["layers"]]
         cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"])
-        if "tier" in self.file.about and (settings.recall != "off" or not cache.entries_mean):
+        if "tier" in self.values and (settings.recall != "off" or not cache.entries_mean):
             return cache, *self._store(model, settings, tokens)
         return cache, None, []
 
     def _store(
         self, model: LoadedModel, settings: Settings, tokens: int
     ) -> tuple[HostKVStore, list[str]]:
-        plain = self.file.about["tier"]
+        plain = self.values["tier"]
         require(0 < plain["seen"] <= tokens)
-        names = [name for name in self.file.names() if name.startswith(f"{PREFIX}.")]
-        needed = sum(map(self.file.size, names))
+        needed = sum(self.size(name) for name in self.names() if name.startswith(f"{PREFIX}."))
         try:
             empty = HostKVStore.empty(model.shape, model.dtype, None)
             disk, spare, said = place(settings, empty, needed)
             store = store_of(
-                self.file, plain, model.shape, model.dtype, model.device, disk=disk, spare=spare
+                self, plain, model.shape, model.dtype, model.device, disk=disk, spare=spare
             )
         except RecallError as error:
             raise SnapshotError(
-                f"{self.about.path} has {readable(needed)} to recall from, for which there is no "
+                f"{self.path} has {readable(needed)} to recall from, for which there is no "
                 "room in memory or on disk (--recall, --recall-limit, KVLITE_CACHE): --recall off "
                 "opens it without"
             ) from error
         return store, said
 
     def _ids(self, name: str, model: LoadedModel) -> list[int]:
-        held = self.file.new(name, torch.device("cpu"))
+        held = self.new(name, torch.device("cpu"))
         require(held.dtype == torch.int32 and held.dim() == 1)
         ids: list[int] = held.tolist()
         require(not ids or (min(ids) >= 0 and max(ids) < model.shape.vocab))
         return ids
 
     def _json(self, name: str) -> Any:
-        held = self.file.new(name, torch.device("cpu"))
+        held = self.new(name, torch.device("cpu"))
         return json.loads(held.numpy().tobytes())
 
     @contextmanager
@@ -288,13 +280,13 @@ class Snapshot:
         try:
             yield
         except SnapshotError as error:
-            if str(self.about.path) in str(error):
+            if str(self.path) in str(error):
                 raise
-            raise self.file.damaged(str(error)) from error
+            raise self.damaged(str(error)) from error
         except (RuntimeError, *WRONG) as error:
             if is_oom(error):
                 raise
-            raise self.file.damaged() from error
+            raise self.damaged() from error
 
 
 def read_again(talk: "Conversation", history: Plain, callbacks: Callbacks) -> None:
@@ -304,7 +296,7 @@ def read_again(talk: "Conversation", history: Plain, callbacks: Callbacks) -> No
     ids = saved.token_ids
     branches, current = history_from(history, None, model.shape.layers)
     boundaries = [each for each in branches[current].prefill_boundaries if each <= len(ids)]
-    reading = Context(model)  # so that what is noted now is noted once more with the next answer
+    reading = Context(model)  # whose notes do not count as told
     reading.oom_policy.taken = saved.oom_policy.taken
     end = Checkpoint(len(ids), saved.pending_ids, saved.notes, 0, lost=True)
     told = _over_all(callbacks, reading, boundaries, len(ids))

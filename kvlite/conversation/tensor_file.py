@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvlite.config.atomic_file import replacing
 from kvlite.config.units import readable
@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
 
 def write_tensors(
     path: Path,
-    about: Mapping[str, Any],
+    values: Mapping[str, Any],
     tensors: "Mapping[str, Tensor]",
     progress: Progress | None = None,
     most: int | None = None,
@@ -72,7 +72,7 @@ def write_tensors(
     """Write a file, or leave what was there; returns its bytes.
 
     Args:
-        about: JSON values.
+        values: JSON values.
         tensors: on any device, in any layout; none is copied as a whole.
         progress: called with (bytes done, bytes in all).
         most: the largest size allowed, in bytes.
@@ -83,7 +83,7 @@ def write_tensors(
     """
     # The widest numbers first: then each tensor is aligned.
     order = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-    empty = _header(about, order, [_NO_SUM] * len(order), form)
+    empty = _header(values, order, [_NO_SUM] * len(order), form)
     total, done = len(empty) + sum(each.nbytes for each in order.values()), len(empty)
     if most is not None and total > most:
         raise SnapshotError(
@@ -103,18 +103,18 @@ def write_tensors(
                     progress(done, total)
             sums.append(f"{checksum:08x}")
         file.seek(0)
-        file.write(_header(about, order, sums, form))
+        file.write(_header(values, order, sums, form))
     return total
 
 
 def _header(
-    about: Mapping[str, Any], tensors: "Mapping[str, Tensor]", sums: list[str], form: int
+    values: Mapping[str, Any], tensors: "Mapping[str, Tensor]", sums: list[str], form: int
 ) -> bytes:
     metadata = {
         "crc32": _NO_SUM,
         "format": str(form),
         "sums": "".join(sums),
-        "kvlite": json.dumps(about),
+        "kvlite": json.dumps(values),
     }
     table: dict[str, Any] = {"__metadata__": metadata}
     at = 0
@@ -138,7 +138,7 @@ class TensorFile:
     """A file open for reading, which may be replaced or removed meanwhile.
 
     Attributes:
-        about: the JSON values written with the tensors.
+        values: the JSON values written with the tensors.
         progress: called with (bytes read, bytes in all).
     """
 
@@ -153,7 +153,7 @@ class TensorFile:
         self.file = _opened(path)
         try:
             self.nbytes = os.fstat(self.file.fileno()).st_size
-            self._begin, self.about, self._table = self._read_header()
+            self._begin, self.values, self._table = self._read_header()
         except BaseException:
             self.file.close()
             raise
@@ -164,7 +164,7 @@ class TensorFile:
         """Close the file."""
         self.file.close()
 
-    def __enter__(self) -> "TensorFile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -244,7 +244,7 @@ class TensorFile:
         head = self._exactly(min(8 + len(_BEGIN), self.nbytes))
         if not head[8:] == _BEGIN[: len(head[8:])]:
             raise SnapshotError(
-                f"{self.path} is no snapshot of kvlite's: `kvlite read` makes one of a document"
+                f"{self.path} is not a kvlite snapshot: `kvlite read` makes one of a document"
             )
         length = int.from_bytes(head[:8], "little")
         begin = 8 + length
@@ -261,11 +261,11 @@ class TensorFile:
                     f"{self.path} was made by a newer kvlite (format {metadata['format']}, this "
                     f"one knows {FORMAT}): update kvlite to open it"
                 )
-            about = json.loads(metadata["kvlite"])
+            values = json.loads(metadata["kvlite"])
             entries = self._entries(table, metadata["sums"], begin)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise self.damaged("its header") from error
-        return begin, about, entries
+        return begin, values, entries
 
     def _entries(self, table: dict[str, Any], sums: str, begin: int) -> dict[str, _Entry]:
         entries, at = dict[str, _Entry](), begin
