@@ -18,7 +18,7 @@ from torch import Tensor
 
 import kvlite
 from kvlite.cache import KVCache
-from kvlite.cache.snapshot import Form, Parts, Plain, Whole, described, layer_of
+from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain
 from kvlite.cache.sound import require
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
@@ -121,8 +121,8 @@ def _identity_of(model: LoadedModel, path: Path) -> Identity:
 
 def _cache_parts(context: Context, plain: Plain) -> dict[str, Tensor]:
     """The tensors of the cache and the host store; how they fit together is added to `plain`."""
-    cache, parts = context.cache, Parts("cache")
-    layers = [described(parts, f"{index}", layer) for index, layer in enumerate(cache.layers)]
+    cache, parts = context.cache, LayerWriter("cache")
+    layers = [parts.layer(f"{index}", layer) for index, layer in enumerate(cache.layers)]
     plain["cache"] = {
         "seen": cache.seen,
         "rehearsed": cache.reconstructed,
@@ -132,8 +132,8 @@ def _cache_parts(context: Context, plain: Plain) -> dict[str, Tensor]:
     }
     if context.store is None:
         return parts.tensors
-    own, plain["tier"] = store_parts(context.store)
-    return {**parts.tensors, **own.tensors}
+    tensors, plain["tier"] = store_parts(context.store)
+    return {**parts.tensors, **tensors}
 
 
 class Snapshot(TensorFile):
@@ -234,10 +234,10 @@ class Snapshot(TensorFile):
         """The cache, the host store if it is wanted, and notes on it."""
         plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
-        whole = Whole(self, plain["objects"], model.device)
         # A token that was being written when memory ran out is in some layers already.
-        form = Form(shape.kv_heads, shape.head_dim, model.dtype, tokens + 1)
-        layers = [layer_of(whole, each, form) for each in plain["layers"]]
+        sizes = shape.kv_heads, shape.head_dim, model.dtype, tokens + 1
+        reader = LayerReader(self, plain["objects"], model.device, *sizes)
+        layers = [reader.layer(each) for each in plain["layers"]]
         cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"])
         if "tier" in self.values and (settings.recall != "off" or not cache.entries_mean):
             return cache, *self._store(model, settings, tokens)
@@ -252,9 +252,7 @@ class Snapshot(TensorFile):
         try:
             empty = HostKVStore.empty(model.shape, model.dtype, None)
             disk, spare, said = place(settings, empty, needed)
-            store = store_of(
-                self, plain, model.shape, model.dtype, model.device, disk=disk, spare=spare
-            )
+            store = store_of(self, plain, model, disk=disk, spare=spare)
         except RecallError as error:
             raise SnapshotError(
                 f"{self.path} has {readable(needed)} to recall from, for which there is no "

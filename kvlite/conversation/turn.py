@@ -1,6 +1,6 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from threading import Event
 from time import perf_counter
@@ -13,7 +13,7 @@ from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
-from kvlite.conversation.turn_config import TurnConfig, notes, store_in_effect
+from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
@@ -28,10 +28,11 @@ from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
 from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.methods.layer_policy import LayerPolicy, can_recall, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
+from kvlite.offload.kv.placement import host_kv_bytes, place
 from kvlite.planner.forecast import Task, forecast
 from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
@@ -106,7 +107,7 @@ class Turn:
         self._fallbacks_before = len(self.oom_policy.taken)
         model, seen = self.model, self.cache.seen
         self.turn_config = TurnConfig.of(model, seen, ids, config, self.oom_policy, answers=answers)
-        self._decide(*store_in_effect(store, model, settings, self.turn_config, context.told))
+        self._decide(*self._place(store, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
         index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
@@ -150,6 +151,30 @@ class Turn:
             return {}
         weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
         return {"read": weights + reading, "answer": weights + made.answering.total}
+
+    def _place(
+        self, store: HostKVStore | None, told: Collection[str]
+    ) -> tuple[HostKVStore | None, list[str]]:
+        """The host store if the turn needs it and there is room; and notes for the user, except
+        those already `told`."""
+        config, recall = self.turn_config, self.settings.recall
+        if not config.loses and not (store and store.begun):
+            return None, []
+        if store is None:
+            if recall == "off" or not can_recall(config.method):
+                return None, []
+            gone = (
+                f"--recall {recall} cannot begin now, since some of what was read before is gone: "
+                "only a new conversation can recall"
+            )
+            return None, [] if gone in told else [gone]
+        shape, itemsize = self.model.shape, self.model.dtype.itemsize
+        needed = host_kv_bytes(shape, config.seen, config.longest, itemsize, store.bits)
+        try:
+            store.disk, store.spare, said = place(self.settings, store, needed)
+        except RecallError as error:
+            return None, [str(error)]
+        return store, said
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
         """Decide what is read, and by which policies; `said` are notes on recall."""
