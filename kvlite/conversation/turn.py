@@ -70,7 +70,7 @@ class Turn:
     """Reads into a cache and answers from it.
 
     Attributes:
-        context: the tokens in the cache; this turn's are appended as they enter it.
+        token_ids: all tokens in the cache; this turn's are appended as they enter it.
         pending_ids: a token that was generated and has not entered the cache.
     """
 
@@ -95,9 +95,10 @@ class Turn:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
-        started, settings = perf_counter(), config.settings
-        self.model, self.cache, self.context = context.model, context.cache, context.token_ids
+        started, settings, model = perf_counter(), config.settings, context.model
+        self.model, self.cache, self.token_ids = model, context.cache, context.token_ids
         self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
+        self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
         self.answers = answers
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
@@ -105,8 +106,6 @@ class Turn:
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
-        model, seen = self.model, self.cache.seen
-        self.turn_config = TurnConfig.of(model, seen, ids, config, self.oom_policy, answers=answers)
         self._decide(*self._place(store, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
         index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
@@ -140,7 +139,7 @@ class Turn:
         task = Task(
             new=len(self.again) + len(self.ids),
             longest=self.turn_config.longest,
-            known=len(self.context) - len(self.again),
+            known=len(self.token_ids) - len(self.again),
             chunk=self.chunk,
             recalled=self.settings.recall_entries,
         )
@@ -182,7 +181,7 @@ class Turn:
         self.store = store
         self.recall = None if store is None else Recall(store, self.settings.recall_entries)
         # An answer came from what the cache held. Read again with everything, it is exact.
-        self.again = self.context[store.seen :] if store and store.begun else []
+        self.again = self.token_ids[store.seen :] if store and store.begun else []
         # With a host store a layer has all it ever read to choose from, whatever it dropped.
         held, new = (None if store else cache.layers), len(self.again) + len(self.ids)
         self.policies = layer_policies(
@@ -230,16 +229,16 @@ class Turn:
         self.run_stats.was_read()
         if spills() and (said := spill_note(card_use(self.model.device))):
             self.note_fallback(said)
-        self.context += self.ids
+        self.token_ids += self.ids
 
     def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
-        known = len(self.context) - len(self.again)
+        known = len(self.token_ids) - len(self.again)
         return prefill(
             self.model,
             self.cache,
             torch.tensor([self.again + self.ids]),
             self.policies,
-            context=torch.tensor([self.context[:known]], dtype=torch.int64),
+            context=torch.tensor([self.token_ids[:known]], dtype=torch.int64),
             store=self.store,
             backend=self.backend or ON_DEVICE,
             oom_policy=self.oom_policy,
@@ -261,7 +260,7 @@ class Turn:
         ends = frozenset() if ignore_eos else self.model.stop_ids
         try:
             while True:
-                token = self._safely(lambda: sampler(self.logits, self.context))
+                token = self._safely(lambda: sampler(self.logits, self.token_ids))
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 shown = "" if token in ends else text.push(token)
@@ -318,7 +317,7 @@ class Turn:
         except BaseException:
             self.step = None  # nobody knows where it was interrupted
             raise
-        self.context += self.pending_ids
+        self.token_ids += self.pending_ids
         self.pending_ids, self.step = [], None
 
     def _safely(self, work: Callable[[], T]) -> T:

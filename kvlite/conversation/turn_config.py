@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from kvlite.cache import KVBits
 from kvlite.cache.quantized import has_compiled
@@ -16,6 +17,9 @@ from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, loses
 from kvlite.model.load import LoadedModel
+
+if TYPE_CHECKING:
+    from kvlite.conversation.context import Context
 
 SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
@@ -42,21 +46,15 @@ class TurnConfig:
 
     @classmethod
     def of(
-        cls,
-        model: LoadedModel,
-        before: int,
-        ids: list[int],
-        config: EngineConfig,
-        oom_policy: OOMPolicy,
-        *,
-        answers: bool,
+        cls, context: "Context", ids: list[int], config: EngineConfig, *, answers: bool
     ) -> "TurnConfig":
-        """For a turn that reads `ids` (at least one) after `before` tokens.
+        """For a turn that reads `ids` (at least one).
 
         Raises:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
+        model, oom_policy, before = context.model, context.oom_policy, context.cache.seen
         _require_known(ids, model.shape.vocab)
         seen, settings = before + len(ids), config.settings
         wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
