@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +191,28 @@ class Session:
     def regenerate(self) -> Begin:
         """Answer the last message again."""
         number, message = self.message(None)
+        return self._again(number, message, self.talk.regenerate)
+
+    def edit(self, number: int, text: str) -> Begin:
+        """Answer message `number` in other words, about the same documents."""
+        _, former = self.message(number)
+        message = Message(text, former.documents)
+        return self._again(number, message, partial(self.talk.edit, number, message.said))
+
+    def _again(
+        self, number: int, message: Message, answer: Callable[..., Iterator[Piece]]
+    ) -> Begin:
+        """Another answer. After an error the message is gone, and its documents wait."""
 
         def begin(callbacks: Callbacks) -> Iterator[Piece]:
             self._leave()
-            pieces = self.talk.regenerate(callbacks=callbacks)
-            return self._again(number, message, pieces)
+            self._typed[message.said] = message
+            try:
+                yield from self._heard(answer(callbacks=callbacks))
+            except BaseException:
+                if len(self.messages) < number:
+                    self.waiting = [*message.documents, *self.waiting]
+                raise
 
         return begin
 
@@ -202,28 +220,6 @@ class Session:
         """Answer the last message from all that was read; the conversation does not change."""
         self.message(None)
         return lambda callbacks: self.talk.check(callbacks=callbacks)
-
-    def edit(self, number: int, text: str) -> Begin:
-        """Answer message `number` in other words, about the same documents."""
-        _, former = self.message(number)
-        message = Message(text, former.documents)
-
-        def begin(callbacks: Callbacks) -> Iterator[Piece]:
-            self._leave()
-            pieces = self.talk.edit(number, message.said, callbacks=callbacks)
-            self._typed[message.said] = message
-            return self._again(number, message, pieces)
-
-        return begin
-
-    def _again(self, number: int, message: Message, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Another answer. After an error the message is gone, and its documents wait."""
-        try:
-            yield from self._heard(pieces)
-        except BaseException:
-            if len(self.messages) < number:
-                self.waiting = [*message.documents, *self.waiting]
-            raise
 
     def _heard(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
