@@ -313,9 +313,9 @@ def test_no_control_comes_out_of_a_stored_conversation(
 def own_tokens(talk: kvlite.Conversation) -> list[int]:
     """All that the user said, without the answers."""
     nodes = talk.history.branch.nodes
-    ids = talk.token_ids[: nodes[0].start.checkpoint.seen]
+    ids = talk.token_ids[: nodes[0].start.seen]
     for node in nodes:
-        before = node.start.checkpoint
+        before = node.start
         ids += talk.token_ids[before.seen + len(before.pending_ids) : node.prompt_end]
     return ids
 

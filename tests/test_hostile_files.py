@@ -54,7 +54,7 @@ def made(runner: kvlite.Runner, tmp_path_factory: pytest.TempPathFactory) -> Mad
         with tensorfile.TensorFile(path) as file:
             tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
             form = tensorfile.LIGHT if light else tensorfile.WHOLE
-            found["light" if light else "whole"] = (file.about, tensors, form)
+            found["light" if light else "whole"] = (file.values, tensors, form)
     return found
 
 

@@ -100,7 +100,8 @@ def test_it_opens_where_reading_anew_would_give_the_same(
     if found is None:
         return
     with Snapshot(found.path) as saved:
-        talk = Conversation.resumed(model, own, saved.state(model, own))
+        talk = Conversation(model, own)
+        saved.restore(talk)
     anew = Conversation(model, own)
     asked = f"{all_of([REPORT])} 11 12"
     said = []
@@ -158,7 +159,7 @@ def test_names_that_are_none(model: LoadedModel, name: str, folder: Path) -> Non
         lambda: library.remove(name),
         lambda: library.path_of(name),
     ):
-        with pytest.raises(SettingError, match="is no name"):
+        with pytest.raises(SettingError, match="is not a valid name"):
             does()
     assert not folder.exists()
 

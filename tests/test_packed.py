@@ -492,7 +492,7 @@ def test_notes_name_what_they_are_about() -> None:
 
 
 def test_a_note_tells_how_to_answer_faster_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.conversation.warnings.has_compiled", lambda device: False)
+    monkeypatch.setattr("kvlite.conversation.turn_config.has_compiled", lambda device: False)
     chat = Conversation(make_tiny("llama").model, Settings(kv_bits="8"))
     (note,) = chat.generate([5] * 9, max_new_tokens=1).metrics.notes
     assert note.startswith("numba is not installed") and note.endswith('"kvlite[cpu]"')

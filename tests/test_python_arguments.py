@@ -241,7 +241,7 @@ def test_what_is_told_of_a_reading_cannot_read(runner: kvlite.Runner) -> None:
 
     def progress(done: int, total: int) -> None:
         while inner:
-            with pytest.raises(SettingError, match="this conversation is at work already") as told:
+            with pytest.raises(SettingError, match="this conversation is busy") as told:
                 inner.pop()()
             refused.append(told)
 

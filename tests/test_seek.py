@@ -223,7 +223,7 @@ def test_nothing_is_copied_that_could_not_be_kept(
 
 def made_by(talk: Conversation) -> list[Checkpoint]:
     """Checkpoints before its messages."""
-    return [each.start.checkpoint for each in talk.history.branch.nodes]
+    return [each.start for each in talk.history.branch.nodes]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

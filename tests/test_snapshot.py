@@ -79,7 +79,9 @@ def chat(model: LoadedModel, **given: Any) -> Conversation:
 def opened(model: LoadedModel, path: Path, **given: Any) -> Conversation:
     with Snapshot(path) as saved:
         chosen = saved.settings(Settings()).replace(given)
-        return Conversation.resumed(model, chosen, saved.state(model, chosen))
+        talk = Conversation(model, chosen)
+        saved.restore(talk)
+    return talk
 
 
 def answered(talk: Conversation, ids: list[int], **given: Any) -> tuple[list[int], torch.Tensor]:
@@ -394,7 +396,7 @@ def test_progress_comes_to_all_bytes(model: LoadedModel, tmp_path: Path) -> None
     assert done == sorted(done) and done[-1] == (size, size)
     done.clear()
     with Snapshot(tmp_path / "talk.kv") as saved:
-        saved.state(model, talk.settings, lambda *at: done.append(at))
+        saved.restore(Conversation(model, talk.settings), lambda *at: done.append(at))
     assert done == sorted(done) and done[-1] == (size, size)
 
 
@@ -488,8 +490,11 @@ def test_flipped_bytes(model: LoadedModel, saved: Path, tmp_path: Path, data: An
     ("content", "parts"),
     [
         (b"", ("damaged or cut short",)),
-        (b"text, and more text than a header is long" * 9, ("no snapshot", "`kvlite read`")),
-        (b"\x80\x04\x95" + b"pickled" * 99, ("no snapshot", "`kvlite read`")),
+        (
+            b"text, and more text than a header is long" * 9,
+            ("not a kvlite snapshot", "`kvlite read`"),
+        ),
+        (b"\x80\x04\x95" + b"pickled" * 99, ("not a kvlite snapshot", "`kvlite read`")),
         (b'\x10\0\0\0\0\0\0\0{"__metadata__":{"crc32":"', ("damaged or cut short",)),
     ],
 )
@@ -506,7 +511,7 @@ def test_no_file(model: LoadedModel, tmp_path: Path) -> None:
 
 
 def test_weights_are_no_snapshot(model: LoadedModel, tiny_folder: Path) -> None:
-    refused(model, tiny_folder / "model.safetensors", "no snapshot")
+    refused(model, tiny_folder / "model.safetensors", "not a kvlite snapshot")
 
 
 def test_a_newer_format(
@@ -663,7 +668,7 @@ def test_files_made_to_look_whole(
 ) -> None:
     """Checksums and all; nothing of them gets as far as a compiled loop."""
     with tensorfile.TensorFile(saved) as file:
-        about = file.about
+        about = file.values
         tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
     path = tmp_path / "made.kv"
     tensorfile.write_tensors(path, about, tensors)
@@ -677,8 +682,8 @@ def test_memory_that_is_short(model: LoadedModel, saved: Path) -> None:
     with Snapshot(saved) as file:
         own = file.settings(Settings())
         with Faults(cap=20_000), pytest.raises(OutOfMemory, match=r"talk\.kv takes .* are free"):
-            file.state(model, own)
-        file.state(model, own)
+            file.restore(Conversation(model, own))
+        file.restore(Conversation(model, own))
 
 
 # What is kept, whatever happens.
@@ -806,7 +811,9 @@ def test_a_file_may_be_replaced_while_it_is_read(model: LoadedModel, tmp_path: P
     with Snapshot(tmp_path / "talk.kv") as first_one:
         talk.generate(SECOND)
         talk.save(tmp_path / "talk.kv")
-        assert first_one.state(model, talk.settings).token_ids == before
+        former = Conversation(model, talk.settings)
+        first_one.restore(former)
+        assert former.token_ids == before
 
 
 def test_bits_of_a_tier(model: LoadedModel, tmp_path: Path) -> None:

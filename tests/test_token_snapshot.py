@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_it_takes_kilobytes_and_says_what_it_is(llama: Tiny, tmp_path: Path) -> 
     with Snapshot(tmp_path / "light.kv") as file:
         about = file.about
         assert about.light and about.tokens == len(talk.token_ids) and not about.recalls
-        assert not [name for name in file.file.names() if name.startswith(("cache", "tier"))]
+        assert not [name for name in file.names() if name.startswith(("cache", "tier"))]
     with Snapshot(tmp_path / "whole.kv") as file:
         assert not file.about.light
     assert again(llama, tmp_path / "light.kv").documents == talk.documents
@@ -191,7 +192,7 @@ def test_an_older_file_opens(llama: Tiny, tmp_path: Path) -> None:
     talk.save(path)
     with tensorfile.TensorFile(path) as file:
         tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
-        about = file.about
+        about = file.values
     plain = json.loads(tensors["ways"].numpy().tobytes())
     old = without(plain, {"parts", "compacted"})
     assert old != plain
@@ -368,7 +369,8 @@ def refused_light(tiny: Tiny, path: Path) -> None:
 def test_one_is_never_taken_for_a_whole_one(llama: Tiny, tmp_path: Path) -> None:
     gone_ways(llama, budget="40").save(tmp_path / "talk.kv", light=True)
     with Snapshot(tmp_path / "talk.kv") as saved, pytest.raises(SnapshotError):
-        saved.state(llama.model, Settings())
+        saved.about = replace(saved.about, light=False)
+        saved.restore(Conversation(llama.model, Settings()))
     refused(make_tiny("llama", num_hidden_layers=3).model, tmp_path / "talk.kv", "another model")
 
 

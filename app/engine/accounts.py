@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvlite.conversation.metrics import GenerationMetrics, Piece
-from kvlite.conversation.metrics_text import brief, told
+from kvlite.conversation.metrics import GenerationMetrics, Piece, brief, told
 from kvlite.conversation.session import Message, Session
 from kvlite.memory.free import is_oom
 from kvlite.model.chat_template import said_tokens

@@ -1,10 +1,10 @@
-"""Layers as named tensors and a plain description of how these fit together; and back.
+"""Layers as named tensors and JSON values that say how they fit together; and back.
 
-Only filled slots are taken, and what layers share is taken once. A description names classes of one
-fixed list: nothing else can be made from it.
+Only filled slots are saved, and shared parts once. Nothing but the classes in `KINDS` can be made
+from a file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, get_origin, get_type_hints
 
@@ -23,7 +23,7 @@ from kvlite.cache.sound import require, require_sound
 from kvlite.errors import SnapshotError
 
 Plain = dict[str, Any]
-"""What JSON can hold."""
+"""JSON values."""
 
 KINDS: dict[str, type] = {
     kind.__name__: kind
@@ -32,43 +32,79 @@ KINDS: dict[str, type] = {
 
 
 class Source(Protocol):
-    """Where tensors come from, by name."""
+    """A file of named tensors."""
 
     def new(self, name: str, device: torch.device) -> Tensor:
-        """One in storage of its own.
+        """Read a tensor.
 
         Raises:
-            SnapshotError: it is damaged, or there is none.
+            SnapshotError: it is missing or damaged.
         """
 
     def fill(self, name: str, into: Tensor) -> None:
-        """Copy one into another of its shape and type; errors as of `new`."""
+        """Read a tensor into another of its shape and type; errors as of `new`."""
 
 
-class Parts:
-    """What layers are made of, taken apart.
-
-    Attributes:
-        tensors: by name, where they lie.
-        objects: of the classes in `KINDS`, each after those that it holds.
-    """
+class LayerWriter:
+    """Takes layers apart: into tensors by name, beginning with `prefix`, and objects of the classes
+    in `KINDS`, each after those that it refers to."""
 
     def __init__(self, prefix: str) -> None:
-        """Names of tensors begin with `prefix`."""
         self.prefix = prefix
         self.tensors: dict[str, Tensor] = {}
         self.objects: list[Plain] = []
         self._names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
 
+    def layer(self, name: str, layer: LayerCache, filled: int | None = None) -> Plain:
+        """Add a layer; returns how its parts fit together.
+
+        Args:
+            name: its tensors' names begin with it.
+            filled: slots to save, if not all that are filled.
+
+        Raises:
+            SnapshotError: the conversation is still reading.
+        """
+        return {
+            "rows": layer.rows,
+            "like": [[head, other] for head, other in layer.head_alias.items()],
+            "banks": [
+                self._head_group(f"{name}.{number}", each, each.used if filled is None else filled)
+                for number, each in enumerate(layer.head_groups)
+            ],
+        }
+
+    def _head_group(self, name: str, head_group: KVHeadGroup, used: int) -> Plain:
+        if head_group.selection_scores is not None:
+            raise SnapshotError("a conversation cannot be saved while it reads: save it afterwards")
+        own, plain = slice(0, used - head_group.segment_len), dict[str, Any]()
+        if head_group.rows is not None:
+            plain["remembered"] = self.tensor(f"{name}.rows", head_group.rows[..., :used])
+        positions = head_group.residual_positions
+        return {
+            "heads": list(head_group.heads),
+            "capacity": head_group.capacity,
+            "used": used,
+            "newest_row": head_group.history_index,
+            "keys": self.tensor(f"{name}.keys", head_group.residual_keys[:, :, own]),
+            "values": self.tensor(f"{name}.values", head_group.residual_values[:, :, own]),
+            "positions": self.tensor(f"{name}.positions", positions[:, :, own]),
+            "front": self._object(head_group.segment),
+            "former": self._object(head_group.packed_before),
+            **plain,
+        }
+
     def tensor(self, name: str, tensor: Tensor) -> str:
-        """Take a tensor; its whole name."""
+        """Add a tensor; returns its whole name."""
         whole = f"{self.prefix}.{name}"
         self.tensors[whole] = tensor
         return whole
 
-    def object(self, value: Any) -> int:
-        """Take an object of the classes in `KINDS`; its number, the same for the same object."""
+    def _object(self, value: Any) -> int | None:
+        """Add an object, once; returns its number, or None for None."""
+        if value is None:
+            return None
         if id(value) not in self._numbers:
             plain = {each.name: self._field(value, each.name) for each in fields(value)}
             self._numbers[id(value)] = len(self.objects)
@@ -82,43 +118,101 @@ class Parts:
                 self._names[id(value)] = self.tensor(f"part{len(self._names)}.{name}", value)
             return self._names[id(value)]
         if type(value).__name__ in KINDS:
-            return {"object": self.object(value)}
+            return {"object": self._object(value)}
         return list(value) if isinstance(value, tuple) else value
 
 
-class Whole:
-    """What was taken apart, put together on a device as it is asked for."""
+@dataclass
+class LayerReader:
+    """Puts layers together again.
 
-    def __init__(self, source: Source, objects: Sequence[Plain], device: torch.device) -> None:
-        """Nothing is read yet."""
-        self.source = source
-        self.objects = objects
-        self.device = device
-        self._made: dict[int, Any] = {}
-        self._tensors: dict[str, Tensor] = {}
+    Attributes:
+        objects: as of `LayerWriter`; each is made when it is first asked for, and only once.
+        device, kv_heads, dim, dtype: of all layers.
+        seen: tokens read; all positions are below.
+    """
 
-    def object(self, number: int | None, kind: Any) -> Any:
-        """One of the objects, the same one every time; None for None.
+    source: Source
+    objects: Sequence[Plain]
+    device: torch.device
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    seen: int
+    _made: dict[int, Any] = field(default_factory=dict)
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
 
-        Args:
-            kind: the class, or classes, that it must be of.
+    def layer(
+        self, plain: Plain, prepare: Callable[[LayerCache], None] | None = None
+    ) -> LayerCache:
+        """A layer from how its parts fit together; `prepare` is called before it is filled.
 
         Raises:
-            SnapshotError: it is of another, or damaged.
+            SnapshotError: it is damaged, or of another model.
         """
+        head_groups = plain["banks"]
+        head_alias = {int(head): int(other) for head, other in plain["like"]}
+        held = [head for each in head_groups for head in each["heads"]]
+        require(sorted([*held, *head_alias]) == list(range(self.kv_heads)))
+        require({*head_alias.values()} <= {*held})
+        layer = LayerCache(
+            [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
+            batch=1,
+            dim=self.dim,
+            dtype=self.dtype,
+            device=self.device,
+            decode_rows=plain["rows"],
+            segments=[self._object(each["front"], Packed | Half) for each in head_groups],
+            head_alias=head_alias,
+        )
+        if prepare is not None:
+            prepare(layer)
+        for head_group, each in zip(layer.head_groups, head_groups, strict=True):
+            self._fill(head_group, each)
+        return layer
+
+    def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
+        segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
+        used, heads = plain["used"], len(head_group.heads)
+        require(head_group.segment_len <= used <= head_group.capacity)
+        own = slice(0, used - head_group.segment_len)
+        self.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
+        self.source.fill(plain["values"], head_group.residual_values[:, :, own])
+        self.source.fill(plain["positions"], head_group.residual_positions[:, :, own])
+        self._require_seen(head_group.residual_positions[:, :, own])
+        if segment is not None:
+            require(segment.start <= own.stop and segment.positions.shape[:2] == (1, heads))
+            require(_dim(segment) == self.dim)
+            self._require_seen(segment.positions)
+        if head_group.rows is not None:
+            require(-1 <= plain["newest_row"] < head_group.rows.shape[2])
+            self.source.fill(plain["remembered"], head_group.rows[..., :used])
+        head_group.used, head_group.history_index = used, plain["newest_row"]
+        head_group.packed_before = self._object(plain["former"], PackedSource)
+        if head_group.packed_before is not None:
+            require(_dim(head_group.packed_before.packed) == self.dim)
+            require(len(head_group.packed_before.rows) == heads)
+
+    def _require_seen(self, positions: Tensor) -> None:
+        if positions.numel():
+            low, high = positions.aminmax()
+            require(int(low) >= 0 and int(high) < self.seen)
+
+    def _object(self, number: int | None, kind: Any) -> Any:
+        """The object of a number, which must be of the class(es) `kind`; None for None."""
         if number is None:
             return None
         if number not in self._made:
-            made = self._made[number] = self._object(number)
+            made = self._made[number] = self._new_object(number)
             require_sound(made)
         require(isinstance(self._made[number], kind))
         return self._made[number]
 
-    def _object(self, number: int) -> Any:
+    def _new_object(self, number: int) -> Any:
         require(0 <= number < len(self.objects))
         plain = self.objects[number]
         kind = KINDS[plain["kind"]]
-        # Each comes after those that it holds, so this ends.
+        # Each comes after those that it refers to, so this ends.
         for each in plain.values():
             require(type(each) is not dict or each["object"] < number)
         hints = get_type_hints(kind)
@@ -134,144 +228,9 @@ class Whole:
             return plain
         if get_origin(hint) is tuple:
             return tuple(int(each) for each in plain)
-        return self.object(plain["object"], hint)
-
-
-def described(parts: Parts, name: str, layer: LayerCache, filled: int | None = None) -> Plain:
-    """A layer, taken apart.
-
-    Args:
-        name: its tensors' names begin with that.
-        filled: slots that count, if not all that are filled; then what head groups remember does
-            not.
-
-    Raises:
-        SnapshotError: it waits for others to be read.
-    """
-    return {
-        "rows": layer.rows,
-        "like": [[head, other] for head, other in layer.head_alias.items()],
-        "banks": [
-            _head_group(
-                parts, f"{name}.{number}", head_group, head_group.used if filled is None else filled
-            )
-            for number, head_group in enumerate(layer.head_groups)
-        ],
-    }
-
-
-def _head_group(parts: Parts, name: str, head_group: KVHeadGroup, used: int) -> Plain:
-    if head_group.selection_scores is not None:
-        raise SnapshotError("a conversation cannot be saved while it reads: save it afterwards")
-    own, plain = slice(0, used - head_group.segment_len), dict[str, Any]()
-    if head_group.rows is not None:
-        plain["remembered"] = parts.tensor(f"{name}.rows", head_group.rows[..., :used])
-    return {
-        "heads": list(head_group.heads),
-        "capacity": head_group.capacity,
-        "used": used,
-        "newest_row": head_group.history_index,
-        "keys": parts.tensor(f"{name}.keys", head_group.residual_keys[:, :, own]),
-        "values": parts.tensor(f"{name}.values", head_group.residual_values[:, :, own]),
-        "positions": parts.tensor(f"{name}.positions", head_group.residual_positions[:, :, own]),
-        "front": None if head_group.segment is None else parts.object(head_group.segment),
-        "former": None
-        if head_group.packed_before is None
-        else parts.object(head_group.packed_before),
-        **plain,
-    }
-
-
-@dataclass(frozen=True)
-class Form:
-    """What every layer of a model's cache is like.
-
-    Attributes:
-        kv_heads, dim, dtype: of the model.
-        seen: tokens read, above all positions.
-        prepare: given a layer before it is filled.
-    """
-
-    kv_heads: int
-    dim: int
-    dtype: torch.dtype
-    seen: int
-    prepare: Callable[[LayerCache], None] | None = field(default=None)
-
-
-def layer_of(whole: Whole, plain: Plain, form: Form) -> LayerCache:
-    """A layer as it was, on the device of what it is put together from.
-
-    Raises:
-        SnapshotError: it is damaged, or of another model.
-    """
-    head_groups = plain["banks"]
-    head_alias = {int(head): int(other) for head, other in plain["like"]}
-    held = [head for each in head_groups for head in each["heads"]]
-    require(
-        sorted([*held, *head_alias]) == list(range(form.kv_heads))
-        and {*head_alias.values()} <= {*held}
-    )
-    segments = [whole.object(each["front"], Packed | Half) for each in head_groups]
-    layer = LayerCache(
-        [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
-        batch=1,
-        dim=form.dim,
-        dtype=form.dtype,
-        device=whole.device,
-        decode_rows=plain["rows"],
-        segments=segments,
-        head_alias=head_alias,
-    )
-    if form.prepare is not None:
-        form.prepare(layer)
-    for head_group, each in zip(layer.head_groups, head_groups, strict=True):
-        _fill(whole, head_group, each, form)
-    return layer
-
-
-def _fill(whole: Whole, head_group: KVHeadGroup, plain: Plain, form: Form) -> None:
-    segment: Packed | Half | None = whole.object(plain["front"], Packed | Half)
-    used = plain["used"]
-    require(head_group.segment_len <= used <= head_group.capacity)
-    own = slice(0, used - head_group.segment_len)
-    whole.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
-    whole.source.fill(plain["values"], head_group.residual_values[:, :, own])
-    whole.source.fill(plain["positions"], head_group.residual_positions[:, :, own])
-    require_known(head_group.residual_positions[:, :, own], form.seen)
-    if segment is not None:
-        require(
-            segment.start <= own.stop and segment.positions.shape[:2] == (1, len(head_group.heads))
-        )
-        require(_dim(segment) == form.dim)
-        require_known(segment.positions, form.seen)
-    if head_group.rows is not None:
-        require(-1 <= plain["newest_row"] < head_group.rows.shape[2])
-        whole.source.fill(plain["remembered"], head_group.rows[..., :used])
-    head_group.used, head_group.history_index = used, plain["newest_row"]
-    head_group.packed_before = whole.object(plain["former"], PackedSource)
-    if head_group.packed_before is not None:
-        require(_dim(head_group.packed_before.packed) == form.dim)
-        require(len(head_group.packed_before.rows) == len(head_group.heads))
+        return self._object(plain["object"], hint)
 
 
 def _dim(segment: Packed | Half) -> int:
-    """Channels of its keys."""
+    """The channels of its keys."""
     return segment.mean.shape[2] if isinstance(segment, Packed) else segment.keys.exact.shape[3]
-
-
-def require_known(positions: Tensor, seen: int) -> None:
-    """Raises SnapshotError if positions are not of tokens that were read."""
-    if positions.numel():
-        low, high = positions.aminmax()
-        require(int(low) >= 0 and int(high) < seen)
-
-
-def as_plain(bits: KVBits | None) -> Plain | None:
-    """Bits by name."""
-    return None if bits is None else {each.name: getattr(bits, each.name) for each in fields(bits)}
-
-
-def bits_of(plain: Mapping[str, Any] | None) -> KVBits | None:
-    """Bits from their names."""
-    return None if plain is None else KVBits(**plain)

@@ -203,11 +203,16 @@ def _from_library(
 def _opened(
     runner: "Runner", saved: "Snapshot", settings: Settings, screen: "Console"
 ) -> "Conversation":
+    from kvlite.conversation.conversation import Conversation
+
+    talk = Conversation(runner.model, settings)
     if saved.about.light:
         with reading_bar(screen, "Reading") as bar:
-            return runner.resumed(saved, settings, reading=Callbacks(bar.update, bar.note))
-    with reading_bar(screen, "Opening") as bar:
-        return runner.resumed(saved, settings, bar.update)
+            saved.restore(talk, callbacks=Callbacks(bar.update, bar.note))
+    else:
+        with reading_bar(screen, "Opening") as bar:
+            saved.restore(talk, bar.update)
+    return talk
 
 
 @contextmanager

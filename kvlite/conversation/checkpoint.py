@@ -1,11 +1,11 @@
-"""Moments of a conversation to which it can return without reading again.
+"""Checkpoints: how a cache was, so that a conversation can return there without reading again.
 
-A layer that holds all it was given, in order, only has to know how far it went: it can be
-shortened. One that will drop or overwrite something is copied to host memory. Where a host store
-has everything, it too only has to know how far it went, and gives back what the cache then lost.
+A layer that holds everything it was given, in order, can be cut back: its length is enough. One
+that will drop or overwrite entries is copied to host memory. A host store that has everything only
+needs its length as well, and gives back what the cache has lost since.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,12 +25,8 @@ HOST = torch.device("cpu")
 
 @dataclass
 class LayerState:
-    """How a layer stood.
-
-    Attributes:
-        mark: how far it went; None where `copy` is just that.
-        copy: in host memory; None for as long as the cache, or a host store, has it all.
-    """
+    """How a layer was: its length (`mark`), or a `copy` in host memory once neither the cache nor
+    a host store has everything."""
 
     mark: Mark | None = None
     copy: LayerCache | None = None
@@ -38,69 +34,60 @@ class LayerState:
 
 @dataclass
 class Checkpoint:
-    """How a cache and its host store stood.
+    """How a cache and its host store were, at the beginning of a message or anywhere else. A
+    message and those that replaced it have the same one.
 
     Attributes:
-        seen: tokens they had seen.
-        pending_ids: tokens that were drawn and not yet seen.
-        notes: what the next answer is to note of what was read before.
-        reconstructed: as of `KVCache`.
+        seen, reconstructed: of the cache.
+        pending_ids, notes: of the context.
+        number: user messages before it.
+        prefilled_ids: tokens of the message that were read before it was said.
+        prefill_start: where those begin.
         layers: one a layer of the cache; none where the host store gives them back.
-        store: how it stood, if it had begun.
-        lost: it was let go of; what it stood for has to be read again.
+        store: how it was, if it had begun.
+        lost: whether it was freed, so that its tokens have to be read again.
     """
 
     seen: int
     pending_ids: list[int]
     notes: tuple[str, ...]
     reconstructed: int
+    number: int = 0
+    prefilled_ids: list[int] = field(default_factory=list)
+    prefill_start: "Checkpoint | None" = None
     layers: list[LayerState] = field(default_factory=list)
     store: HostKVCheckpoint | None = None
     lost: bool = False
 
     @property
     def alone(self) -> bool:
-        """Whether it needs neither the cache nor the host store to return to it."""
+        """Whether it is a complete copy, which needs neither the cache nor the host store."""
         copied = bool(self.layers) and all(each.copy is not None for each in self.layers)
         return copied and self.store is None
 
     @property
     def copies(self) -> list[LayerCache]:
-        """All copies, which checkpoints may share."""
+        """Its copied layers, which checkpoints may share."""
         return [each.copy for each in self.layers if each.copy is not None]
 
     def release_memory(self) -> None:
-        """Keep nothing of it."""
+        """Free what it holds."""
         self.layers, self.store, self.lost = [], None, True
-
-    def take_over(self, same: "Checkpoint") -> None:
-        """Hold what another of the same moment does, which must not be used any more."""
-        self.layers, self.store, self.lost = same.layers, same.store, same.lost
 
 
 @torch.inference_mode()
-def checkpoint(
-    model: LoadedModel,
-    cache: KVCache,
-    store: HostKVStore | None,
-    most: int,
-    pending_ids: Sequence[int] = (),
-    notes: tuple[str, ...] = (),
-) -> Checkpoint:
-    """How things stand; lost from the beginning, and nothing copied, where that would take more
-    host memory than there may be.
-
-    Args:
-        store: if it has begun, the cache is not looked at: the next turn reads from the host store.
-        most: bytes that it may take.
+def capture(
+    made: Checkpoint, model: LoadedModel, cache: KVCache, store: HostKVStore | None, most: int
+) -> None:
+    """Let a checkpoint hold the cache or, if it has begun, the host store: the next turn reads from
+    there. It is `lost`, and nothing is copied, if it would take more than `most` bytes.
     """
-    made = Checkpoint(cache.seen, [*pending_ids], notes, cache.reconstructed)
     with aside():
         if store is not None and store.begun:
             store.forget_answer()
             made.lost = mark_bytes(store) > most
             made.store = None if made.lost else HostKVCheckpoint(store)
-            return made
+            return
         full = model.shape.full_layers
         stay = [
             index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
@@ -108,17 +95,16 @@ def checkpoint(
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
         made.lost = _bytes_in(others) > most
         if made.lost:
-            return made
+            return
         copies = iter(copied(others, HOST))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
             for layer, stays in zip(cache.layers, stay, strict=True)
         ]
-    return made
 
 
 def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
-    """Bytes of host memory that checkpoints take, what they share counted once."""
+    """Bytes of host memory that checkpoints take; shared copies count once."""
     copies = {id(layer): layer for each in checkpoints for layer in each.copies}
     marks = sum(each.store.nbytes for each in checkpoints if each.store is not None)
     return _bytes_in(copies.values()) + marks
@@ -126,8 +112,8 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
 
 @torch.inference_mode()
 def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> None:
-    """Copy what checkpoints need of a cache that is about to lose some of it; where that would take
-    more than `most` bytes of host memory, let go of them instead."""
+    """Copy what checkpoints need of a cache that is about to lose entries; free them instead if
+    that takes more than `most` bytes."""
     lacking = [
         (each, index, state)
         for each in checkpoints
@@ -151,9 +137,8 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> No
 def restored(
     model: LoadedModel, made: Checkpoint, cache: KVCache, store: HostKVStore | None
 ) -> KVCache | None:
-    """A cache that stands as it did, and the host store likewise if it had begun; None if nothing
-    has what it takes. The cache may be changed for it, the host store too, but not where memory
-    runs out."""
+    """The cache as it was at a checkpoint; None if nothing holds what that takes. `cache` and
+    `store` may be changed, but not if memory runs out."""
     if made.lost or (made.store is not None and not made.store.fits(store)):
         return None
     before = KVCache(model.empty_cache().layers, made.seen, made.reconstructed)
@@ -183,21 +168,20 @@ def restored(
 
 @torch.inference_mode()
 def everything(model: LoadedModel, cache: KVCache, store: HostKVStore) -> KVCache:
-    """A cache with all that a host store has read, for a turn that will not look at it."""
+    """A cache with everything in a host store, for a turn that does not recall."""
     layers = [store.restored(index, 0, model.device) for index in range(len(store.layers))]
     return KVCache(layers, store.seen, cache.reconstructed)
 
 
 def _bytes_in(layers: Iterable[LayerCache]) -> int:
-    """Bytes of layers, and of copies of them, what they share counted once."""
+    """Bytes of layers; what they share counts once."""
     return bytes_held(tensor for layer in layers for tensor in layer.tensors)
 
 
 def _giver(
     index: int, state: LayerState, cache: KVCache, store: HostKVStore | None
 ) -> Literal["copy", "cache", "tier"] | None:
-    """What has all that a layer had: its copy, the cache still, or the host store that took
-    over."""
+    """Who has everything that a layer had: its copy, the cache, or the host store ("tier")."""
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
@@ -212,7 +196,7 @@ def _giver(
 def _from_store(
     index: int, mark: Mark, store: HostKVStore | None, device: torch.device
 ) -> LayerCache:
-    """The first entries of a host store's layer, on a device, with room for what was remembered."""
+    """The first entries of a host store's layer on a device, with room for attention history."""
     assert store is not None
     source = store.layers[index]
     read, source.read = source.read, mark.used
@@ -224,8 +208,7 @@ def _from_store(
 
 
 def _whole(layer: LayerCache, count: int) -> bool:
-    """Whether a layer holds the first `count` entries, and possibly more, in order and as they
-    were."""
+    """Whether a layer holds at least the first `count` entries, in order and unquantized."""
     if len(layer.head_groups) != 1 or layer.head_alias or layer.head_groups[0].segment is not None:
         return False
     (head_group,) = layer.head_groups
@@ -236,7 +219,7 @@ def _whole(layer: LayerCache, count: int) -> bool:
 
 
 def _shorten(layer: LayerCache, mark: Mark) -> None:
-    """Leave a layer its first entries, and what was remembered of them."""
+    """Cut a layer back to its first entries and their attention history."""
     (head_group,) = layer.head_groups
     head_group.used, head_group.history_index = mark.used, mark.history_index
     if head_group.rows is not None:

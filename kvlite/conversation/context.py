@@ -1,5 +1,4 @@
-"""What a conversation has read, as tokens: its cache, the host store beside it, and the way
-back."""
+"""What a conversation has read, as tokens: its cache, its host store, and checkpoints."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from kvlite.cache import KVCache
 from kvlite.conversation.checkpoint import (
     Checkpoint,
     bytes_of,
-    checkpoint,
+    capture,
     copy_out,
     everything,
     restored,
@@ -32,13 +31,12 @@ class Context:
     """Everything read and answered so far.
 
     Attributes:
-        cache: keys and values held.
         store: everything that was read, if turns recall.
         token_ids: every token in the cache, in order.
         turn: the last one.
-        oom_policy: what was given up when memory ran out.
         checkpoints: those that hold anything, the oldest first.
-        notes: what the next answer is to note of what was read before.
+        notes: for the next answer, about what was read before it.
+        told: all notes so far; some are said once.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -51,12 +49,12 @@ class Context:
         self.checkpoints: list[Checkpoint] = []
         self._pending_ids: list[int] = []
         self.notes: tuple[str, ...] = ()
-        self._told: set[str] = set()
+        self.told: set[str] = set()
         self._answer: Generator[Piece] | None = None
 
     @property
     def pending_ids(self) -> list[int]:
-        """What was answered last and has not been read."""
+        """Tokens of the last answer that are not in the cache."""
         return self._pending_ids if self.turn is None else self.turn.pending_ids
 
     def resume(
@@ -68,13 +66,13 @@ class Context:
         notes: tuple[str, ...],
         fallbacks: list[str],
     ) -> None:
-        """Go on from what another held."""
+        """Go on from what was saved."""
         self.cache, self.store, self.token_ids = cache, store, token_ids
         self._pending_ids, self.notes, self.oom_policy.taken = pending_ids, notes, fallbacks
 
     def end_step(self, config: EngineConfig) -> None:
-        """Go on with a token for which there was no memory in the middle of an answer, unless the
-        next turn reads it from the host store anyway.
+        """Finish a decode step for which there was no memory, unless the next turn reads its token
+        from the host store anyway.
 
         Raises:
             OutOfMemory: there is still not enough.
@@ -84,41 +82,22 @@ class Context:
             turn.finish_step()
 
     def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
-        """A turn that reads tokens, checked and not begun.
-
-        Raises:
-            ContextError, SettingError: as `Turn`.
-        """
-        turn = self._turn(ids, config, self._store_for(config), answers)
+        """A turn that reads `ids`, checked but not begun. Errors are those of `Turn`."""
+        turn = Turn(self, ids, config, self._store_for(config), answers=answers)
         if turn.store is None and self.emptied:
             notes = turn.notes
-            turn = self._turn([*self._fill(), *ids], config, None, answers)
+            turn = Turn(self, [*self._fill(), *ids], config, answers=answers)
             turn.notes = tuple(dict.fromkeys([*notes, *turn.notes]))
         return turn
 
-    def _turn(
-        self, ids: list[int], config: EngineConfig, store: HostKVStore | None, answers: bool
-    ) -> Turn:
-        return Turn(
-            self.model,
-            self.cache,
-            self.token_ids,
-            ids,
-            config,
-            oom_policy=self.oom_policy,
-            store=store,
-            answers=answers,
-            told=self._told,
-        )
-
     @property
     def emptied(self) -> bool:
-        """Whether the cache holds nothing, since the host store has all that was read."""
+        """Whether only the host store has what was read."""
         return self.store is not None and self.store.begun and not self.cache.entries_mean
 
     def _fill(self) -> list[int]:
-        """Let an emptied cache hold all that the host store has; what of the last answer that has
-        not, to be read before anything else."""
+        """Move everything from the host store to an emptied cache. Returns the tokens of the last
+        answer that it did not have: read them next."""
         store = self.store
         assert store is not None
         work = partial(everything, self.model, self.cache, store)
@@ -129,29 +108,24 @@ class Context:
         self._forget(0)
         return again
 
-    def require_readable(self, ids: list[int], config: EngineConfig, *, answers: bool) -> None:
-        """Raises what `next_turn` would if nothing else had been read."""
-        cache, oom_policy = self.model.empty_cache(), OOMPolicy(self.model.device)
-        Turn(self.model, cache, [], ids, config, oom_policy=oom_policy, answers=answers)
-
     def outgrows(self, count: int, config: EngineConfig, *, answers: bool) -> bool:
-        """Whether `count` tokens and an answer would not fit the model's trained context any more,
-        but might if there were nothing else."""
+        """Whether `count` tokens and an answer only fit the model's trained context if the cache
+        is compacted."""
         limit = self.model.shape.max_context
         longest = config.settings.max_new_tokens if answers else 0
         grown = self.cache.seen + count + min(longest, limit // 4) > limit
         return grown and can_compact(count, longest, limit)
 
     def compact(self) -> list[int]:
-        """Move what the cache holds together, at most half of the model's trained context. Nothing
-        can be recalled of what it does not hold, nor gone back to.
+        """Shift the entries of the cache to the first positions, at most half of the model's
+        trained context. All else is forgotten: it cannot be recalled or gone back to.
 
         Returns:
-            What of the last answer has to be read before anything else.
+            Tokens of the last answer to read next.
 
         Raises:
             SettingError: the model's rotations do not allow it.
-            OutOfMemory: there is not enough memory for it.
+            OutOfMemory: there is not enough memory.
         """
         self._close()
         again = self._fill() if self.emptied else []
@@ -169,7 +143,7 @@ class Context:
         return again
 
     def read(self, turn: Turn, callbacks: Callbacks) -> None:
-        """Read a turn; what it noted is noted with the next answer too, if it has none itself."""
+        """Read a turn. If it has no answer, its notes go to the next one that has."""
         self._close()
         gives_back = turn.store is not None and turn.store.bits is None
         if turn.turn_config.loses and not gives_back:
@@ -180,45 +154,44 @@ class Context:
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
         self.notes = () if turn.answers else turn.notes
-        self._told.update(turn.notes)
+        self.told.update(turn.notes)
         if turn.store is not None or not turn.config.ignores_recall:
             self.store = turn.store
 
     def answer(self, turn: Turn, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
-        """Answer a turn that was read. A new turn ends it."""
+        """Answer a turn that was read. A new turn ends the answer."""
         self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
         yield from self._answer
 
-    def checkpoint(self, config: EngineConfig) -> Checkpoint:
-        """A checkpoint of how things stand, before anything else is read."""
+    def checkpoint(self, config: EngineConfig, *, answering: bool = False) -> Checkpoint:
+        """A checkpoint to read on from or, if `answering`, of the cache before its answer. It is
+        `lost` if there is no memory for it."""
         self._close()
-        return self._keep(self._checkpoint(self.store, config), config)
+        cache, pending_ids = self.cache, [*self.pending_ids]
+        made = Checkpoint(cache.seen, pending_ids, self.notes, cache.reconstructed)
+        self._capture(made, None if answering else self.store, config)
+        return made
 
-    def checkpoint_prompt(self, config: EngineConfig) -> Checkpoint:
-        """A checkpoint of what was read, before it is answered."""
-        return self._keep(self._checkpoint(None, config), config)
-
-    def _checkpoint(self, store: HostKVStore | None, config: EngineConfig) -> Checkpoint:
-        """How things stand; lost from the beginning where there is no memory to keep it, or it
-        would be let go of at once."""
-        pending_ids, notes = [*self.pending_ids], self.notes
+    def _capture(self, made: Checkpoint, store: HostKVStore | None, config: EngineConfig) -> None:
+        made.layers, made.store, made.lost = [], None, False
         most = config.checkpoint_limit
-        work = partial(checkpoint, self.model, self.cache, store, most, pending_ids, notes)
+        work = partial(capture, made, self.model, self.cache, store, most)
         try:
-            return self.oom_policy.run(work, {})
+            self.oom_policy.run(work, {})
         except OutOfMemory:
-            return Checkpoint(
-                self.cache.seen, pending_ids, notes, self.cache.reconstructed, lost=True
-            )
+            made.release_memory()
+        if not made.lost:
+            self.checkpoints.append(made)
+            self._keep_within(config)
 
     def _copy_out(self, config: EngineConfig) -> None:
-        """Copy what checkpoints need, as far as there is memory for that, and it may be taken."""
+        """Copy what checkpoints need of the cache, as far as memory and the limit allow."""
         most = config.checkpoint_limit
         try:
             self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
         except OutOfMemory:
             self._forget(0)
-        self._drop_lost()
+        self.release()
         self._keep_within(config)
 
     def seek(
@@ -230,19 +203,17 @@ class Context:
         config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
-        """Let things stand as when just `ids` had been read. What no checkpoint gives back is read
-        again.
+        """Be as if only `ids` had been read. What no checkpoint gives back is read again.
 
         Args:
-            end: what was pending then, and noted; if it holds anything, that is tried first.
-            ancestors: checkpoints of messages on the way there, the last first.
-            boundaries: how much of `ids` had been read whenever reading ended: what is read again
-                is read in the same parts.
-            callbacks: told if something has to be read again.
+            end: the checkpoint after `ids`; tried first if it holds anything.
+            ancestors: checkpoints on the way there, the last first.
+            boundaries: token counts at which readings ended; what is read again is read in the
+                same parts.
+            callbacks: told if something is read again.
 
         Raises:
-            as `Turn`, if something has to be: then things stand as at the last checkpoint that held
-            something.
+            as `Turn`, from reading; the context then is at the last checkpoint that held anything.
         """
         self._close()
         beginning = Checkpoint(0, [], (), 0)
@@ -256,11 +227,10 @@ class Context:
             self._restore(known, ids)
             raise
         self.turn, self._pending_ids, self.notes = None, [*end.pending_ids], end.notes
-        end.take_over(self._checkpoint(self.store, config))
-        self._keep(end, config)
+        self._capture(end, self.store, config)
 
     def _restore(self, known: Checkpoint, ids: Sequence[int]) -> bool:
-        """Let things stand as at a checkpoint, if anything has what it takes."""
+        """Return to a checkpoint; False if nothing holds what that takes."""
         before = self._restored(known, self.store)
         if before is None:
             return False
@@ -284,7 +254,6 @@ class Context:
         config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
-        """Read on to the end of `ids`, in parts."""
         for stop in (
             *(each for each in boundaries if len(self.token_ids) < each < len(ids)),
             len(ids),
@@ -301,8 +270,8 @@ class Context:
             self.turn, self._pending_ids = None, []
 
     def seek_answer(self, made: Checkpoint, turn: Turn, config: EngineConfig) -> bool:
-        """Let the last turn stand as it did before it was answered; False if that is lost, or other
-        settings ask for more than another draw."""
+        """Return the last turn to where it was before its answer; False if that is lost, or the
+        new settings change more than sampling."""
         if not turn.may_answer_again(config):
             return False
         self._close()
@@ -326,33 +295,23 @@ class Context:
         """Bytes of host memory that checkpoints take."""
         return bytes_of(self.checkpoints)
 
-    def release(self, made: Checkpoint) -> None:
-        """Let go of a checkpoint."""
-        made.release_memory()
-        self._drop_lost()
-
-    def _keep(self, made: Checkpoint, config: EngineConfig) -> Checkpoint:
-        if not made.lost:
-            self.checkpoints.append(made)
-            self._keep_within(config)
-        return made
+    def release(self, *unneeded: Checkpoint) -> None:
+        """Free checkpoints."""
+        for each in unneeded:
+            each.release_memory()
+        self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _keep_within(self, config: EngineConfig) -> None:
-        """Let go of the oldest checkpoints that hold anything, while all take too much."""
+        """Free the oldest checkpoints while all take more than the limit."""
         limit = config.checkpoint_limit
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
             self.release(holding)
 
     def _forget(self, seen: int) -> None:
-        """Let go of checkpoints of what came later, unless they have it all themselves."""
-        for each in self.checkpoints:
-            if each.seen > seen and not each.alone:
-                each.release_memory()
-        self._drop_lost()
-
-    def _drop_lost(self) -> None:
-        self.checkpoints = [each for each in self.checkpoints if not each.lost]
+        """Free checkpoints of what came later, unless they are complete copies."""
+        later = (each for each in self.checkpoints if each.seen > seen and not each.alone)
+        self.release(*later)
 
     def _close(self) -> None:
         if self._answer is not None:
@@ -360,7 +319,7 @@ class Context:
         self._answer = None
 
     def _store_for(self, config: EngineConfig) -> HostKVStore | None:
-        """What a turn recalls from, if its settings ask for that."""
+        """The host store a turn recalls from, if its settings ask for one."""
         recall = config.settings.recall
         if recall == "off" or config.ignores_recall:
             return None
@@ -379,7 +338,7 @@ class Context:
 
 
 def _telling(turn: Turn) -> Callable[[str], None]:
-    """Tells a turn what is given up, without keeping it: it holds the OOM policy that does."""
+    """Note on a turn what is given up. A weak reference: the turn holds the OOM policy itself."""
     held = ref(turn)
 
     def tell(said: str) -> None:

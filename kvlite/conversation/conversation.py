@@ -1,96 +1,238 @@
-"""A conversation: what is said and answered, and gone back to."""
+"""A conversation: messages, their answers, and ways back to any of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from threading import Event
+from pathlib import Path
+from threading import Event, Lock
 from typing import Any
 
-from kvlite.config.arguments import require_text
+from kvlite.cache import KVCache
+from kvlite.config.arguments import path_of, require_callable, require_text, token_list
+from kvlite.config.settings import Settings
+from kvlite.conversation import snapshot
+from kvlite.conversation.checkpoint import Checkpoint
+from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
-from kvlite.conversation.history import Branch, BranchView, Message, Position
-from kvlite.conversation.metrics import Piece
-from kvlite.conversation.token_conversation import TokenConversation
+from kvlite.conversation.history import Branch, BranchView, History, Message
+from kvlite.conversation.metrics import Answer, Piece
+from kvlite.conversation.tensor_file import Progress
 from kvlite.conversation.turn import Turn
-from kvlite.conversation.verify import Answered, checked
+from kvlite.conversation.verify import checked
+from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import SettingError
-from kvlite.methods.engine_config import EngineConfig
-from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens
+from kvlite.memory.oom import OOMPolicy
+from kvlite.methods.engine_config import EngineConfig, require_meanings
+from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
+from kvlite.model.load import LoadedModel
+from kvlite.model.text_limit import tokenized
+from kvlite.offload import HostKVStore
 
 
-class Conversation(TokenConversation):
-    """A conversation in words, in the model's chat template: messages that can be edited, answered
-    again and left for other branches."""
+class Conversation:
+    """Turns on one context that stays compressed, in words or in tokens.
+
+    Messages in words go through the model's chat template; they can be edited, regenerated and
+    left for other branches. Only one thread at a time may use a conversation: a second one is
+    refused with a SettingError.
+
+    Attributes:
+        busy: held while a call is at work.
+        config: the settings of the next turn, parsed.
+        context: everything read, as tokens.
+        documents: the documents it is about; saved with it.
+        history: everything said, on all branches.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+        """Start empty.
+
+        Raises:
+            SettingError: the method, the budget or the bits are invalid or do not fit each other,
+                or the method needs a calibration of this model.
+        """
+        self.config = require_meanings(settings)
+        self.config.method.fitted(model.shape, model.calibration)
+        self.busy = Lock()
+        self.model = model
+        self.context = Context(model)
+        self.documents: tuple[Document, ...] = ()
+        self.history = History(self.context)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the next turn. Setting invalid ones raises SettingError."""
+        return self.config.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self.config = EngineConfig.from_settings(settings)
+
+    @property
+    def cache(self) -> KVCache:
+        """The keys and values held on the device."""
+        return self.context.cache
+
+    @property
+    def store(self) -> HostKVStore | None:
+        """Everything that was read, if turns recall."""
+        return self.context.store
+
+    @property
+    def oom_policy(self) -> OOMPolicy:
+        """What was given up when memory ran out."""
+        return self.context.oom_policy
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token in the cache, in order. An answer's last token joins with the next turn."""
+        return self.context.token_ids
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of host memory that checkpoints take."""
+        return self.context.checkpoint_bytes
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """The planned peak of live tensors in the last turn; 0 if unknown."""
+        turn = self.context.turn
+        return 0 if turn is None else turn.run_stats.planned or 0
 
     @property
     def messages(self) -> list[Message]:
-        """The turns that went through the chat template; the last answer as far as it was heard."""
+        """The messages and answers in words; of the last answer, what has come so far."""
         return self._branch.messages
 
     @property
     def branches(self) -> list[BranchView]:
-        """Its branches, in the order in which they were begun."""
-        return self.history.views
+        """All branches, the oldest first."""
+        current = self.history.branch
+        return [BranchView(each.messages, each is current) for each in self.history.branches]
+
+    @property
+    def _branch(self) -> Branch:
+        return self.history.branch
 
     @alone
-    def read_ahead(
-        self,
-        text: str,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> bool:
-        """Read what the user's next message will begin with: a document, before the first question
-        about it is there. Only what differs is read when that is said to `stream`.
+    def read(self, content: str | Sequence[int], *, callbacks: Callbacks = NO_CALLBACKS) -> None:
+        """Read text or token ids without answering.
 
-        Args and errors are those of `read`.
+        Args:
+            content: read without the chat template. Control tokens spelled out in a text are read
+                as plain characters; give token ids to have real ones. What exceeds the budget is
+                dropped now, before any question is known: to ask about a text, put both in one
+                message to `stream`.
+            callbacks: follow the reading and can cancel it.
+
+        Raises:
+            ContextError: it does not fit the model's trained context.
+            SettingError: a token is not in the model's vocabulary.
+            Stopped: `callbacks.cancel` was set; nothing was read.
+        """
+        if isinstance(content, str):
+            encode = partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids)
+            ids = self._tokenized(encode, content, callbacks.cancel)
+        else:
+            ids = token_list(content)
+        if ids:
+            self.context.end_step(self.config)
+            ids = [*self.context.pending_ids, *ids]
+            turn = self.history.next_turn(ids, self.config, answers=False)
+            self.history.read(turn, callbacks)
+
+    @alone
+    def read_ahead(self, text: str, *, callbacks: Callbacks = NO_CALLBACKS) -> bool:
+        """Read the beginning of the next message, say a document, before its question is known.
+
+        `stream` then only reads the rest of that message. Errors are those of `read`.
 
         Returns:
-            Whether it was read. It is not where something would be lost that the question might
-            want.
+            Whether it was read. It is not if that could drop what the question needs.
         """
         require_text(text)
         if self._branch.prefilled_ids:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.config)
         ahead = certain(partial(self._said, cancel=callbacks.cancel), text)
-        ids, turn = [*self._unread, *ahead], None
-        if ahead:
-            turn = self.history.next_turn(ids, self.config, answers=False)
-        if turn is None or (
-            turn.turn_config.loses
-            and (turn.store is None or not turn.turn_config.method.prefilling.exact)
-        ):
+        if not ahead:
             return False
-        start = self.history.next_position(self.config)
+        turn = self.history.next_turn([*self._unread, *ahead], self.config, answers=False)
+        exact = turn.store is not None and turn.turn_config.method.prefilling.exact
+        if turn.turn_config.loses and not exact:
+            return False
+        start = self.history.next_start(self.config)
         self.history.read(turn, callbacks, start)
         self._branch.prefilled_ids, self._branch.prefill_start = ahead, start
         return True
 
-    @alone_by_steps
-    def stream(
+    def generate(
         self,
-        text: str,
+        token_ids: Sequence[int],
         *,
+        ignore_eos: bool = False,
+        callbacks: Callbacks = NO_CALLBACKS,
+        **settings: Any,
+    ) -> Answer:
+        """Read `token_ids` (at least one) and answer.
+
+        Args:
+            ignore_eos: go on past the model's end-of-text tokens.
+            callbacks: as for `read`; `cancel` also ends the answer.
+            settings: for this turn only, e.g. `max_new_tokens`.
+
+        Raises:
+            ContextError: the tokens do not fit the model's trained context; nothing was read.
+            SettingError: a setting is unknown or out of range; nothing was read.
+            Stopped: `cancel` was set while reading; nothing was read.
+        """
+        answer = self.stream_tokens(
+            token_ids, ignore_eos=ignore_eos, callbacks=callbacks, **settings
+        )
+        pieces = list(answer)
+        return Answer(
+            "".join(piece.text for piece in pieces),
+            [piece.token_id for piece in pieces if piece.token_id is not None],
+            pieces[-1].metrics,
+        )
+
+    @alone_by_steps
+    def stream_tokens(
+        self,
+        token_ids: Sequence[int],
+        *,
+        ignore_eos: bool = False,
         callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
+        """`generate`, piece by piece. A new turn ends an answer that is still going on."""
+        chosen = self.config.after_load(settings)
+        ids = token_list(token_ids)
+        if not ids:
+            raise SettingError("there is nothing to answer: give at least one token")
+        self.context.end_step(chosen)
+        turn = self.history.next_turn([*self.context.pending_ids, *ids], chosen)
+        self.history.read(turn, callbacks)
+        yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
+
+    @alone_by_steps
+    def stream(
+        self, text: str, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
+    ) -> Iterator[Piece]:
         """Say `text` as the user, in the model's chat template, and stream the answer.
 
-        Args and errors are those of `generate`; they are raised when the first piece is asked for.
+        Args and errors are those of `generate`; errors are raised with the first piece.
         """
         yield from self._stream(text, callbacks, self.config.after_load(settings))
 
     @alone_by_steps
     def regenerate(
-        self,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **settings: Any,
+        self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
     ) -> Iterator[Piece]:
-        """Answer the last message again; the former answer stays, on a branch of its own. Without a
-        temperature it is the same.
+        """Answer the last message again; the former answer stays on a branch of its own. Without
+        a temperature the answer is the same.
 
-        Args and errors are those of `stream`; if it fails, the message is not said on this branch.
+        Args and errors are those of `stream`; after an error the message is gone from this branch.
         """
         chosen = self.config.after_load(settings)
         nodes = self._branch.nodes
@@ -103,34 +245,19 @@ class Conversation(TokenConversation):
             yield from self._answered(last.start, last.text, turn, callbacks.cancel)
 
     @alone_by_steps
-    def check(
-        self,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **settings: Any,
-    ) -> Iterator[Piece]:
-        """Answer the last message again from a cache that drops nothing, drawn as the answer was;
-        the conversation stands as before, whatever becomes of it.
-
-        Args and errors are those of `verify.checked`.
-        """
-        told = Answered(self.context, self._branch, self.history.prompt, self.config)
-        return checked(told, callbacks, **settings)
+    def check(self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any) -> Iterator[Piece]:
+        """Answer the last message again from a cache that drops nothing. The conversation does not
+        change. Args and errors are those of `verify.checked`."""
+        return checked(self, callbacks, **settings)
 
     @alone_by_steps
     def edit(
-        self,
-        number: int,
-        text: str,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **settings: Any,
+        self, number: int, text: str, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
     ) -> Iterator[Piece]:
-        """Say user message `number`, counted from 1, in other words; what was said from there on
-        stays, on a branch of its own.
+        """Replace user message `number`, counted from 1, and answer it. The former message and all
+        that followed stay on a branch of their own.
 
-        Args and errors are those of `stream`; if it fails, nothing is said from there on on this
-        branch.
+        Args and errors are those of `stream`; after an error this branch ends before the message.
         """
         chosen = self.config.after_load(settings)
         require_text(text)
@@ -143,33 +270,24 @@ class Conversation(TokenConversation):
         yield from self._stream(text, callbacks, chosen)
 
     @alone
-    def undo(
-        self,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> str:
-        """Go back before the last message of the user's, which is forgotten with its answer and all
-        that was read since. What was read ahead of it stays read.
+    def undo(self, *, callbacks: Callbacks = NO_CALLBACKS) -> str:
+        """Forget the last user message, its answer and all that was read since. What was read
+        ahead of the message stays.
 
         Returns:
             The message.
 
         Raises:
-            SettingError: there is none.
+            SettingError: there is no message.
             Stopped, OutOfMemory: as `switch`; then nothing is forgotten.
         """
         self._branch.require(len(self._branch.nodes))
         return self.history.undo(self.config, callbacks).text
 
     @alone
-    def branch(
-        self,
-        number: int,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> None:
-        """Go back to just after the answer to user message `number`, counted from 1; what was said
-        since stays, on a branch of its own.
+    def branch(self, number: int, *, callbacks: Callbacks = NO_CALLBACKS) -> None:
+        """Go back to just after the answer to user message `number`, counted from 1. What was said
+        since stays on a branch of its own.
 
         Raises:
             SettingError: there is no such message, or nothing was said since.
@@ -181,42 +299,47 @@ class Conversation(TokenConversation):
         self.history.seek(number, nodes[number].start, self.config, callbacks)
 
     @alone
-    def switch(
-        self,
-        branch: int,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> None:
-        """Go on with one of the `branches`. What it has beyond the one that is left is read again,
-        unless the cache was copied.
+    def switch(self, branch: int, *, callbacks: Callbacks = NO_CALLBACKS) -> None:
+        """Go to one of the `branches`. What only that branch has is read again, unless a
+        checkpoint holds it.
 
         Raises:
             SettingError: there is no such branch.
-            Stopped, OutOfMemory: while that was read; then the conversation stands where the two
-                part, or at a message before, on a branch of its own.
+            Stopped, OutOfMemory: while reading; the conversation then is where the two branches
+                part, or at an earlier message, on a branch of its own.
         """
         self.history.switch(branch, self.config, callbacks)
 
-    @property
-    def _branch(self) -> Branch:
-        return self.history.branch
+    @alone
+    def save(
+        self,
+        path: str | Path,
+        *,
+        light: bool = False,
+        progress: Progress | None = None,
+        most: int | None = None,
+    ) -> int:
+        """Write it to a file that `Runner.open` goes on from; returns the bytes written. Of an
+        answer that is still going on, what has come so far is saved. Args and errors are those of
+        `snapshot.save`."""
+        target = path_of(path)
+        require_callable(progress, "progress")
+        return snapshot.save(target, self, progress, most, light=light)
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
-        turn = self.history.next_turn(
-            [*self._unread, *self._after_ahead(text, callbacks.cancel)], chosen
-        )
+        ids = [*self._unread, *self._after_ahead(text, callbacks.cancel)]
+        turn = self.history.next_turn(ids, chosen)
         turn.note(self._not_read(text))
-        start = self.history.next_position(chosen)
+        start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
-        self.history.prompt = self.context.checkpoint_prompt(chosen)
+        self.history.prompt = self.context.checkpoint(chosen, answering=True)
         yield from self._answered(start, text, turn, callbacks.cancel)
 
     def _answered(
-        self, start: Position, text: str, turn: Turn, cancel: Event | None
+        self, start: Checkpoint, text: str, turn: Turn, cancel: Event | None
     ) -> Iterator[Piece]:
-        """Stream the answer to a message that was read."""
         node = self.history.say(start, text)
         for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
             node.answer += piece.text
@@ -224,43 +347,37 @@ class Conversation(TokenConversation):
 
     @property
     def _unread(self) -> list[int]:
-        """What of the last answer goes before a new message: the template closes it itself."""
+        """The tokens of the last answer to read before a new message, without a stop token: the
+        template closes the answer itself."""
         if self.model.tokenizer.chat_template is None or self._branch.tip is None:
             return self.context.pending_ids
         return [token for token in self.context.pending_ids if token not in self.model.stop_ids]
 
     def _said(
-        self, text: str, *, at: Position | None = None, cancel: Event | None = None
+        self, text: str, *, at: Checkpoint | None = None, cancel: Event | None = None
     ) -> list[int]:
-        """The tokens of a user message.
-
-        Args:
-            at: where it is said; None for now.
-
-        Raises:
-            ContextError: it cannot fit the model.
-            Stopped: `cancel` was set.
-        """
+        """The tokens of a user message, said at a checkpoint or (None) now."""
         number, read = len(self._branch.nodes), len(self.token_ids)
         ahead = self._branch.prefilled_ids
         if at is not None:
-            number, read, ahead = at.number, at.checkpoint.seen, at.prefilled_ids
+            number, read, ahead = at.number, at.seen, at.prefilled_ids
         opening, first = not number, read == len(ahead)
         tokenizer, system = self.model.tokenizer, self.settings.system
         encode = partial(said_tokens, tokenizer, text, opening=opening, first=first, system=system)
         return self._tokenized(encode, text, cancel)
 
+    def _tokenized(
+        self, encode: Callable[[], list[int]], text: str, cancel: Event | None
+    ) -> list[int]:
+        return tokenized(encode, self.model.tokenizer, text, self.model.shape.max_context, cancel)
+
     def _not_read(self, text: str) -> tuple[str, ...]:
-        """What of the documents in a message was not read."""
+        """Notes on the documents in a message that could not be read whole."""
         lacking = (each for each in self.documents if each.note)
         return tuple(each.note for each in lacking if all_of([each]) in text)
 
     def _after_ahead(self, text: str, cancel: Event | None) -> list[int]:
-        """The tokens of a new user message that have not been read ahead.
-
-        Raises:
-            SettingError: it does not begin with what was.
-        """
+        """The tokens of a new user message that have not been read ahead."""
         ids, ahead = self._said(text, cancel=cancel), self._branch.prefilled_ids
         if not ids:
             raise SettingError("there is nothing to answer: say something")

@@ -1,10 +1,10 @@
-"""One thing at a time with a conversation: what comes between is refused, and nothing is lost."""
+"""One call at a time on a conversation: a second one is refused, and nothing is lost."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kvlite.engine.callbacks import NO_CALLBACKS, require_callbacks
 from kvlite.errors import SettingError
@@ -12,22 +12,12 @@ from kvlite.errors import SettingError
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Shared(Protocol):
-    """What threads may share.
-
-    Attributes:
-        busy: held while something is done with it.
-    """
-
-    busy: Lock
-
-
 def alone(work: Method) -> Method:
-    """A method of something shared that raises SettingError while another one is at work: in
-    another thread, or as what called this one; or if its `callbacks` are none."""
+    """Let a method raise SettingError while another one is at work, in another thread or further
+    up this one; or if its `callbacks` are not `Callbacks`. The object has a lock, `busy`."""
 
     @wraps(work)
-    def guarded(self: Shared, *args: Any, **options: Any) -> Any:
+    def guarded(self: Any, *args: Any, **options: Any) -> Any:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with _held(self.busy):
             return work(self, *args, **options)
@@ -36,11 +26,11 @@ def alone(work: Method) -> Method:
 
 
 def alone_by_steps(work: Method) -> Method:
-    """As `alone`, of a generator: from one piece to the next, so that one nobody listens to any
-    more is in nobody's way."""
+    """As `alone`, for a generator: it is at work only while it makes its next piece, so that an
+    abandoned one is in nobody's way."""
 
     @wraps(work)
-    def guarded(self: Shared, *args: Any, **options: Any) -> Iterator[Any]:
+    def guarded(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with _held(self.busy):
             pieces = work(self, *args, **options)
@@ -62,8 +52,7 @@ def alone_by_steps(work: Method) -> Method:
 def _held(busy: Lock) -> Iterator[None]:
     if not busy.acquire(blocking=False):
         raise SettingError(
-            "this conversation is at work already: wait until that is done, or open another one "
-            "for each thread"
+            "this conversation is busy: wait until it is done, or open another one for each thread"
         )
     try:
         yield

@@ -1,4 +1,4 @@
-"""Conversations in files: Markdown to be read by people, snapshots to go on from."""
+"""`/save` and `/load`: conversations as Markdown for people, or as files to go on from."""
 
 from pathlib import Path
 
@@ -16,20 +16,18 @@ _FORCE = " --force"
 
 
 def save(session: Session, name: str, progress: Progress | None) -> tuple[str, list[str]]:
-    """Keep the conversation.
+    """Save the conversation.
 
     Args:
-        name: a file's path, `.md` for Markdown or `.kv`; or that of an entry of the library. With
-            --force after it, what is there already gives way; without, only what this conversation
-            was saved as or loaded from.
-        progress: told (bytes done, of how many).
+        name: a path ending in `.md` or `.kv`, or the name of a library entry. With --force after
+            it, an existing one is replaced; without, only this conversation's own.
+        progress: called with (bytes done, bytes in all).
 
     Returns:
-        Where it is, and entries of the library that gave way.
+        Where it is, and the library entries that were removed for it.
 
     Raises:
-        SettingError: there is nothing to save, or it cannot be written there.
-        SnapshotError: likewise.
+        SettingError, SnapshotError: there is nothing to save, or it cannot be written there.
     """
     if not session.talk.messages and not session.waiting:
         raise SettingError("nothing has been said yet, so there is nothing to save")
@@ -63,7 +61,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def found(name: str) -> About:
-    """What a saved conversation says of itself.
+    """The description of a saved conversation.
 
     Raises:
         SettingError: there is none of this name.
@@ -78,22 +76,14 @@ def found(name: str) -> About:
 
 
 def load(session: Session, path: Path, progress: Progress | None, reading: Callbacks) -> None:
-    """Go on with a conversation that was saved.
-
-    Args:
-        progress: told (bytes read, of how many).
-        reading: follows a light file being read again.
-
-    Raises:
-        SnapshotError: it is damaged, of another model, or of a newer format.
-        Stopped: `reading.cancel` was set; the conversation is the one it was.
-    """
+    """Go on with a saved conversation. Args and errors are those of `Runner.open`; after an error
+    the session is as before."""
     session.resume(session.runner.open(path, progress=progress, reading=reading))
     session.places.add(path.resolve())
 
 
 def markdown(session: Session) -> str:
-    """The conversation for people: who said what, and the documents by their names."""
+    """The conversation as Markdown, with its documents by name."""
     messages = iter(session.messages)
     parts = [f"# A conversation with {session.talk.settings.model}"]
     for each in session.talk.messages:

@@ -1,4 +1,4 @@
-"""What a saved conversation says of itself; no tensor is looked at for it."""
+"""The description in a saved conversation, read without loading torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,28 +12,24 @@ from kvlite.methods import renamed
 from kvlite.model.chat_template import all_of
 from kvlite.model.identity import Identity
 
-# What a description that is none makes fail.
+# What a malformed description can raise.
 WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
 class About:
-    """What a file says of itself.
+    """What a file says about itself.
 
     Attributes:
-        path: where it is.
-        nbytes: how large.
-        created: when it was made, in seconds since 1970.
-        kvlite: the version that made it.
-        model: what users call it; a folder's or a file's whole path.
-        tokens: read and answered.
-        messages: said, by both sides.
-        documents: names of those that were read.
-        ahead: a digest of the text that the next message must begin with; "" for none.
-        recalls: whether all that was read is there, whatever the cache dropped.
-        light: whether the cache and what is recalled from are left out, to be read again.
-        settings: of the conversation, by name.
-        identity: of the model.
+        created: in seconds since 1970.
+        kvlite: the version that wrote it.
+        model: as users name it; a local one by its whole path.
+        tokens: read and generated.
+        messages: of both sides.
+        documents: their names.
+        ahead: a digest of the documents that the next message must begin with; "" for none.
+        recalls: whether it has a host store.
+        light: whether cache and host store are left out, to be read again.
     """
 
     path: Path
@@ -52,18 +48,18 @@ class About:
 
 
 def about(path: Path) -> About:
-    """What a file says of itself.
+    """What a file says about itself.
 
     Raises:
-        SnapshotError: it is none, a damaged one, or of a newer format.
+        SnapshotError: it is not a snapshot, damaged, or of a newer format.
     """
     with TensorFile(path) as file:
         return about_in(file)
 
 
 def about_in(file: TensorFile) -> About:
-    """The same, of an open file; errors likewise."""
-    plain = file.about
+    """`about`, of an open file."""
+    plain = file.values
     try:
         return About(
             path=file.path,
@@ -85,6 +81,6 @@ def about_in(file: TensorFile) -> About:
 
 
 def digest_of(documents: Sequence[Document]) -> str:
-    """Documents' names and texts as a message begins with them, in 16 digits."""
+    """A digest of documents as a message begins with them, in 16 digits."""
     said = all_of(documents).encode("utf-8", "surrogatepass")
     return sha256(said).hexdigest()[:16]

@@ -1,15 +1,14 @@
-"""The branches of a conversation, as plain values for a file and back.
+"""The branches of a conversation as JSON values, and back.
 
-Of a checkpoint a file has what little it takes where the cache or the host store gives it back;
-what was copied is not saved, and is read again if it is gone back to. Names in the file are those
-of version 0.1.0."""
+Checkpoints are saved if the cache or the host store gives them back. Copied ones are not; their
+tokens are read again. The names in the file are those of version 0.1.0.
+"""
 
-from dataclasses import replace
 from typing import Any
 
 from kvlite.cache.layer import Mark
 from kvlite.conversation.checkpoint import Checkpoint, LayerState
-from kvlite.conversation.history import Branch, Node, Position
+from kvlite.conversation.history import Branch, Node
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
@@ -17,54 +16,44 @@ Plain = dict[str, Any]
 
 
 def plain_history(branches: list[Branch], current: int, store: HostKVStore | None) -> Plain:
-    """All that there is to say of them.
-
-    Args:
-        current: the index of the one the conversation is on.
-        store: of that one.
-    """
-    starts: dict[int, Position] = {}
+    """Branches as JSON values; `store` is that of the current one."""
+    starts = dict[int, Checkpoint]()
     for branch in branches:
         for start in (*(node.start for node in branch.nodes), branch.prefill_start):
-            if start is not None:
-                both = (start, start.prefill_start)
-                starts |= {id(each): each for each in both if each is not None}
+            for each in () if start is None else (start, start.prefill_start):
+                if each is not None:
+                    starts[id(each)] = each
     number = {key: index for index, key in enumerate(starts)}
     return {
         "at": current,
-        "said": [_position(each, number, store) for each in starts.values()],
+        "said": [
+            {
+                "checkpoint": _checkpoint(start, store),
+                "messages": 2 * start.number,
+                "ahead": start.prefilled_ids,
+                "before": _number(start.prefill_start, number),
+            }
+            for start in starts.values()
+        ],
         "paths": [_branch(branch, number, store) for branch in branches],
         "before": _number(branches[current].prefill_start, number),
     }
 
 
 def history_from(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[list[Branch], int]:
-    """The branches that were written, and the index of the current one.
-
-    Args:
-        store: of the current one.
-        layers: of the model.
+    """The saved branches, and the index of the current one, which has the `store`.
 
     Raises:
-        ValueError, LookupError, TypeError: these are none.
+        ValueError, LookupError, TypeError: the values are damaged.
     """
-    starts = _positions_from(plain["said"], store, layers)
+    starts = _starts_from(plain["said"], store, layers)
     branches = [_branch_from(each, starts) for each in plain["paths"]]
     current = _whole(plain["at"])
     branches[current].prefill_start = _one(starts, plain["before"])
     return branches, current
 
 
-def _position(start: Position, number: dict[int, int], store: HostKVStore | None) -> Plain:
-    return {
-        "checkpoint": _checkpoint(start.checkpoint, store),
-        "messages": 2 * start.number,
-        "ahead": start.prefilled_ids,
-        "before": _number(start.prefill_start, number),
-    }
-
-
-def _number(start: Position | None, number: dict[int, int]) -> int | None:
+def _number(start: Checkpoint | None, number: dict[int, int]) -> int | None:
     return None if start is None else number[id(start)]
 
 
@@ -101,24 +90,16 @@ def _branch(branch: Branch, number: dict[int, int], store: HostKVStore | None) -
     }
 
 
-def _positions_from(plain: list[Plain], store: HostKVStore | None, layers: int) -> list[Position]:
-    """The positions in a file, each made once; one that others begin before begins nowhere else."""
-    made = [_position_from(each, store, layers) for each in plain]
-    befores = [each["before"] for each in plain]
-    if any(before is not None and befores[_whole(before)] is not None for before in befores):
-        raise ValueError(befores)
-    return [
-        each if before is None else replace(each, prefill_start=made[before])
-        for each, before in zip(made, befores, strict=True)
-    ]
-
-
-def _position_from(plain: Plain, store: HostKVStore | None, layers: int) -> Position:
-    number, odd = divmod(_whole(plain["messages"]), 2)
-    if odd:
-        raise ValueError(plain["messages"])
-    made = _checkpoint_from(plain["checkpoint"], store, layers)
-    return Position(made, number, _ids(plain["ahead"]))
+def _starts_from(plain: list[Plain], store: HostKVStore | None, layers: int) -> list[Checkpoint]:
+    """The beginnings of messages. A `prefill_start` has none itself."""
+    starts = [_checkpoint_from(each["checkpoint"], store, layers) for each in plain]
+    for start, each in zip(starts, plain, strict=True):
+        start.number, odd = divmod(_whole(each["messages"]), 2)
+        start.prefilled_ids, before = _ids(each["ahead"]), each["before"]
+        if odd or (before is not None and plain[_whole(before)]["before"] is not None):
+            raise ValueError(each)
+        start.prefill_start = _one(starts, before)
+    return starts
 
 
 def _checkpoint_from(plain: Plain, store: HostKVStore | None, layers: int) -> Checkpoint:
@@ -134,7 +115,7 @@ def _checkpoint_from(plain: Plain, store: HostKVStore | None, layers: int) -> Ch
     return made
 
 
-def _branch_from(plain: Plain, starts: list[Position]) -> Branch:
+def _branch_from(plain: Plain, starts: list[Checkpoint]) -> Branch:
     said = [(str(each["role"]), str(each["content"])) for each in plain["messages"]]
     if [role for role, _ in said] != ["user", "assistant"] * len(plain["said"]):
         raise ValueError("messages come in pairs")
@@ -157,7 +138,7 @@ def _branch_from(plain: Plain, starts: list[Position]) -> Branch:
     )
 
 
-def _one(starts: list[Position], index: Any) -> Position | None:
+def _one(starts: list[Checkpoint], index: Any) -> Checkpoint | None:
     return None if index is None else starts[_whole(index)]
 
 

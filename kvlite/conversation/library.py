@@ -1,7 +1,7 @@
-"""What was read or said once, kept in a folder to be opened in seconds: names, sizes, a limit.
+"""The library: a folder of saved documents and conversations, which open in seconds.
 
-Every entry is a file of `kvlite.conversation.snapshot`, and the folder is all there is to it: files
-may be put there or taken away. When one was used last is its time of modification.
+There is nothing but the folder: files may be put there or taken away. A file's modification time is
+when it was last used.
 """
 
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvlite.model.load import LoadedModel
 
 
-# Not in names: what some file system forbids, and bytes that are no character of the locale.
+# Forbidden in names: by some file system, or since they stand for undecodable bytes.
 _NEVER = r"\0-\x1f/\\<>:\"|?*\ud800-\udfff"
 _NAME = re.compile(rf"[^\s.{_NEVER}]([^{_NEVER}]*[^\s{_NEVER}])?")
 _LONGEST = 200
@@ -41,11 +41,8 @@ class Entry:
     """A file in the library.
 
     Attributes:
-        name: what users call it.
-        nbytes: how large.
-        used: when it was saved or opened last, in seconds since 1970.
-        about: what it says of itself; None if it cannot be opened.
-        flaw: why not.
+        used: when it was last saved or opened, in seconds since 1970.
+        about: None if it cannot be opened; then `flaw` says why.
     """
 
     name: str
@@ -58,12 +55,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Added:
-    """What was put into the library.
-
-    Attributes:
-        name, path, nbytes: its.
-        removed: names of those that had to go for it, to keep to the limit.
-    """
+    """A new entry, and the names of those removed to keep to the limit."""
 
     name: str
     path: Path
@@ -72,12 +64,12 @@ class Added:
 
 
 def library_folder() -> Path:
-    """Where it is."""
+    """The folder of the library."""
     return data_folder() / "library"
 
 
 def entries() -> list[Entry]:
-    """All there are, the one used last first."""
+    """All entries, the last used first."""
     found = []
     for path in library_folder().glob(f"*{SUFFIX}"):
         said, flaw = None, ""
@@ -93,42 +85,46 @@ def entries() -> list[Entry]:
 
 
 def path_of(name: str) -> Path:
-    """Where an entry of this name lies.
+    """The path of an entry that may not exist.
 
     Raises:
-        SettingError: it is no name for a file.
+        SettingError: the name cannot be a file's.
     """
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST:
         raise SettingError(
-            f'{name!r} is no name: leave out / \\ < > : " | ? *, do not begin with a dot, neither '
-            f"begin nor end with a space, and be shorter than {_LONGEST} bytes"
+            f'{name!r} is not a valid name: leave out / \\ < > : " | ? *, do not begin with a dot, '
+            f"neither begin nor end with a space, and be shorter than {_LONGEST} bytes"
         )
     return library_folder() / f"{name}{SUFFIX}"
 
 
 def entry_path(name: str) -> Path:
-    """Where the entry of this name lies.
+    """The path of an entry.
 
     Raises:
-        SettingError: there is none.
+        SettingError: there is none of this name.
     """
     path = path_of(name)
     if not path.is_file():
-        raise SettingError(f"the library has no {name!r}: {_there_is()}")
+        names = [each.name for each in entries()]
+        more = ", …" if len(names) > 9 else ""
+        there = f"there is {', '.join(names[:9])}{more}"
+        if not names:
+            there = "it is empty; `kvlite read FILE` puts a document there"
+        raise SettingError(f"the library has no {name!r}: {there}")
     return path
 
 
 def add(talk: "Conversation", name: str = "", progress: Progress | None = None) -> Added:
-    """Save a conversation there.
+    """Save a conversation in the library.
 
     Args:
-        name: of the entry; one of that name gives way. Without one it is called as its documents
-            are, or "conversation"; it then takes the place of the same documents read by the same
-            model, and of nothing else.
-        progress: told (bytes done, of how many).
+        name: an entry of that name is replaced. By default it is named after its documents, or
+            "conversation", and replaces only the same documents read by the same model.
+        progress: called with (bytes done, bytes in all).
 
     Raises:
-        SettingError: it is no name for a file.
+        SettingError: the name cannot be a file's.
         SnapshotError: it cannot be saved, or is larger than the limit.
     """
     path = path_of(name) if name else _free_path(talk)
@@ -138,7 +134,7 @@ def add(talk: "Conversation", name: str = "", progress: Progress | None = None) 
 
 
 def remove(name: str) -> int:
-    """Remove an entry; the bytes that were freed.
+    """Remove an entry; returns the bytes freed.
 
     Raises:
         SettingError: there is none of this name.
@@ -150,32 +146,32 @@ def remove(name: str) -> int:
 
 
 def limit() -> int | None:
-    """Bytes that all entries may take; None for any.
+    """Bytes that all entries may take; None for no limit.
 
     Raises:
-        SettingError: what is written there is none.
+        SettingError: the file of the limit is damaged.
     """
-    path = _limit_path()
+    path = library_folder() / "limit"
     if not path.is_file():
         return None
     text = path.read_text(encoding="utf-8", errors="replace").strip()
     size = parse_number(text, whole=True)
     if size is None or size < 0:
-        raise SettingError(f"{path} holds no size: set it anew with `kvlite library limit SIZE`")
+        raise SettingError(f"{path} does not hold a size: set it with `kvlite library limit SIZE`")
     return int(size)
 
 
 def set_limit(size: str) -> list[str]:
-    """Let all entries take no more than `size`, as in 50GiB, or with "none" any; the names of those
-    that had to go: documents, as conversations stay.
+    """Limit all entries to a size such as 50GiB, or "none". Returns the names of the documents
+    that were removed for it; conversations stay.
 
     Raises:
-        SettingError: it is no size.
+        SettingError: it is not a size.
     """
     wanted = None if size == "none" else parse_bytes(size)
     if wanted is None and size != "none":
         raise SettingError(f"{size!r} is not a size: give 50GiB, 800MB or none")
-    path = _limit_path()
+    path = library_folder() / "limit"
     path.parent.mkdir(parents=True, exist_ok=True)
     if wanted is None:
         path.unlink(missing_ok=True)
@@ -189,36 +185,33 @@ def set_limit(size: str) -> list[str]:
 def matching(
     model: "LoadedModel", documents: Sequence[Document], settings: Settings
 ) -> Entry | None:
-    """The entry from which questions about documents are answered as if they were read now: the
-    same texts, model, and way of reading. How much the cache keeps may differ, as all that was
-    read is there.
-
-    Args:
-        settings: of the conversation to be.
+    """The entry that answers questions about `documents` as if they were read now: with the same
+    texts, model and way of reading. The budget may differ, since the host store has everything.
     """
     if settings.recall == "off":
         return None
-    wanted, found = digest_of(documents), entries()
-    same = [each for each in found if each.about is not None and each.about.ahead == wanted]
-    if not same:
-        return None
-    identity = Identity.of(model)
-    for each in same:
+    wanted = digest_of(documents)
+    identity: Identity | None = None
+    for each in entries():
         said = each.about
-        if said is None or said.messages or said.light or said.identity != identity:
+        if said is None or said.ahead != wanted or said.messages or said.light:
             continue
-        if _reading(Settings().replace(_known(said))) == _reading(settings):
+        identity = identity or Identity.of(model)  # which takes a while
+        if said.identity != identity:
+            continue
+        read_by = Settings().replace({name: said.settings.get(name) for name in _READING})
+        if _reading(read_by) == _reading(settings):
             return each
     return None
 
 
 def used(path: Path) -> None:
-    """Remember that an entry was opened now."""
+    """Mark an entry as used now."""
     os.utime(path)
 
 
 def ago(then: float) -> str:
-    """How long ago something was, for people."""
+    """How long ago a time was, in words."""
     seconds = time.time() - then
     for unit, length in _UNITS:
         if (count := int(seconds // length)) > 0:
@@ -226,14 +219,9 @@ def ago(then: float) -> str:
     return "just now"
 
 
-def _known(said: About) -> dict[str, object]:
-    """What decides how a text was read, and how its entries are kept."""
-    return {name: said.settings.get(name) for name in _READING}
-
-
 def _reading(settings: Settings) -> tuple[str, ...]:
-    """What a text's reading depends on, for what can be recalled of it: the method only if it goes
-    on from what it found before, and all of these if it does not read all."""
+    """What the host store's content depends on: all settings if the method skips some of the
+    reading, and the method at all only if it caches scores."""
     method = parse_method(settings.method)
     if not method.prefilling.exact:
         return tuple(getattr(settings, name) for name in _READING)
@@ -241,7 +229,6 @@ def _reading(settings: Settings) -> tuple[str, ...]:
 
 
 def _free_path(talk: "Conversation") -> Path:
-    """Where a conversation without a name goes."""
     names = [each.name for each in talk.documents]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     base = re.sub(f"[{_NEVER}]", "_", f"{names[0]}{more}" if names else "conversation")
@@ -255,8 +242,7 @@ def _free_path(talk: "Conversation") -> Path:
 
 
 def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
-    """Whether an entry is of documents that were read, and no more, by a model; or of nothing that
-    can be opened."""
+    """Whether an entry has just these documents, read by this model; or cannot be opened."""
     try:
         said = about(path)
     except SnapshotError:
@@ -265,12 +251,8 @@ def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
 
 
 def _keep_to_limit(kept: Path | None) -> list[str]:
-    """Remove documents that were not used for longest, which can be read again, until the rest
-    keeps to the limit; their names. Conversations stay: what was said is nowhere else.
-
-    Args:
-        kept: stays too.
-    """
+    """Remove the least recently used documents until the limit is kept; returns their names.
+    Conversations stay, since they exist nowhere else; so does the entry at `kept`."""
     most, found = limit(), entries()
     total, removed = sum(each.nbytes for each in found), []
     for each in reversed(found):
@@ -282,15 +264,3 @@ def _keep_to_limit(kept: Path | None) -> list[str]:
             total -= each.nbytes
             removed.append(each.name)
     return removed
-
-
-def _limit_path() -> Path:
-    return library_folder() / "limit"
-
-
-def _there_is() -> str:
-    names = [each.name for each in entries()]
-    if not names:
-        return "it is empty; `kvlite read FILE` puts a document there"
-    more = ", …" if len(names) > 9 else ""
-    return f"there is {', '.join(names[:9])}{more}"

@@ -1,5 +1,6 @@
-"""What an answer was made from, and what it cost: the account every front end shows."""
+"""The metrics of an answer: what it was made from and what it cost, as numbers and in words."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -9,48 +10,64 @@ from kvlite.config.units import readable
 FinishReason = Literal["stop", "length", "interrupted", "memory"]
 
 _PLACES = {"ram": "in RAM", "disk": "on disk"}
+# How an answer ended: in `line`, in `brief`, and in a sentence of `told`.
+_ENDS: dict[FinishReason | None, tuple[str, str, str]] = {
+    None: ("", "", ""),
+    "stop": ("", "", "The model ended it."),
+    "length": (
+        "stopped at the length limit",
+        "ended at the length limit ({longer})",
+        "It ended at the longest answer allowed, which {longer} changes.",
+    ),
+    "interrupted": (
+        "interrupted",
+        "interrupted; the part is kept",
+        "You ended it; what had come was kept.",
+    ),
+    "memory": (
+        "ended for lack of memory",
+        "ended for lack of memory",
+        "It ended for lack of memory, with nothing left to give up.",
+    ),
+}
+# How to get longer answers at a terminal.
+_LONGER = "/set max-tokens"
+_STORES = {"ram": "host memory", "disk": "a temporary file"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerationMetrics:
-    """Accounting of one answer, as it stands.
+    """Metrics of one answer, up to now.
 
     Attributes:
-        finish_reason: "stop" (the model ended, or a stop string), "length", "interrupted",
-            "memory" (it ran out, and nothing was left to give up); None while the answer goes on.
-        notes: what the user should know of these settings, a sentence each; that recall cannot
-            begin, once a conversation.
-        fallbacks: what was given up in this turn because memory was short.
-        model, device, weights, method: what was used.
-        dtype: of activations, and of the cache where it is not quantized.
-        kv_bits: how keys and values were quantized, as it was written; "16" if they were not.
-        budget: mean entries a KV head and layer that were allowed.
+        finish_reason: "stop" (the model ended it, or a stop string), "length", "interrupted",
+            "memory" (none was left, and nothing could be given up); None while it goes on.
+        notes: what the user should know about these settings, one sentence each.
+        fallbacks: what was given up in this turn for lack of memory.
+        dtype: of activations, and of the cache unless it is quantized.
+        kv_bits: the setting; "16" if keys and values are not quantized.
+        budget: entries allowed, mean over KV heads and layers.
         prompt_tokens: tokens read for this answer.
-        again_tokens: of an earlier answer, read once more with them, since it was drawn from what
-            the cache held then.
-        seen_tokens: tokens the conversation has read and written.
-        generated_tokens: tokens of the answer.
+        again_tokens: tokens of an earlier answer that were read again with them.
+        seen_tokens: tokens read and generated in the whole conversation.
         kept_entries_mean: entries held, mean over layers and KV heads.
-        kv_bytes: bytes of the cache's storage.
-        index_bytes: beside that, for finding what is to be recalled.
-        host_kv_bytes: host memory, or disk, in which everything is kept, to be recalled.
-        host_kv_place: "ram" or "disk"; "" if nothing is.
-        recalled_bytes: entries that were brought back into the cache while answering, in its bytes.
-        recall_hit_rate: the share of those that tokens wanted which were there already; None
-            where tokens did not look for any.
-        full_kv_bytes: bytes of keys and values if nothing were dropped.
-        streamed_bytes: bytes of weights that came to the device for this answer.
+        kv_bytes: the cache's storage.
+        index_bytes: device memory that recall needs to find entries.
+        host_kv_bytes: host memory or disk that holds everything, for recall.
+        host_kv_place: "ram" or "disk"; "" without recall.
+        recalled_bytes: entries brought back into the cache for this answer.
+        recall_hit_rate: the share of wanted entries that were in the cache already; None if no
+            token looked for any.
+        full_kv_bytes: keys and values if nothing were dropped or quantized.
+        streamed_bytes: weights brought to the device for this answer.
         peak_bytes: peak memory, weights included.
-        planned_peak_bytes: what live tensors on the device were expected to come to, before
-            anything was read; None where that could not be told, or is not worth it.
-        phase_peak_bytes, planned_phase_bytes: likewise of reading and answering ("read", "answer");
-            empty where they are not known.
-        plan_error: by which part of the peak that was too much, where the peak is that of tensors,
-            not of the process.
-        score_bytes_to_host, score_bytes_back: what was copied to choose on the host, scores or
-            logits there and indices back; None where the device chose.
-        score_s: seconds spent in choosing, the device's part included; likewise.
-        time_to_first_token_s, prefill_tokens_per_s, decode_tokens_per_s: speed.
+        planned_peak_bytes: the peak of live tensors on the device, planned before reading; None if
+            unknown, or not worth planning.
+        phase_peak_bytes, planned_phase_bytes: likewise for "read" and "answer"; empty if unknown.
+        plan_error: (planned - actual) / actual, where the peak is that of tensors rather than of
+            the process.
+        score_bytes_to_host, score_bytes_back, score_s: scores or logits copied to the host, indices
+            copied back, and seconds spent selecting; None where the device selects.
     """
 
     finish_reason: FinishReason | None
@@ -69,11 +86,11 @@ class GenerationMetrics:
     generated_tokens: int
     kept_entries_mean: float
     kv_bytes: int
-    index_bytes: int
-    host_kv_bytes: int
-    host_kv_place: str
-    recalled_bytes: int
-    recall_hit_rate: float | None
+    index_bytes: int = 0
+    host_kv_bytes: int = 0
+    host_kv_place: str = ""
+    recalled_bytes: int = 0
+    recall_hit_rate: float | None = None
     full_kv_bytes: int
     streamed_bytes: int
     peak_bytes: int
@@ -89,53 +106,37 @@ class GenerationMetrics:
     decode_tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by name."""
+        """All fields, as JSON can hold them."""
         return asdict(self)
 
     def line(self) -> str:
-        """One line for people."""
+        """A one-line summary."""
         kept, seen = self.kept_entries_mean, self.seen_tokens
         if kept < seen:
             held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self.method}"
-            size = f"KV{self._quantized} {readable(self.kv_bytes)}"
-            if self.kv_bytes < self.full_kv_bytes:
-                size += f" of {readable(self.full_kv_bytes)}"
         else:
-            held, size = f"kept all {seen:,}", f"KV{self._quantized} {readable(self.kv_bytes)}"
-            if self.kv_bytes < self.full_kv_bytes:
-                held += f" with {self.method}"
-                size += f" of {readable(self.full_kv_bytes)}"
+            held = f"kept all {seen:,}"
+        size = f"KV{self._quantized} {readable(self.kv_bytes)}"
+        if self.kv_bytes < self.full_kv_bytes:
+            size += f" of {readable(self.full_kv_bytes)}"
+            held += "" if kept < seen else f" with {self.method}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
-        streamed = (
-            [f"brought {readable(self.streamed_bytes)} of weights"] if self.streamed_bytes else []
-        )
-        parts = [
-            f"read {self.prompt_tokens:,} tokens{again}",
-            held,
-            size,
-            *self._recalled,
-            *streamed,
-            f"peak {readable(self.peak_bytes)}{self._planned}",
-            *self._chosen_on_host,
-            *self.course,
-        ]
-        if self.finish_reason == "length":
-            parts.append("stopped at the length limit")
-        if self.finish_reason == "interrupted":
-            parts.append("interrupted")
-        if self.finish_reason == "memory":
-            parts.append("ended for lack of memory")
-        return " · ".join(parts)
+        parts = [f"read {self.prompt_tokens:,} tokens{again}", held, size, *self._recalled]
+        if self.streamed_bytes:
+            parts.append(f"brought {readable(self.streamed_bytes)} of weights")
+        parts.append(f"peak {readable(self.peak_bytes)}{self._planned}")
+        parts += [*self._chosen_on_host, *self.course, _ENDS[self.finish_reason][0]]
+        return " · ".join(filter(None, parts))
 
     @property
     def kept_shown(self) -> str:
-        """The share of the conversation that the cache holds, for people."""
+        """The share of the conversation that the cache holds, as text."""
         kept, seen = self.kept_entries_mean, self.seen_tokens
         return f"{100 if kept >= seen else min(99, round(100 * kept / seen))}%"
 
     @property
     def course(self) -> list[str]:
-        """How the answer went, for people: whether memory was short, and how fast it came."""
+        """Whether memory was short, and how fast the answer came, as text."""
         short = [f"memory was short: {', '.join(self.fallbacks)}"] if self.fallbacks else []
         first = f"first token {self.time_to_first_token_s:.1f} s"
         further = [f"{self.decode_tokens_per_s:.1f} tokens/s"] if self.generated_tokens > 1 else []
@@ -172,8 +173,8 @@ class GenerationMetrics:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer as it streams: a token, the text that became certain, the account. Where
-    memory runs out, the last piece has no token."""
+    """A token of an answer, the text that can no longer change, and the metrics so far. The last
+    piece has no token if memory ran out."""
 
     token_id: int | None
     text: str
@@ -187,7 +188,7 @@ class Answer:
     Attributes:
         text: without special tokens and stop strings.
         token_ids: every generated token, the ending one included.
-        metrics: what it was made from.
+        metrics: the final ones.
     """
 
     text: str
@@ -201,10 +202,96 @@ class Answer:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the cache's storage at the end."""
+        """Bytes of the cache at the end."""
         return self.metrics.kv_bytes
 
     @property
     def full_kv_bytes(self) -> int:
-        """Bytes of keys and values if nothing were dropped."""
+        """Bytes of keys and values if nothing were dropped or quantized."""
         return self.metrics.full_kv_bytes
+
+
+def brief(metrics: GenerationMetrics, longer: str = _LONGER) -> str:
+    """The line under an answer.
+
+    Args:
+        longer: the setting that allows longer answers.
+    """
+    parts = [_kept(metrics)]
+    if metrics.recalled_bytes:
+        parts.append(f"{readable(metrics.recalled_bytes)} recalled")
+    parts += [*metrics.course, _ENDS[metrics.finish_reason][1].format(longer=longer)]
+    return " · ".join(filter(None, parts))
+
+
+def _kept(metrics: GenerationMetrics) -> str:
+    kept, seen = metrics.kept_entries_mean, metrics.seen_tokens
+    if kept >= seen:
+        return f"from all {seen:,} tokens"
+    return f"from {kept:,.0f} of {seen:,} tokens ({metrics.kept_shown})"
+
+
+def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
+    """The metrics in sentences. Args are those of `brief`."""
+    again = (
+        f", and {metrics.again_tokens:,} of the last answer again" if metrics.again_tokens else ""
+    )
+    yield (
+        f"Read {metrics.prompt_tokens:,} tokens{again}, "
+        f"{metrics.prefill_tokens_per_s:,.0f} a second; "
+        f"the first token came after {metrics.time_to_first_token_s:.1f} s."
+    )
+    speed = f", {metrics.decode_tokens_per_s:.1f} a second" if metrics.generated_tokens > 1 else ""
+    ended = _ENDS[metrics.finish_reason][2].format(longer=longer)
+    yield f"Answered {metrics.generated_tokens:,} tokens{speed}. {ended}".rstrip()
+    yield from _held(metrics)
+    yield from _recalled(metrics)
+    yield from _memory(metrics)
+    if metrics.streamed_bytes:
+        yield f"{readable(metrics.streamed_bytes)} of weights came to the device for it."
+    if metrics.score_s is not None and metrics.score_bytes_to_host:
+        moved = metrics.score_bytes_to_host + (metrics.score_bytes_back or 0)
+        yield (
+            f"What stays was chosen on the host: {readable(moved)} moved, {metrics.score_s:.1f} s."
+        )
+    yield f"Model: {metrics.model}, {metrics.weights} weights, on {metrics.device}."
+    for note in metrics.notes:
+        yield f"Note: {note}."
+
+
+def _held(metrics: GenerationMetrics) -> Iterator[str]:
+    seen, kept = metrics.seen_tokens, metrics.kept_entries_mean
+    bits = "" if metrics.kv_bits == "16" else f" in {metrics.kv_bits} bits"
+    size = f"{readable(metrics.kv_bytes)} of keys and values{bits}"
+    if kept >= seen:
+        yield f"It was made from all {seen:,} tokens of the conversation: {size}."
+        return
+    yield (
+        f"The cache holds {kept:,.0f} of {seen:,} tokens, {metrics.kept_shown}, on average over "
+        f"layers and heads: {size}, where everything would take {readable(metrics.full_kv_bytes)}."
+    )
+    yield f"They were chosen by {metrics.method}, {metrics.budget:,} a head allowed."
+
+
+def _recalled(metrics: GenerationMetrics) -> Iterator[str]:
+    if not metrics.host_kv_bytes:
+        if metrics.kept_entries_mean < metrics.seen_tokens:
+            yield "What was dropped is gone: nothing is kept for recall."
+        return
+    place = _STORES[metrics.host_kv_place]
+    size = readable(metrics.host_kv_bytes)
+    yield f"All that was read stays in {place} ({size}) for the next turn."
+    if metrics.recall_hit_rate is not None:
+        yield (
+            f"While answering, {readable(metrics.recalled_bytes)} were brought back from there; "
+            f"{metrics.recall_hit_rate:.0%} of what tokens wanted was in the cache already."
+        )
+
+
+def _memory(metrics: GenerationMetrics) -> Iterator[str]:
+    planned = ""
+    if metrics.planned_peak_bytes and metrics.plan_error is not None:
+        planned = f", {readable(metrics.planned_peak_bytes)} planned ({metrics.plan_error:+.1%})"
+    yield f"Memory at the peak: {readable(metrics.peak_bytes)}{planned}."
+    if metrics.fallbacks:
+        yield f"Memory was short, and was given up: {', '.join(metrics.fallbacks)}."

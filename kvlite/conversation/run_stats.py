@@ -1,4 +1,4 @@
-"""What a turn takes as it goes on: time, memory, weights that come, entries that come back."""
+"""Time, memory, streamed weights and recalled entries of one turn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +14,14 @@ class RunStats:
     """What one turn takes.
 
     Attributes:
-        meter: of its memory.
-        planned_phases: the peak that each phase is expected to have, in bytes of live tensors;
-            none where that is not known.
-        generated: tokens that were drawn.
+        planned_phases: the planned peak of each phase, in bytes of live tensors; empty if unknown.
+        generated: tokens sampled.
         streamed: bytes of weights that came to the device.
-        read_s, first_s, last_s: seconds from its beginning until all was read, and until the first
-            token and the last one so far; 0 before.
+        read_s, first_s, last_s: seconds from `started` until everything was read, the first token
+            and the latest token; 0 before that.
     """
 
     def __init__(self, started: float, meter: PeakMeter) -> None:
-        """Begin with a turn.
-
-        Args:
-            started: when it did, by `perf_counter`.
-        """
         self.started = started
         self.meter = meter
         self.planned_phases: dict[str, int] = {}
@@ -40,41 +33,35 @@ class RunStats:
 
     @property
     def planned(self) -> int | None:
-        """The highest peak expected of any phase; None if that is not known."""
+        """The highest planned peak; None if unknown."""
         return max(self.planned_phases.values(), default=None)
 
     @contextmanager
     def work(self, model: LoadedModel) -> Iterator[None]:
-        """Around all work of a model, which may begin to stream meanwhile: what it takes is this
-        turn's."""
+        """Count what a model does meanwhile; it may begin to stream its weights."""
         before = model.layers.brought
         with self.meter.probe():
             yield
         self.streamed += model.layers.brought - before
 
     def was_read(self) -> None:
-        """All tokens were."""
+        """Reading ended."""
         self.meter.end_phase("read")
         self.read_s = perf_counter() - self.started
 
     def was_drawn(self) -> None:
-        """A token was."""
+        """A token was sampled."""
         self.generated += 1
         self.last_s = perf_counter() - self.started
         self.first_s = self.first_s or self.last_s
 
     def begin_again(self) -> None:
-        """The answer is forgotten, and another one begins as soon as the first one did."""
+        """Forget the answer: another one begins when the first one did."""
         self.generated, self.first_s = 0, 0.0
         self.started = perf_counter() - self.read_s
 
     def figures(self, read: int, *, ended: bool) -> dict[str, Any]:
-        """The metrics's, by name.
-
-        Args:
-            read: tokens that were, those of an earlier answer included.
-            ended: whether the answer did.
-        """
+        """Fields of `GenerationMetrics`. `read` counts the tokens of an earlier answer, too."""
         decoding, peak, planned = self.last_s - self.first_s, self.meter.peak_bytes, self.planned
         if ended:
             self.meter.end_phase("answer")
@@ -93,20 +80,9 @@ class RunStats:
 
 
 def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:
-    """The metrics's figures of recall, by name.
-
-    Args:
-        store, recall: of the turn, if it recalls.
-        entry_bytes: of an entry of one KV head.
-    """
+    """The recall fields of `GenerationMetrics`; `entry_bytes` is one entry of one KV head."""
     if store is None or recall is None:
-        return {
-            "index_bytes": 0,
-            "host_kv_bytes": 0,
-            "host_kv_place": "",
-            "recalled_bytes": 0,
-            "recall_hit_rate": None,
-        }
+        return {}
     return {
         "index_bytes": store.index_bytes,
         "host_kv_bytes": store.nbytes,

@@ -12,7 +12,6 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Answer
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.conversation.tensor_file import Progress
-from kvlite.conversation.token_snapshot import read_again
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
@@ -27,17 +26,16 @@ from kvlite.offload.weights.loader import load_streamed
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner, refusal
 
-# Tokens that are planned for where nobody says how many are to be read, and those that must fit.
+# Tokens planned for if nobody says how many will be read; and the fewest that must fit.
 TOKENS, FEW = 4096, 256
 
 
 class Runner:
-    """Answers from token ids, and opens conversations.
+    """A loaded model: begins and opens conversations.
 
     Attributes:
-        model: the loaded model.
-        settings: defaults for everything asked of it, what was left open decided by the plan.
-        plan: made before a weight was read, if one could be.
+        settings: the defaults of its conversations, with the plan's choices filled in.
+        plan: made before weights were read; None if there could be none.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings, plan: Plan | None = None) -> None:
@@ -61,11 +59,7 @@ class Runner:
         return self.model.path
 
     def conversation(self, **settings: Any) -> Conversation:
-        """A new, empty conversation.
-
-        Args:
-            settings: override the runner's, for this conversation.
-        """
+        """A new conversation; `settings` override the runner's."""
         return Conversation(self.model, self.settings.after_load(settings))
 
     def open(
@@ -76,41 +70,27 @@ class Runner:
         reading: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Conversation:
-        """A conversation that was saved, to go on with.
+        """Go on with a saved conversation.
 
         Args:
-            progress: told (bytes read, of how many).
-            reading: follows a light file's tokens being read again; its progress is told (tokens
-                read, of how many).
+            progress: called with (bytes read, bytes in all).
+            reading: follows the tokens of a light file being read again.
             settings: override those it was saved with.
 
         Raises:
-            SnapshotError: the file is none, damaged, or of another model or a newer format.
+            SnapshotError: the file is not a snapshot, damaged, or of another model or a newer
+                format.
             OutOfMemory: there is no room for it.
             SettingError: a setting is unknown or out of range.
-            Stopped: `reading.cancel` was set; the file is as it was.
+            Stopped: `reading.cancel` was set.
         """
         require_callable(progress, "progress")
         require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
-            return self.resumed(saved, chosen, progress, reading)
-
-    def resumed(
-        self,
-        saved: Snapshot,
-        settings: Settings,
-        progress: Progress | None = None,
-        reading: Callbacks = NO_CALLBACKS,
-    ) -> Conversation:
-        """As `open`, of an open file and with whole settings."""
-        Conversation(self.model, settings)  # which are checked before all is read
-        if saved.about.light:
-            tokens = saved.token_state(self.model, progress)
-            state = read_again(self.model, settings, tokens, reading)
-        else:
-            state = saved.state(self.model, settings, progress)
-        return Conversation.resumed(self.model, settings, state)
+            talk = Conversation(self.model, chosen)
+            saved.restore(talk, progress, reading)
+            return talk
 
     def generate(
         self,
@@ -119,12 +99,10 @@ class Runner:
         ignore_eos: bool = False,
         **settings: Any,
     ) -> Answer:
-        """Read `token_ids` and answer, in a conversation of its own.
+        """Read `token_ids` and answer, in a new conversation; `settings` override the runner's.
 
         Args:
-            max_new_tokens: the longest answer; None as the settings say.
             ignore_eos: go on past the model's end-of-text tokens.
-            settings: override the runner's, for this answer.
         """
         if max_new_tokens is not None:
             settings["max_new_tokens"] = max_new_tokens
@@ -138,8 +116,8 @@ def load(
 
     Args:
         model: the embedded `smollm2-135m` (default), a folder, a GGUF file, or a Hugging Face id.
-        notify: told in a sentence before anything that takes more than a few seconds.
-        settings: defaults for everything asked of the runner (see `Settings`).
+        notify: called with a sentence before anything that takes more than a few seconds.
+        settings: defaults for all conversations (see `Settings`).
 
     Raises:
         ModelError: it cannot be found, opened or run.
@@ -157,16 +135,15 @@ def open_runner(
     reads: Callable[..., int] | None = None,
     cancel: Event | None = None,
 ) -> Runner:
-    """`load` from whole settings; everything is checked, and a plan made, before a weight is read.
+    """`load` from complete settings. Everything is checked and planned before weights are read.
 
     Args:
-        reads: how many tokens are to be read, given `tokenizer` and `max_context`; raises
-            ContextError if these are too many. Without it some thousand are planned for.
-        cancel: set to end it, at the latest when the weight that is being read is there.
+        reads: counts the tokens to be read, given `tokenizer` and `max_context`; raises
+            ContextError if they are too many. By default some thousand are planned for.
 
     Raises:
         ContextError: more is to be read than the model was trained for.
-        SettingError: also if the plan says that nothing fits, with the numbers.
+        SettingError: also if nothing fits by the plan, with the numbers.
         Stopped: `cancel` was set.
     """
     config = require_meanings(settings)
@@ -202,11 +179,8 @@ def open_runner(
 
 
 def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:
-    """Refuse what no turn can do with this model.
-
-    Args:
-        tokens: that will be read; None if nobody knows, and answers may be shorter then, too.
-    """
+    """Refuse settings that fit no turn of this model. If `tokens` is None, nobody knows how many
+    will be read, and answers may be shorter, too."""
     settings, shape = config.settings, planner.shape
     method = config.method.fitted(shape, planner.forecaster.calibration)
     seen = min(max(1, tokens or 1), shape.max_context)
@@ -226,7 +200,7 @@ def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> 
 
 
 def _planned(planner: Planner, tokens: int) -> Plan | None:
-    """A plan; None where none can be made, and a turn that does not fit will say why."""
+    """A plan; None if there can be none: a turn that does not fit will say why."""
     try:
         return planner.best(tokens)
     except (ForecastError, SettingError):

@@ -1,8 +1,9 @@
-"""A conversation as someone at a terminal has it: what they typed, and what waits to be read."""
+"""A conversation as users see it: the messages they typed, and documents waiting for the next."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,25 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ContextError, SettingError
 from kvlite.model.chat_template import BETWEEN, all_of, asked_of, name_of, question_about, tokens_of
 
-# What reads or answers, and whom it calls back meanwhile.
+# Starts an answer.
 Begin = Callable[[Callbacks], Iterator[Piece]]
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it was typed, and the documents that went before it."""
+    """A message as typed, and the documents it is about."""
 
     text: str
     documents: tuple[Document, ...] = ()
 
     @property
     def said(self) -> str:
-        """As the model is told it."""
+        """As the model reads it."""
         return question_about(self.documents, self.text) if self.documents else self.text
 
 
 def _about(documents: Sequence[Document], said: str) -> Message | None:
-    """A message about those of the documents that it begins with; None if it is about none."""
+    """A message told apart from the documents it begins with; None if there are none."""
     longest, some, rest = sorted(documents, key=lambda each: -len(each.text)), [], said
     while found := next((each for each in longest if rest.startswith(_before(each))), None):
         some.append(found)
@@ -50,15 +51,13 @@ def _before(document: Document) -> str:
 
 
 class Session:
-    """One model, and the conversation with it.
+    """A model and the current conversation with it, `talk`.
 
     Attributes:
-        runner: the model.
-        given: the settings the user began with; a plan may have decided what they left open.
+        given: the settings the user began with.
         changed: what the user changed of them since.
-        talk: the conversation.
         waiting: documents that the next message will be about.
-        last: the account of the last answer.
+        last: the metrics of the last answer.
         places: files that the conversation was saved in or loaded from.
     """
 
@@ -72,41 +71,37 @@ class Session:
         """Begin a new conversation, with some settings changed from now on.
 
         Raises:
-            SettingError: they do not fit; all is as it was.
+            SettingError: they do not fit; nothing is changed.
         """
         talk = self.runner.conversation(**{**self.changed, **changed})
         self.changed |= changed
         self.resume(talk)
 
     def resume(self, talk: Conversation) -> None:
-        """Go on with another conversation, which may have been saved: what was typed, and what
-        waits, is told from its documents."""
+        """Go on with another conversation, maybe a saved one: what was typed, and what waits, is
+        found by its documents."""
         self.talk = talk
         self.last: GenerationMetrics | None = None
         self.places: set[Path] = set()
-        told = {
-            each["content"]
-            for way in talk.branches
-            for each in way.messages
-            if each["role"] == "user"
-        }
+        told = {node.text for branch in talk.history.branches for node in branch.nodes}
         found = [message for said in told if (message := _about(talk.documents, said))]
         self._typed = {message.said: message for message in found}
         rest = list(talk.documents)  # of which the same may be there twice
         for each in (each for message in found for each in message.documents):
             if each in rest:
                 rest.remove(each)
-        branches = [*enumerate(talk.history.branches)]
         self._left = {
-            at: self._ahead(branch, rest) for at, branch in branches if branch.prefilled_ids
+            at: self._ahead(branch, rest)
+            for at, branch in enumerate(talk.history.branches)
+            if branch.prefilled_ids
         }
         ahead = [each for waiting in self._left.values() for each in waiting]
         own = self._left.pop(talk.history.current, [])
         self.waiting = own + [each for each in rest if each not in ahead]
 
     def _ahead(self, branch: Branch, rest: Sequence[Document]) -> list[Document]:
-        """The documents that were read ahead on a branch: those that no message is about, or some
-        that one on another branch is."""
+        """The documents read ahead on a branch: those of no message, or else of another branch's
+        messages."""
         text = self.runner.tokenizer.decode(branch.prefilled_ids)
         said = [each for message in self.typed(branch.messages) for each in message.documents]
         others = [each for each in self.talk.documents if each not in said]
@@ -115,29 +110,28 @@ class Session:
         ]
 
     def change(self, **values: Any) -> None:
-        """Change settings of this conversation, from the next message on; one that was saved keeps
-        the others it was saved with.
+        """Change settings of this conversation, from the next message on.
 
         Raises:
             SettingError: they are unknown, out of range, or do not fit each other.
         """
         settings = self.talk.settings.after_load(values)
-        Conversation(self.runner.model, settings)  # which checks them
+        Conversation(self.runner.model, settings)  # checks them
         self.talk.settings = settings
         self.changed |= values
 
     @property
     def messages(self) -> list[Message]:
-        """The user's, in order."""
+        """The user's messages, in order."""
         return self.typed(self.talk.messages)
 
     def typed(self, messages: Sequence[dict[str, str]]) -> list[Message]:
-        """The user's among these, as they were typed."""
+        """The user's among `messages`, as typed."""
         told = (each["content"] for each in messages if each["role"] == "user")
         return [self._typed.get(said, Message(said)) for said in told]
 
     def message(self, number: int | None) -> tuple[int, Message]:
-        """A message and its number, from 1; the last one if None is given.
+        """A message and its number, counted from 1; None stands for the last one.
 
         Raises:
             SettingError: there is no such message.
@@ -154,12 +148,12 @@ class Session:
         """Take documents for the next message.
 
         Returns:
-            Whether they were read; if not, they will be with the message: it decides what stays of
-            them, or others wait before them.
+            Whether they were read. If not, they are read with the message: it decides what stays
+            of them, or other documents wait before them.
 
         Raises:
             ContextError: they do not fit the model's trained context.
-            Stopped: `callbacks.cancel` was set; nothing of them was read.
+            Stopped: `callbacks.cancel` was set; nothing was read.
         """
         text = all_of(documents)
         if self.waiting:
@@ -182,118 +176,86 @@ class Session:
             )
 
     def say(self, text: str) -> Begin:
-        """What answers a new message."""
+        """Answer a new message."""
         message = Message(text, tuple(self.waiting))
 
         def begin(callbacks: Callbacks) -> Iterator[Piece]:
-            pieces = self.talk.stream(message.said, callbacks=callbacks)
-            return self._heard(pieces, lambda: self._sent(message))
+            pieces = self._heard(self.talk.stream(message.said, callbacks=callbacks))
+            for number, piece in enumerate(pieces):
+                if number == 0:  # it was read
+                    self._typed[message.said], self.waiting = message, []
+                yield piece
 
         return begin
 
-    def _sent(self, message: Message) -> None:
-        self._typed[message.said] = message
-        self.waiting = []
-
     def regenerate(self) -> Begin:
-        """What answers the last message again."""
+        """Answer the last message again."""
         number, message = self.message(None)
+        return self._again(number, message, self.talk.regenerate)
+
+    def edit(self, number: int, text: str) -> Begin:
+        """Answer message `number` in other words, about the same documents."""
+        _, former = self.message(number)
+        message = Message(text, former.documents)
+        return self._again(number, message, partial(self.talk.edit, number, message.said))
+
+    def _again(
+        self, number: int, message: Message, answer: Callable[..., Iterator[Piece]]
+    ) -> Begin:
+        """Another answer. After an error the message is gone, and its documents wait."""
 
         def begin(callbacks: Callbacks) -> Iterator[Piece]:
             self._leave()
-            pieces = self.talk.regenerate(callbacks=callbacks)
-            return self._again(number, message, pieces)
+            self._typed[message.said] = message
+            try:
+                yield from self._heard(answer(callbacks=callbacks))
+            except BaseException:
+                if len(self.messages) < number:
+                    self.waiting = [*message.documents, *self.waiting]
+                raise
 
         return begin
 
     def check(self) -> Begin:
-        """What answers the last message from all that was read; the conversation stays as it is."""
+        """Answer the last message from all that was read; the conversation does not change."""
         self.message(None)
+        return lambda callbacks: self.talk.check(callbacks=callbacks)
 
-        def begin(callbacks: Callbacks) -> Iterator[Piece]:
-            return self.talk.check(callbacks=callbacks)
-
-        return begin
-
-    def edit(self, number: int, text: str) -> Begin:
-        """What answers message `number` in other words, about the same documents."""
-        _, former = self.message(number)
-        message = Message(text, former.documents)
-
-        def begin(callbacks: Callbacks) -> Iterator[Piece]:
-            self._leave()
-            pieces = self.talk.edit(number, message.said, callbacks=callbacks)
-            self._typed[message.said] = message
-            return self._again(number, message, pieces)
-
-        return begin
-
-    def _again(self, number: int, message: Message, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Another answer; if there is none, the message is not said, and its documents wait."""
-        try:
-            yield from self._heard(pieces)
-        except BaseException:
-            if len(self.messages) < number:
-                self.waiting = [*message.documents, *self.waiting]
-            raise
-
-    def _heard(
-        self, pieces: Iterator[Piece], begun: Callable[[], None] | None = None
-    ) -> Iterator[Piece]:
-        """An answer, whose account is kept."""
+    def _heard(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
-            if begun is not None:
-                begun()
-                begun = None
             self.last = piece.metrics
             yield piece
 
     def undo(self, callbacks: Callbacks) -> None:
-        """Go back before the last message, whose documents wait for the next one.
-
-        Raises:
-            SettingError: there is nothing to undo.
-            Stopped: while something was read again, as for `switch`.
-        """
+        """Go back before the last message; its documents wait for the next one. Errors are those
+        of `Conversation.undo`."""
         _, message = self.message(None)
-        self._leave()
         with self._moving():
             self.talk.undo(callbacks=callbacks)
         self.waiting = [*message.documents, *self.waiting]
 
     def branch(self, number: int, callbacks: Callbacks) -> None:
-        """Go back to just after the answer to message `number`: documents that were read before the
-        next one wait again.
-
-        Raises:
-            SettingError: there is no such message, or nothing was said since.
-            Stopped: while something was read again, as for `switch`.
-        """
+        """Go back to just after the answer to message `number`; the next one's documents wait
+        again. Errors are those of `Conversation.branch`."""
         messages = self.messages
-        self._leave()
         with self._moving():
             self.talk.branch(number, callbacks=callbacks)
         self.waiting = list(messages[number].documents)
 
     def switch(self, number: int, callbacks: Callbacks) -> None:
-        """Go to a branch, counted from 1; what waited there when it was left waits again.
-
-        Raises:
-            Stopped: while it was read again; the conversation is on a branch of its own, and
-                nothing waits there.
-        """
-        self._leave()
+        """Go to a branch, counted from 1; what waited there when it was left waits again. Errors
+        are those of `Conversation.switch`."""
         with self._moving():
             self.talk.switch(number - 1, callbacks=callbacks)
         self.waiting = self._left.pop(number - 1, [])
 
     def _leave(self) -> None:
-        """Remember what waits on this branch, of which some may have been read ahead."""
         self._left[self.talk.history.current] = [*self.waiting]
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Around going back, which may end half-way."""
+        """Leave this branch. If that ends half-way, on a branch of its own, nothing waits there."""
+        self._leave()
         before = self.talk.history.current
         try:
             yield

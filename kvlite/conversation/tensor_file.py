@@ -1,8 +1,9 @@
 """Tensors and a description in one file: written whole or not at all, each byte checked when read.
 
 It is a safetensors file (https://github.com/huggingface/safetensors, "Format"), so other programs
-can look into it, and nothing in it can be run. Its header begins with its own checksum; each tensor
-has one too. They are CRC-32: only accidents are to be told, and it is the fastest at hand.
+can read it, and nothing in it can be executed. The header begins with its own checksum and has one
+for each tensor. They are CRC-32, which is fast and enough against accidents. The `safetensors`
+library maps what it reads and copies what it writes, so the format is written here.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvlite.config.atomic_file import replacing
 from kvlite.config.units import readable
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from kvlite.offload.weights.buffers import Stage
 
 
-# Whole conversations, which any kvlite opens; light ones, which the first did not know. What is
-# newer than the last is refused.
+# The format of whole conversations, and of light ones, which kvlite's first version did not know.
+# Newer ones are refused.
 WHOLE, LIGHT = 1, 2
 FORMAT = LIGHT
 LONGEST_HEADER = 100_000_000
-# Large enough for the disk, small enough to stay in a core's cache from reading to checking.
+# Large enough for disks, small enough to stay in a core's cache between reading and checking.
 BLOCK = 1 << 20
 
 Progress = Callable[[int, int], None]
 
-# The format's name of each of torch's types, and its bytes.
+# Each of torch's types: its name in the format, and its bytes.
 _KINDS = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
@@ -51,7 +52,7 @@ _BEGIN, _NO_SUM, _ALIGNED = b'{"__metadata__":{"crc32":"', "0" * 8, 64
 
 
 class _Entry(NamedTuple):
-    """A tensor in a file: what torch calls its type, its bytes, and their checksum."""
+    """A tensor in a file; `type` is torch's name, `begin` and `end` are offsets in the file."""
 
     type: str
     shape: tuple[int, ...]
@@ -62,30 +63,28 @@ class _Entry(NamedTuple):
 
 def write_tensors(
     path: Path,
-    about: Mapping[str, Any],
+    values: Mapping[str, Any],
     tensors: "Mapping[str, Tensor]",
     progress: Progress | None = None,
     most: int | None = None,
     form: int = WHOLE,
 ) -> int:
-    """Write a file, or leave what was there; its bytes.
+    """Write a file, or leave what was there; returns its bytes.
 
     Args:
-        about: what JSON can hold.
-        tensors: by name, on any device, in any layout; none is copied as a whole.
-        progress: told (bytes done, of how many).
-        most: bytes it may have.
-        form: the format, which says who can open it.
+        values: JSON values.
+        tensors: on any device, in any layout; none is copied as a whole.
+        progress: called with (bytes done, bytes in all).
+        most: the largest size allowed, in bytes.
+        form: the format's version.
 
     Raises:
-        SnapshotError: it cannot be written there, or would be larger.
+        SnapshotError: it cannot be written there, or would be too large.
     """
-    # Those of wide numbers come first, so that each begins where its numbers may.
-    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    sizes = [tensors[name].numel() * tensors[name].element_size() for name in order]
-    named = [(name, tensors[name]) for name in order]
-    empty = _header(about, named, [_NO_SUM] * len(order), form)
-    total, done = len(empty) + sum(sizes), len(empty)
+    # The widest numbers first: then each tensor is aligned.
+    order = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    empty = _header(values, order, [_NO_SUM] * len(order), form)
+    total, done = len(empty) + sum(each.nbytes for each in order.values()), len(empty)
     if most is not None and total > most:
         raise SnapshotError(
             f"{path} would take {readable(total)}, and the limit is {readable(most)}: raise it "
@@ -94,9 +93,9 @@ def write_tensors(
     with replacing(path, total) as file:
         file.write(empty)
         sums = []
-        for name in order:
+        for tensor in order.values():
             checksum = 0
-            for block in _blocks(tensors[name]):
+            for block in _blocks(tensor):
                 file.write(block)
                 checksum = zlib.crc32(block, checksum)
                 done += len(block)
@@ -104,26 +103,24 @@ def write_tensors(
                     progress(done, total)
             sums.append(f"{checksum:08x}")
         file.seek(0)
-        file.write(_header(about, named, sums, form))
+        file.write(_header(values, order, sums, form))
     return total
 
 
 def _header(
-    about: Mapping[str, Any], order: "list[tuple[str, Tensor]]", sums: list[str], form: int
+    values: Mapping[str, Any], tensors: "Mapping[str, Tensor]", sums: list[str], form: int
 ) -> bytes:
-    """Length and header, checksum and all."""
     metadata = {
         "crc32": _NO_SUM,
         "format": str(form),
         "sums": "".join(sums),
-        "kvlite": json.dumps(about),
+        "kvlite": json.dumps(values),
     }
     table: dict[str, Any] = {"__metadata__": metadata}
     at = 0
-    for name, tensor in order:
-        end = at + tensor.numel() * tensor.element_size()
-        (kind, _), shape = _KINDS[_type_of(tensor)], list(tensor.shape)
-        table[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
+    for name, tensor in tensors.items():
+        (kind, _), end = _KINDS[_type_of(tensor)], at + tensor.nbytes
+        table[name] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [at, end]}
         at = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNED)
@@ -131,34 +128,32 @@ def _header(
 
 
 def _summed(header: bytes) -> bytes:
-    """A header with its own checksum, which is that of the header without one."""
+    """A header with the checksum of itself, computed with zeros in the checksum's place."""
     at = 8 + len(_BEGIN)
     blank = header[:at] + _NO_SUM.encode() + header[at + len(_NO_SUM) :]
     return blank[:at] + f"{zlib.crc32(blank):08x}".encode() + blank[at + len(_NO_SUM) :]
 
 
 class TensorFile:
-    """A file that is read from. It is kept open, so that it may be replaced or removed meanwhile.
+    """A file open for reading, which may be replaced or removed meanwhile.
 
     Attributes:
-        path: its path.
-        nbytes: its size.
-        about: what was written with the tensors.
-        progress: told (bytes read, of how many) when set.
+        values: the JSON values written with the tensors.
+        progress: called with (bytes read, bytes in all).
     """
 
     def __init__(self, path: Path) -> None:
-        """Read and check its header.
+        """Read and check the header.
 
         Raises:
-            SnapshotError: it is no such file, or a damaged one, or of a newer format.
+            SnapshotError: it is not such a file, damaged, or of a newer format.
         """
         self.path = path
         self.progress: Progress | None = None
         self.file = _opened(path)
         try:
             self.nbytes = os.fstat(self.file.fileno()).st_size
-            self._begin, self.about, self._table = self._read_header()
+            self._begin, self.values, self._table = self._read_header()
         except BaseException:
             self.file.close()
             raise
@@ -166,40 +161,36 @@ class TensorFile:
         self._done = self._begin
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
-    def __enter__(self) -> "TensorFile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def damaged(self, what: str = "") -> SnapshotError:
-        """The error that says so.
-
-        Args:
-            what: more than that, if it is known.
-        """
+        """The error that it is damaged; `what` adds details."""
         more = f" ({what})" if what else ""
         return SnapshotError(
             f"{self.path} is damaged or cut short{more}: use another copy of it, or make it again"
         )
 
     def size(self, name: str) -> int:
-        """Bytes of a tensor."""
+        """The bytes of a tensor."""
         entry = self._entry(name)
         return entry.end - entry.begin
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         return list(self._table)
 
     def new(self, name: str, device: "torch.device") -> "Tensor":
-        """A tensor in storage of its own.
+        """Read a tensor.
 
         Raises:
-            SnapshotError: there is none of this name, or it is damaged.
+            SnapshotError: it is missing or damaged.
         """
         import torch
 
@@ -209,8 +200,7 @@ class TensorFile:
         return made
 
     def fill(self, name: str, into: "Tensor") -> None:
-        """Read a tensor straight to where it is wanted, of the same shape and type, in any layout;
-        errors as of `new`."""
+        """Read a tensor into another of its shape and type, in any layout; errors as of `new`."""
         from kvlite.offload.weights.buffers import Direct, Pinned
 
         entry = self._entry(name)
@@ -228,7 +218,7 @@ class TensorFile:
             raise self.damaged(name)
 
     def _read(self, piece: "Tensor", checksum: int) -> int:
-        """Fill host memory; the checksum with it."""
+        """Fill host memory; returns the checksum continued with it."""
         import torch
 
         left = piece.view(torch.uint8).numpy().data
@@ -254,7 +244,7 @@ class TensorFile:
         head = self._exactly(min(8 + len(_BEGIN), self.nbytes))
         if not head[8:] == _BEGIN[: len(head[8:])]:
             raise SnapshotError(
-                f"{self.path} is no snapshot of kvlite's: `kvlite read` makes one of a document"
+                f"{self.path} is not a kvlite snapshot: `kvlite read` makes one of a document"
             )
         length = int.from_bytes(head[:8], "little")
         begin = 8 + length
@@ -271,11 +261,11 @@ class TensorFile:
                     f"{self.path} was made by a newer kvlite (format {metadata['format']}, this "
                     f"one knows {FORMAT}): update kvlite to open it"
                 )
-            about = json.loads(metadata["kvlite"])
+            values = json.loads(metadata["kvlite"])
             entries = self._entries(table, metadata["sums"], begin)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise self.damaged("its header") from error
-        return begin, about, entries
+        return begin, values, entries
 
     def _entries(self, table: dict[str, Any], sums: str, begin: int) -> dict[str, _Entry]:
         entries, at = dict[str, _Entry](), begin
@@ -320,7 +310,7 @@ def _type_of(tensor: "Tensor") -> str:
 
 
 def runs(tensor: "Tensor") -> "Iterator[Tensor]":
-    """The parts of a tensor that lie without gaps, flat, in order."""
+    """The contiguous parts of a tensor, flat, in order."""
     if tensor.is_contiguous():
         if tensor.numel():
             yield tensor.view(-1)

@@ -1,20 +1,19 @@
-"""One turn: tokens read, an answer drawn, and its metrics."""
+"""One turn: read tokens, generate an answer, account for both."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from threading import Event
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvlite.cache import KVCache
 from kvlite.cache.bits import written
 from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
-from kvlite.conversation.turn_config import TurnConfig, store_in_effect
-from kvlite.conversation.warnings import notes
+from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
@@ -27,18 +26,21 @@ from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
-from kvlite.memory.oom import CHUNK, OOMPolicy, T
+from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.methods.layer_policy import LayerPolicy, can_recall, layer_policies
 from kvlite.methods.placement import ON_DEVICE
-from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
+from kvlite.offload.kv.placement import host_kv_bytes, place
 from kvlite.planner.forecast import Task, forecast
 from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
 
-# How tokens are drawn from logits, and when that ends.
+if TYPE_CHECKING:
+    from kvlite.conversation.context import Context
+
+# Settings of sampling alone.
 DRAWING = (
     "temperature",
     "top_k",
@@ -49,19 +51,14 @@ DRAWING = (
     "stop",
 )
 
-# Multiplications, below which a turn takes less time than its plan.
+# With fewer multiplications, a turn takes less time than its plan.
 PLANNED_FROM = 10**9
 
 
 @dataclass(frozen=True)
 class PromptState:
-    """A turn once its prompt was read, before it is answered.
-
-    Attributes:
-        logits: in host memory.
-        policies, notes: as of `Turn`.
-        fallbacks: of the OOM policy that were taken.
-    """
+    """What a turn was before it was answered; `logits` are in host memory, `fallbacks` counts the
+    steps that the OOM policy had taken."""
 
     logits: torch.Tensor
     policies: list[LayerPolicy]
@@ -73,68 +70,54 @@ class Turn:
     """Reads into a cache and answers from it.
 
     Attributes:
-        context: the conversation's tokens in the cache; what enters it is appended.
-        pending_ids: a token that was drawn and has not entered the cache.
-        turn_config: what its settings come to.
-        run_stats: of what the turn takes.
+        token_ids: all tokens in the cache; this turn's are appended as they enter it.
+        pending_ids: a token that was generated and has not entered the cache.
     """
 
     def __init__(
         self,
-        model: LoadedModel,
-        cache: KVCache,
-        context: list[int],
+        context: "Context",
         ids: list[int],
         config: EngineConfig,
-        *,
-        oom_policy: OOMPolicy,
         store: HostKVStore | None = None,
+        *,
         answers: bool = True,
-        told: Collection[str] = (),
     ) -> None:
         """Check everything that can be checked before `ids` are read.
 
         Args:
-            ids: what to read, at least one token.
-            oom_policy: what the conversation has given up so far; takes what this turn gives up.
-            store: everything read so far; takes what is read and answered now.
+            context: what was read before; not kept, so that it is freed at once when it goes.
+            ids: at least one token.
+            store: everything read so far, for recall; this turn's entries go there, too.
             answers: whether an answer will follow.
-            told: sentences that need not be said again.
 
         Raises:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
-        started = perf_counter()
-        self.model = model
-        self.cache = cache
-        self.context = context
-        self.ids = ids
-        self.config = config
-        settings = config.settings
+        started, settings, model = perf_counter(), config.settings, context.model
+        self.model, self.cache, self.token_ids = model, context.cache, context.token_ids
+        self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
+        self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
         self.answers = answers
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
-        self.oom_policy = oom_policy
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
-        self._fallbacks_before = len(oom_policy.taken)
-        self.turn_config = TurnConfig.of(
-            model, cache.seen, ids, config, oom_policy, answers=answers
-        )
-        self._decide(*store_in_effect(store, model, settings, self.turn_config, told))
+        self._fallbacks_before = len(self.oom_policy.taken)
+        self._decide(*self._place(store, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
-        beside = [] if store is None else store.tensors
+        index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
             settings.measure,
             model.device,
-            [*model.tensors(), *cache.tensors, *(() if store is None else store.index_tensors)],
+            [*model.tensors(), *self.cache.tensors, *index],
             beside,
             capped_bytes(settings.vram),
         )
         if meter.capped is not None:
-            oom_policy.free = meter.capped.free
+            self.oom_policy.free = meter.capped.free
         self.run_stats = RunStats(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
         if meter.of_tensors or work >= PLANNED_FROM:
@@ -142,7 +125,7 @@ class Turn:
 
     @property
     def settings(self) -> Settings:
-        """As they were given."""
+        """As given."""
         return self.config.settings
 
     @property
@@ -151,13 +134,12 @@ class Turn:
         return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
 
     def _planned(self) -> dict[str, int]:
-        """The peak that each phase is expected to have, in bytes of live tensors; none where that
-        cannot be told."""
+        """The planned peak of each phase, in bytes of live tensors; empty if unknown."""
         model = self.model
         task = Task(
             new=len(self.again) + len(self.ids),
             longest=self.turn_config.longest,
-            known=len(self.context) - len(self.again),
+            known=len(self.token_ids) - len(self.again),
             chunk=self.chunk,
             recalled=self.settings.recall_entries,
         )
@@ -169,17 +151,37 @@ class Turn:
         weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
         return {"read": weights + reading, "answer": weights + made.answering.total}
 
-    def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
-        """Decide what is read, and by which policies.
+    def _place(
+        self, store: HostKVStore | None, told: Collection[str]
+    ) -> tuple[HostKVStore | None, list[str]]:
+        """The host store if the turn needs it and there is room; and notes for the user, except
+        those already `told`."""
+        config, recall = self.turn_config, self.settings.recall
+        if not config.loses and not (store and store.begun):
+            return None, []
+        if store is None:
+            if recall == "off" or not can_recall(config.method):
+                return None, []
+            gone = (
+                f"--recall {recall} cannot begin now, since some of what was read before is gone: "
+                "only a new conversation can recall"
+            )
+            return None, [] if gone in told else [gone]
+        shape, itemsize = self.model.shape, self.model.dtype.itemsize
+        needed = host_kv_bytes(shape, config.seen, config.longest, itemsize, store.bits)
+        try:
+            store.disk, store.spare, said = place(self.settings, store, needed)
+        except RecallError as error:
+            return None, [str(error)]
+        return store, said
 
-        Args:
-            said: what the user is told of recall.
-        """
+    def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
+        """Decide what is read, and by which policies; `said` are notes on recall."""
         model, cache, turn_config = self.model, self.cache, self.turn_config
         self.store = store
         self.recall = None if store is None else Recall(store, self.settings.recall_entries)
-        # An answer was drawn from what the cache held; read with all there is, it is exact.
-        self.again = self.context[store.seen :] if store and store.begun else []
+        # An answer came from what the cache held. Read again with everything, it is exact.
+        self.again = self.token_ids[store.seen :] if store and store.begun else []
         # With a host store a layer has all it ever read to choose from, whatever it dropped.
         held, new = (None if store else cache.layers), len(self.again) + len(self.ids)
         self.policies = layer_policies(
@@ -194,15 +196,12 @@ class Turn:
         self.notes = (*notes(model, self.policies, turn_config.seen), *said, *self._beside)
 
     def note(self, said: tuple[str, ...]) -> None:
-        """Note what is known of what it reads, before it is read."""
+        """Add notes on what it will read."""
         self._beside = said
         self.notes = (*self.notes, *said)
 
     def read(self, callbacks: Callbacks) -> None:
-        """Read all tokens, or none.
-
-        Args:
-            callbacks: told the notes, before anything is read.
+        """Read all tokens, or none. The notes are passed on first.
 
         Raises:
             Stopped: it was cancelled.
@@ -230,16 +229,16 @@ class Turn:
         self.run_stats.was_read()
         if spills() and (said := spill_note(card_use(self.model.device))):
             self.note_fallback(said)
-        self.context += self.ids
+        self.token_ids += self.ids
 
     def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
-        known = len(self.context) - len(self.again)
+        known = len(self.token_ids) - len(self.again)
         return prefill(
             self.model,
             self.cache,
             torch.tensor([self.again + self.ids]),
             self.policies,
-            context=torch.tensor([self.context[:known]], dtype=torch.int64),
+            context=torch.tensor([self.token_ids[:known]], dtype=torch.int64),
             store=self.store,
             backend=self.backend or ON_DEVICE,
             oom_policy=self.oom_policy,
@@ -250,8 +249,8 @@ class Turn:
         )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
-        """Draw tokens until the model ends, a stop string, the length limit, or `cancel`; or memory
-        runs out, and nothing is left to give up: then the last piece has no token."""
+        """Generate until the model ends, a stop string, the length limit, or `cancel`. If memory
+        runs out and nothing is left to give up, the last piece has no token."""
         fallbacks = len(self.oom_policy.taken)
         with aside():
             logits = self.logits.to("cpu", copy=True)
@@ -259,35 +258,31 @@ class Turn:
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
-        while True:
-            try:
-                token = self._safely(lambda: sampler(self.logits, self.context))
-            except OutOfMemory as error:
-                yield self._broken_off(text, error)
-                return
-            self.pending_ids = [token]
-            self.run_stats.was_drawn()
-            shown = "" if token in ends else text.push(token)
-            reason = self._reason(token in ends or text.stopped, cancel)
-            if reason is not None:
-                yield Piece(token, shown + text.flush(), self.metrics(reason))
-                return
-            yield Piece(token, shown, self.metrics(None))
-            try:
+        try:
+            while True:
+                token = self._safely(lambda: sampler(self.logits, self.token_ids))
+                self.pending_ids = [token]
+                self.run_stats.was_drawn()
+                shown = "" if token in ends else text.push(token)
+                reason = self._reason(token in ends or text.stopped, cancel)
+                if reason is not None:
+                    yield Piece(token, shown + text.flush(), self.metrics(reason))
+                    return
+                yield Piece(token, shown, self.metrics(None))
                 self._enter(token)
-            except OutOfMemory as error:
-                yield self._broken_off(text, error)
-                return
+        except OutOfMemory as error:
+            self.note_fallback(str(error))
+            yield Piece(None, text.flush(), self.metrics("memory"))
 
     def may_answer_again(self, config: EngineConfig) -> bool:
-        """Whether another answer can be drawn from what was read: nothing was given up since, and
-        settings differ from this turn's in how tokens are drawn at most."""
+        """Whether another answer only needs sampling: nothing was given up since the prompt was
+        read, and no other settings changed."""
         drawn = {name: getattr(config.settings, name) for name in DRAWING}
         whole = self.prompt is not None and len(self.oom_policy.taken) == self.prompt.fallbacks
         return whole and self.settings.replace(drawn) == config.settings
 
     def begin_again(self, config: EngineConfig) -> None:
-        """Forget an answer, once cache and context stand as before it."""
+        """Forget the answer, once cache and context are as before it."""
         assert self.prompt is not None
         self.logits = self.prompt.logits.to(self.model.device, copy=True)
         self.policies = [*self.prompt.policies]
@@ -298,18 +293,16 @@ class Turn:
         self.run_stats.begin_again()
 
     def _enter(self, token: int) -> None:
-        """Put a token that was drawn into the cache."""
         with self.run_stats.work(self.model):
             self.step = self._safely(lambda: self._step(token))
         self.finish_step()
 
     def _step(self, token: int) -> Step:
-        step = torch.tensor([token], device=self.model.device)
-        return Step(self.model, self.cache, step, self.policies, self.recall, self.oom_policy)
+        ids = torch.tensor([token], device=self.model.device)
+        return Step(self.model, self.cache, ids, self.policies, self.recall, self.oom_policy)
 
     def finish_step(self) -> None:
-        """Go on with a token on its way into the cache, if there is one, which may have been broken
-        off when memory ran out.
+        """Finish the decode step of the last token, if memory ran out in the middle of it.
 
         Raises:
             OutOfMemory: there is still not enough.
@@ -324,21 +317,15 @@ class Turn:
         except BaseException:
             self.step = None  # nobody knows where it was interrupted
             raise
-        self.context += self.pending_ids
+        self.token_ids += self.pending_ids
         self.pending_ids, self.step = [], None
 
-    def _broken_off(self, text: TextStream, error: OutOfMemory) -> Piece:
-        """The end of an answer for which there is no memory."""
-        self.notes = (*self.notes, str(error))
-        self.say(str(error))
-        return Piece(None, text.flush(), self.metrics("memory"))
-
     def _safely(self, work: Callable[[], T]) -> T:
-        """Do a part of the turn that can be done again."""
+        """Do work that may be repeated after memory ran out."""
         return self.oom_policy.run(work, cache_oom_actions(self.model, self.cache, self.policies))
 
     def note_fallback(self, said: str) -> None:
-        """Note what happened to memory, when it does."""
+        """Note what was given up for lack of memory, and say so."""
         self.notes = (*self.notes, said)
         self.say(said)
 
@@ -350,7 +337,7 @@ class Turn:
         return "length" if self.run_stats.generated >= self.turn_config.longest else None
 
     def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
-        """The account as it stands."""
+        """The metrics so far."""
         model, cache, backend = self.model, self.cache, self.backend
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return GenerationMetrics(

@@ -1,33 +1,40 @@
-"""What a turn's settings come to, checked and decided before anything of it is read."""
+"""What the settings of a turn come to, checked before anything is read; and notes on them."""
 
-from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from kvlite.cache import KVBits
+from kvlite.cache.quantized import has_compiled
 from kvlite.config.settings import Settings
+from kvlite.config.units import readable
 from kvlite.engine.oom_actions import LEAST
-from kvlite.errors import ContextError, RecallError, SettingError
+from kvlite.errors import ContextError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
 from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.methods.layer_policy import can_recall, loses
+from kvlite.methods.layer_policy import LayerPolicy, loses
 from kvlite.model.load import LoadedModel
-from kvlite.offload import HostKVStore
-from kvlite.offload.kv.placement import host_kv_bytes, place
+
+if TYPE_CHECKING:
+    from kvlite.conversation.context import Context
+
+SMALL_MODEL, LONG = 1_000_000_000, 32_768
 
 
 @dataclass(frozen=True)
 class TurnConfig:
-    """What a turn's settings come to.
+    """What the settings of a turn come to.
 
     Attributes:
-        seen: tokens, once it is read.
-        longest: tokens that its answer may have.
+        seen: tokens of the conversation once the turn is read.
+        longest: the most tokens the answer may have.
         method: fitted to the model.
-        bits: of keys and values; None for as they are.
-        budget: mean entries a KV head and layer.
-        loses: whether the cache drops or rounds something.
+        bits: None if keys and values are not quantized.
+        budget: entries, mean over KV heads and layers.
+        loses: whether the cache drops or rounds anything.
     """
 
     seen: int
@@ -39,26 +46,15 @@ class TurnConfig:
 
     @classmethod
     def of(
-        cls,
-        model: LoadedModel,
-        before: int,
-        ids: list[int],
-        config: EngineConfig,
-        oom_policy: OOMPolicy,
-        *,
-        answers: bool,
+        cls, context: "Context", ids: list[int], config: EngineConfig, *, answers: bool
     ) -> "TurnConfig":
-        """What they come to for `ids`, at least one token.
-
-        Args:
-            before: tokens that were seen before.
-            oom_policy: what was given up so far.
-            answers: whether an answer will follow.
+        """For a turn that reads `ids` (at least one).
 
         Raises:
             ContextError: they do not fit the model's trained context.
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
+        model, oom_policy, before = context.model, context.oom_policy, context.cache.seen
         _require_known(ids, model.shape.vocab)
         seen, settings = before + len(ids), config.settings
         wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
@@ -76,37 +72,6 @@ class TurnConfig:
         return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
 
 
-def store_in_effect(
-    store: HostKVStore | None,
-    model: LoadedModel,
-    settings: Settings,
-    turn_config: TurnConfig,
-    told: Collection[str],
-) -> tuple[HostKVStore | None, list[str]]:
-    """The host store, unless a turn loses nothing, or it cannot be; then what the user is told.
-
-    Args:
-        told: sentences that need not be said again.
-    """
-    if not turn_config.loses and not (store and store.begun):
-        return None, []
-    if store is None:
-        if settings.recall == "off" or not can_recall(turn_config.method):
-            return None, []
-        gone = (
-            f"--recall {settings.recall} cannot begin now, since some of what was read before "
-            "is gone: only a new conversation can recall"
-        )
-        return None, [] if gone in told else [gone]
-    itemsize = model.dtype.itemsize
-    needed = host_kv_bytes(model.shape, turn_config.seen, turn_config.longest, itemsize, store.bits)
-    try:
-        store.disk, store.spare, said = place(settings, store, needed)
-    except RecallError as error:
-        return None, [str(error)]
-    return store, said
-
-
 def _require_known(ids: list[int], vocab: int) -> None:
     for token in (min(ids), max(ids)):
         if not 0 <= token < vocab:
@@ -117,15 +82,14 @@ def _require_known(ids: list[int], vocab: int) -> None:
 
 
 def can_compact(count: int, longest: int, limit: int) -> bool:
-    """Whether so many tokens and an answer fit beside what is kept of a conversation that is moved
-    together: half of the model's trained context."""
+    """Whether `count` tokens and an answer fit beside a compacted conversation, which takes half of
+    the model's trained context."""
     return count + min(longest, limit // 4) <= limit // 2
 
 
 def _too_long(
     before: int, count: int, longest: int, limit: int, settings: Settings
 ) -> ContextError:
-    """What is wrong with `count` tokens more, and what helps."""
     total = f"{before + count:,} tokens do not fit this model, which was trained for {limit:,}"
     if before and can_compact(count, longest, limit):
         return ContextError(
@@ -143,7 +107,65 @@ def _too_long(
 
 
 def _fewer(bits: KVBits | None, oom_policy: OOMPolicy) -> KVBits | None:
-    """What the user asked for, or what the conversation had to be content with."""
+    """The bits asked for, or fewer where memory ran out."""
     width = 4 if oom_policy.times(FOUR_BITS) else 8 if oom_policy.times(EIGHT_BITS) else 16
     held = 16 if bits is None else min(bits.keys, bits.values)
     return KVBits(width, width) if width < held else bits
+
+
+def notes(model: LoadedModel, policies: list[LayerPolicy], seen: int) -> Iterator[str]:
+    """What makes a turn slow, large or worse, in sentences; mostly none. `policies` are one a
+    layer, `seen` counts this turn's tokens."""
+    bits, passing = policies[0].bits, model.layers.passing
+    if passing is not None:
+        fastest = passing.bytes_per_s / passing.nbytes
+        yield (
+            f"--stream {passing.setting} brings {readable(passing.nbytes)} of weights to the "
+            f"device for every token of the answer: at {readable(int(passing.bytes_per_s))}/s, "
+            f"measured when the model was loaded, that allows {fastest:.3g} tokens/s at most"
+        )
+    if bits is not None:
+        yield from _lossy(bits, model, seen)
+        yield from _slow(bits, model, policies)
+
+
+def _lossy(bits: KVBits, model: LoadedModel, seen: int) -> Iterator[str]:
+    fewest = min(bits.keys, bits.values)
+    if fewest > 4:
+        return
+    sides = [side for side, own in (("keys", bits.keys), ("values", bits.values)) if own <= 4]
+    few, weights = f"{fewest}-bit {' and '.join(sides)}", sum(model.shape.parameters.values())
+    if weights < SMALL_MODEL:
+        yield (
+            f"{few} cost models below 1 billion weights more than larger ones, and this one has "
+            f"{weights / 1e9:.2f}: --kv-bits 8 costs nothing that was measured"
+        )
+    if seen > LONG:
+        yield (
+            f"{few} are reported to lose what long texts hold, and this one has {seen:,} tokens, "
+            f"more than {LONG:,}: --kv-bits 8 is safer"
+        )
+
+
+def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> Iterator[str]:
+    masked = next((policy.method.name for policy in policies if policy.mask is not None), None)
+    merged = next((policy.method.name for policy in policies if policy.partner is not None), None)
+    if masked:
+        yield f"{masked} restores a quantized layer for every token, which is slow"
+    if merged:
+        yield f"{merged} leaves entries exact in its paired layers until it merges them"
+    if model.device.type == "cpu" and not has_compiled(model.device):
+        yield (
+            "numba is not installed, so an answer from quantized entries takes longer than from "
+            'exact ones: pip install "kvlite[cpu]"'
+        )
+    if model.device.type != "cuda":
+        return
+    if find_spec("triton") is None:
+        yield (
+            "triton is not installed, so quantized entries are attended to in many small steps, "
+            "which is slow: pip install triton"
+        )
+    elif bits.by_channel or merged:
+        what = f"--kv-bits {bits}" if bits.by_channel else merged
+        yield f"{what} has no kernel: its entries are attended to in many small steps"

@@ -1,28 +1,27 @@
-"""An answer checked: the last message answered once more, from a cache that drops nothing.
+"""Check an answer: the last message is answered again from a cache that drops nothing.
 
-All of it happens beside the conversation, which is only looked at: stopped, failed or left in the
-middle, it stands as it did.
+The conversation is only looked at: whether the check is stopped, fails or is left in the middle, it
+does not change.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
-from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.history import Branch
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.offload import HostKVStore
+
+if TYPE_CHECKING:
+    from kvlite.conversation.conversation import Conversation
 
 _WHOLE = {
     "method": "full",
@@ -35,56 +34,34 @@ _WHOLE = {
 Run = tuple[Literal["both", "one", "other"], str]
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A conversation whose last answer is checked.
+def checked(talk: "Conversation", callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
+    """Answer the last message again from everything read before it, sampled like the former answer.
 
-    Attributes:
-        context: what was read, and is not changed.
-        branch: the one it is on.
-        prompt: the last message as it was read, if that is known.
-        config: of the conversation: by this it was read.
-    """
-
-    context: Context
-    branch: Branch
-    prompt: Checkpoint | None
-    config: EngineConfig
-
-    @property
-    def drawn(self) -> EngineConfig:
-        """By which the last answer was drawn, as far as that is known."""
-        turn = self.context.turn
-        return self.config if turn is None or self.prompt is None else turn.config
-
-
-def checked(told: Answered, callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
-    """Answer the last message again from all that was read before it, drawn as the former answer.
-
-    What the recall store or the cache has of that is copied, and just one token is computed;
-    where they lack any of it, all is read again, and the callbacks are told so first.
+    What the cache or the host store has of that is copied, and only one token is computed. If they
+    lack any of it, everything is read again, and `callbacks` are told so first.
 
     Args:
-        settings: override those of the drawing.
+        settings: sampling settings to use instead.
 
     Raises:
         SettingError: nothing has been said, or a setting is unknown or out of range.
         OutOfMemory: it takes more memory than there is.
-        Stopped: it was cancelled while it was read.
+        Stopped: it was cancelled while reading.
     """
-    told.branch.require(len(told.branch.nodes))
-    assert told.branch.tip is not None
-    drawn = told.drawn.settings.after_load(settings)
-    chosen = EngineConfig.from_settings(drawn.replace(_WHOLE))
-    own = Context(told.context.model)
+    context, branch, turn = talk.context, talk.history.branch, talk.context.turn
+    branch.require(len(branch.nodes))
+    assert branch.tip is not None
+    drawn = talk.config if turn is None or talk.history.prompt is None else turn.config
+    chosen = EngineConfig.from_settings(drawn.settings.after_load(settings).replace(_WHOLE))
+    own = Context(talk.model)
     own.oom_policy = _Careful(own.model.device)
-    ids = told.context.token_ids[: told.branch.tip.prompt_end]
-    found = own.oom_policy.run(partial(_held, told, len(ids) - 1), {})
+    ids = context.token_ids[: branch.tip.prompt_end]
+    found = own.oom_policy.run(partial(_held, talk, len(ids) - 1), {})
     if found is not None:
         own.cache, own.token_ids = found, ids[:-1]
     else:
         callbacks.say(f"{len(ids):,} tokens are read again")
-    own.notes = tuple(_notes(told, copied=found is not None))
+    own.notes = tuple(_notes(talk, copied=found is not None))
     turn = own.next_turn(ids[len(own.token_ids) :], chosen)
     for note in own.notes:
         callbacks.say(note)
@@ -108,51 +85,47 @@ def _traceless(oom_actions: OOMActions) -> OOMActions:
     return {name: oom_actions[name] for name in (CHUNK, HIDDEN) if name in oom_actions}
 
 
-def _notes(told: Answered, *, copied: bool) -> Iterator[str]:
-    """Why the answer is not from all that was ever read, as it was."""
-    if told.branch.compacted:
+def _notes(talk: "Conversation", *, copied: bool) -> Iterator[str]:
+    """Why the answer does not come from everything ever read, unchanged."""
+    if talk.history.branch.compacted:
         yield (
             "what was forgotten when the conversation outgrew the model's context is not in this "
             "answer either"
         )
-    store = told.context.store
-    if copied and store is not None and _rounded(store):
+    store = talk.store
+    if not copied or store is None:
+        return
+    if any(layer.head_group.segment is not None for layer in store.layers):
         yield (
             f"what was read is kept in {store.bits} bits to be recalled, and this answer is made "
             "from that: --recall-bits 16 keeps it as it was"
         )
 
 
-def _rounded(store: HostKVStore) -> bool:
-    return any(layer.head_group.segment is not None for layer in store.layers)
-
-
 @torch.inference_mode()
-def _held(told: Answered, seen: int) -> KVCache | None:
-    """A cache of its own with all of the first `seen` tokens; None if nothing has them, exact."""
-    context = told.context
-    if not told.config.method.prefilling.exact or not seen:
+def _held(talk: "Conversation", seen: int) -> KVCache | None:
+    """A separate cache of the first `seen` tokens; None if nothing holds all of them exactly."""
+    if not talk.config.method.prefilling.exact or not seen:
         return None
-    windows = context.model.shape.windows
-    layers = context.model.empty_cache().layers
-    for index, window in enumerate(windows):
+    layers = talk.model.empty_cache().layers
+    for index, window in enumerate(talk.model.shape.windows):
         first = 0 if window is None else max(0, seen + 1 - window)
-        givers = _givers(told, index)
+        givers = _givers(talk, index)
         made = next((cut for each in givers if (cut := _cut(each, first, seen))), None)
         if made is None:
             return None
         layers[index] = made
-    return KVCache(layers, seen, context.cache.reconstructed)
+    return KVCache(layers, seen, talk.cache.reconstructed)
 
 
-def _givers(told: Answered, index: int) -> Iterator[LayerCache]:
-    """Copies on the device of what may have all that a layer read: the cache, what it was before
-    the answer, and the host store."""
-    device, store = told.context.model.device, told.context.store
-    live = told.context.cache.layers[index]
+def _givers(talk: "Conversation", index: int) -> Iterator[LayerCache]:
+    """Copies of what may hold everything a layer read: the cache, the cache before the answer, and
+    the host store."""
+    device, store, prompt = talk.model.device, talk.store, talk.history.prompt
+    live = talk.cache.layers[index]
     if _plain(live):
         yield live.resized([live.head_groups[0].used])
-    kept = told.prompt.layers[index].copy if told.prompt and told.prompt.layers else None
+    kept = prompt.layers[index].copy if prompt and prompt.layers else None
     if kept is not None and _plain(kept):
         (on_device,) = copied([kept], device)
         yield on_device.resized([on_device.head_groups[0].used])
@@ -161,7 +134,7 @@ def _givers(told: Answered, index: int) -> Iterator[LayerCache]:
 
 
 def _plain(layer: LayerCache) -> bool:
-    """Whether all heads hold equally many entries, as they were computed."""
+    """Whether all heads hold the same number of entries, unquantized."""
     return (
         len(layer.head_groups) == 1
         and not layer.head_alias
@@ -170,7 +143,7 @@ def _plain(layer: LayerCache) -> bool:
 
 
 def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
-    """A layer in order without what came later, if it has every position from `first` on."""
+    """The layer cut at position `end`, if it has every position from `first` on, in order."""
     (head_group,) = layer.head_groups
     positions = head_group.residual_positions[:, :, : head_group.used]
     used = int((positions[0, 0] < end).sum())

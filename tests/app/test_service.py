@@ -128,7 +128,8 @@ def test_a_message_that_could_not_be_answered_again_is_the_draft(
 
     def leaves(session: Session) -> Any:
         def begin(*_: Any) -> Iterator[Any]:
-            session.talk.history.fork(0, session.talk.config)
+            history = session.talk.history
+            history.fork(history.branch.cut(0), session.talk.config)
             raise Stopped
             yield
 

@@ -107,7 +107,7 @@ def test_a_conversation_is_whole_after_the_end_and_not_read_again(
     def read_again(*_: Any) -> None:
         raise AssertionError("it is read again")
 
-    monkeypatch.setattr("kvlite.conversation.runner.read_again", read_again)
+    monkeypatch.setattr("kvlite.conversation.snapshot.read_again", read_again)
     second.change("", id, {"max_new_tokens": 50_000}).wait()
     work, waiting = second.say("", id, "And foxes?"), second.say("", new(second), "Hello")
     answering(work)

@@ -13,8 +13,7 @@ from rich.console import Console
 import kvlite
 from kvlite.cli.chat.views import Gauge, MemoryView, bar, status_line
 from kvlite.config.units import readable
-from kvlite.conversation.metrics import GenerationMetrics
-from kvlite.conversation.metrics_text import brief, told
+from kvlite.conversation.metrics import GenerationMetrics, brief, told
 from kvlite.memory.nvml import CardUse
 from kvlite.planner.usage import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat

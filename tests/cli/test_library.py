@@ -91,7 +91,7 @@ def test_conversations_stay_and_it_is_said(kvlite: Run, model: Path, folder: Pat
 
 def test_bad_input(refused: Refused) -> None:
     refused(["library", "limit", "lots"], "'lots'", "give 50GiB, 800MB or none")
-    refused(["library", "remove", "a/b"], "'a/b'", "is no name")
+    refused(["library", "remove", "a/b"], "'a/b'", "is not a valid name")
     refused(["library", "remove"], "kvlite library remove --help")
     refused(["library", "burn"], "burn", "kvlite library --help")
 

@@ -166,7 +166,7 @@ def test_the_limit_is_told_of(
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        (["--name", "a/b"], ("'a/b'", "is no name")),
+        (["--name", "a/b"], ("'a/b'", "is not a valid name")),
         (["--out", "it.txt"], ("--out it.txt", "name it it.kv")),
         (["--out", "nowhere/it.kv"], ("--out nowhere/it.kv", "no folder")),
         (["--out", "it.kv", "--name", "it"], ("--name or --out", "not both")),
@@ -183,7 +183,7 @@ def test_files_that_cannot_be_asked(refused: Refused, text: Path, tmp_path: Path
     refused(["ask", tmp_path / "none.kv", "Who?"], "none.kv", "check the path")
     refused(["ask", tmp_path / "none.kv", text, "Who?"], "none.kv", "by itself")
     (tmp_path / "it.kv").write_text("Not at all a conversation, but something someone wrote")
-    refused(["ask", tmp_path / "it.kv", "Who?"], "it.kv", "no snapshot", "kvlite read")
+    refused(["ask", tmp_path / "it.kv", "Who?"], "it.kv", "not a kvlite snapshot", "kvlite read")
 
 
 @pytest.mark.long

@@ -11,8 +11,7 @@ from kvlite.cli.chat import typed, views
 from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
 from kvlite.conversation import export
-from kvlite.conversation.metrics import Piece
-from kvlite.conversation.metrics_text import told
+from kvlite.conversation.metrics import Piece, told
 from kvlite.conversation.session import Session
 from kvlite.conversation.verify import difference
 from kvlite.documents import Document, read_apart

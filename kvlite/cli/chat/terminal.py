@@ -13,8 +13,7 @@ from kvlite.cli.chat.prompt import LinePrompt, Prompt
 from kvlite.cli.chat.stream import MarkdownStream
 from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt, print_answer, reading, reading_bar, unechoed
-from kvlite.conversation.metrics import GenerationMetrics
-from kvlite.conversation.metrics_text import brief
+from kvlite.conversation.metrics import GenerationMetrics, brief
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Progress

@@ -1,24 +1,14 @@
-"""The recall store as named tensors and a plain description, and back: in memory or on
-disk."""
+"""The host store as named tensors and JSON values, and back: in memory or on disk."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
 import torch
+from torch import Tensor
 
-from kvlite.cache.snapshot import (
-    Form,
-    Parts,
-    Plain,
-    Source,
-    Whole,
-    as_plain,
-    bits_of,
-    described,
-    layer_of,
-)
+from kvlite.cache import KVBits, LayerCache
+from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
-from kvlite.model.shape import ModelShape
+from kvlite.model.load import LoadedModel
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index, sign_bytes
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
@@ -27,24 +17,23 @@ from kvlite.offload.kv.transfer import transfer_to
 PREFIX = "tier"
 
 
-def store_parts(store: HostKVStore) -> tuple[Parts, Plain]:
-    """A host store, taken apart; of what was answered since it read last, which will be read again,
-    nothing."""
+def store_parts(store: HostKVStore) -> tuple[dict[str, Tensor], Plain]:
+    """Take a host store apart, without the last answer: that will be read again."""
     if store.transfer is not None:
         store.transfer.wait()
-    parts = Parts(PREFIX)
+    parts = LayerWriter(PREFIX)
     layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(store.layers)]
-    return parts, {
-        "bits": as_plain(store.bits),
+    return parts.tensors, {
+        "bits": None if store.bits is None else asdict(store.bits),
         "seen": store.seen,
         "objects": parts.objects,
         "layers": layers,
     }
 
 
-def _described(parts: Parts, name: str, layer: HostKVLayer) -> Plain:
+def _described(parts: LayerWriter, name: str, layer: HostKVLayer) -> Plain:
     plain: Plain = {
-        "cache": described(parts, name, layer.cache, layer.read),
+        "cache": parts.layer(name, layer.cache, layer.read),
         "read": layer.read,
         "window": layer.window,
         "judge": layer.scored_by,
@@ -64,66 +53,52 @@ def _described(parts: Parts, name: str, layer: HostKVLayer) -> Plain:
 
 
 def store_of(
-    source: Source,
-    plain: Plain,
-    shape: ModelShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    disk: Disk | None,
-    spare: bool,
+    source: Source, plain: Plain, model: LoadedModel, *, disk: Disk | None, spare: bool
 ) -> HostKVStore:
-    """A host store as it was.
+    """Put a host store together again.
 
     Args:
-        dtype: of the model's keys and values.
-        device: where the model is, and indexes go.
-        disk: where the host store goes, a layer at a time, if not to memory.
-        spare: whether layers that grow may take more than they need.
+        disk: where the layers go, one at a time; None for memory.
+        spare: whether layers may reserve more than they need.
 
     Raises:
         SnapshotError: it is damaged, or of another model.
         RecallError: the disk is full or fails.
     """
-    bits, host = bits_of(plain["bits"]), torch.device("cpu")
-    store = replace(
-        HostKVStore.empty(shape, dtype, bits), seen=plain["seen"], disk=disk, spare=spare
-    )
+    bits, shape = None if plain["bits"] is None else KVBits(**plain["bits"]), model.shape
+    empty = HostKVStore.empty(shape, model.dtype, bits)
+    store = replace(empty, seen=plain["seen"], disk=disk, spare=spare)
     if disk is None and bits is None:
-        store.transfer = transfer_to(device)
+        store.transfer = transfer_to(model.device)
     require(len(plain["layers"]) == shape.layers)
-    whole = Whole(source, plain["objects"], host)
-    form = Form(shape.kv_heads, shape.head_dim, dtype, store.seen)
-    for index, each in enumerate(plain["layers"]):
-        own = form
-        if store.transfer is not None and shape.windows[index] is None:
-            own = replace(form, prepare=store.transfer.pin)
-        layer = store.layers[index] = _layer(whole, each, shape, own, device)
-        require(layer.window == shape.windows[index])
+    sizes = shape.kv_heads, shape.head_dim, model.dtype, store.seen
+    reader = LayerReader(source, plain["objects"], torch.device("cpu"), *sizes)
+    for index, (each, window) in enumerate(zip(plain["layers"], shape.windows, strict=True)):
+        pin = store.transfer.pin if store.transfer is not None and window is None else None
+        layer = store.layers[index] = _layer(reader, reader.layer(each["cache"], pin), each)
+        require(layer.window == window)
+        if "index" in each:
+            layer.index = _index(source, each["index"], layer.read, model)
         if disk is not None:
             disk.take(layer.cache)
             layer.disk = disk
     return store
 
 
-def _layer(
-    whole: Whole, plain: Plain, shape: ModelShape, form: Form, device: torch.device
-) -> HostKVLayer:
-    cache = layer_of(whole, plain["cache"], form)
+def _layer(reader: LayerReader, cache: LayerCache, plain: Plain) -> HostKVLayer:
     require(len(cache.head_groups) == 1 and cache.head_groups[0].used == plain["read"])
     layer = HostKVLayer(cache, plain["window"], plain["read"], scored_by=str(plain["judge"]))
     if "judged" in plain:
-        layer.cached_scores = whole.source.new(plain["judged"], whole.device)
+        layer.cached_scores = reader.source.new(plain["judged"], reader.device)
         require(layer.cached_scores.dtype == torch.float32 and layer.cached_scores.dim() == 3)
-        require(layer.cached_scores.shape[:2] == (1, shape.kv_heads))
+        require(layer.cached_scores.shape[:2] == (1, reader.kv_heads))
         require(layer.cached_scores.shape[2] <= layer.read)
-    if "index" in plain:
-        layer.index = _index(whole.source, plain["index"], layer.read, shape, device)
     return layer
 
 
-def _index(source: Source, plain: Plain, read: int, shape: ModelShape, device: Any) -> Index:
-    heads, dim, room = shape.kv_heads, shape.head_dim, plain["capacity"]
+def _index(source: Source, plain: Plain, read: int, model: LoadedModel) -> Index:
+    heads, dim, device = model.shape.kv_heads, model.shape.head_dim, model.device
+    room = plain["capacity"]
     require(room >= read)
     signs = torch.empty(1, heads, room, sign_bytes(dim), dtype=torch.uint8, device=device)
     sizes = torch.empty(1, heads, room, device=device)
