@@ -1,11 +1,10 @@
 """H2O: what was looked at most by all tokens so far, and the recent ones."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from kvlite.methods.decoding import Decoding
+from kvlite.methods.capabilities import Decoding
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
@@ -31,9 +30,9 @@ class H2O(Scored):
             sum's liking for early tokens forgets.
     """
 
-    name: ClassVar[str] = "h2o"
-    summary: ClassVar[str] = "keeps the most attended tokens so far, and the latest"
-    paper: ClassVar[str] = (
+    name = "h2o"
+    summary = "keeps the most attended tokens so far, and the latest"
+    paper = (
         "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models, "
         "section 4"
     )
@@ -46,17 +45,14 @@ class H2O(Scored):
         self.require("recent", self.recent >= 0, "0 or more")
 
     def ends(self, budget: int) -> tuple[int, int]:
-        """The recent entries."""
         return 0, self.recent or max(1, budget // 2)
 
     @cached_property
     def decoding(self) -> Decoding:
-        """All queries so far vote; one token in, one out."""
         return Decoding(rows=1, cumulative=True, evict=self.evict)
 
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """The attention each entry got so far."""
-        return [window.beside(self._weight(head_group, window.end)) for head_group in head_groups]
+    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+        return window.beside(self._weight(head_group, window.end))
 
     def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""

@@ -1,13 +1,11 @@
 """KVzip: what the model needs to say all it has read once more."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvlite.methods.allocation import LayerLine
-from kvlite.methods.decoding import Decoding
-from kvlite.methods.prefilling import Prefilling, Reconstruction
+from kvlite.methods.capabilities import Decoding, Prefilling, Reconstruction
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 
@@ -27,7 +25,7 @@ class KVzip(Scored):
     itself; the maximum over queries and over a KV head's query heads; all heads of all layers
     compete. Its repetitions are asked for in the chat template, here in plain words. Tokens of
     later turns, answers included, are repeated when they are cut for the first time. Heads compete
-    for up to four budgets each. Reading takes some three times as long.
+    for up to four budgets each. Reading takes about three times as long.
 
     Attributes:
         sinks: first entries that stay.
@@ -35,17 +33,17 @@ class KVzip(Scored):
         passage: tokens repeated at a time.
     """
 
-    name: ClassVar[str] = "kvzip"
-    summary: ClassVar[str] = "keeps what it takes to repeat the text, whatever is asked"
-    paper: ClassVar[str] = (
-        "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, section 3"
-    )
+    name = "kvzip"
+    summary = "keeps what it takes to repeat the text, whatever is asked"
+    paper = "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, section 3"
 
     layers: LayerLine = "global"
     floor: float = 0.0
     sinks: int = 4
     window: int = 16
     passage: int = 2000
+
+    decoding = Decoding(rows=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,18 +53,7 @@ class KVzip(Scored):
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """Everything that was not repeated before is."""
         return Prefilling(reconstruction=Reconstruction(self.passage, self.sinks))
 
-    @cached_property
-    def decoding(self) -> Decoding:
-        """One row, the most attention so far."""
-        return Decoding(rows=1)
-
-    def ends(self, budget: int) -> tuple[int, int]:
-        """The sinks and the window."""
-        return self.sinks, self.window
-
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """The most attention each entry got."""
-        return [window.beside(head_group.scores()) for head_group in head_groups]
+    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+        return window.beside(head_group.scores())

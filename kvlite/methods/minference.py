@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 from kvlite.errors import SettingError
-from kvlite.methods.prefilling import Prefilling, VerticalSlash
+from kvlite.methods.capabilities import Prefilling, VerticalSlash
 from kvlite.methods.wrapper import Holding
 
 
@@ -30,9 +29,9 @@ class MInference(Holding):
         sinks: first entries that are always chosen.
     """
 
-    name: ClassVar[str] = "minference"
-    summary: ClassVar[str] = "reads faster by sparse attention; keeps as snapkv (+snapkv)"
-    paper: ClassVar[str] = (
+    name = "minference"
+    summary = "reads faster by sparse attention; keeps as snapkv (+snapkv)"
+    paper = (
         "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse "
         "Attention, section 3.2"
     )
@@ -52,6 +51,5 @@ class MInference(Holding):
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """As the method it holds, looking at parts."""
         columns = VerticalSlash(self.columns, self.near, self.observed, self.sinks)
         return replace(self.inner.prefilling, columns=columns)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
-from kvlite.methods.across import Across, MergePairs
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import Across, MergePairs
 from kvlite.methods.scores import top
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class MiniCache(Method):
         retain: share of the tokens a head that stay exact.
     """
 
-    name: ClassVar[str] = "minicache"
-    summary: ClassVar[str] = "merges the upper layers in pairs"
-    paper: ClassVar[str] = (
+    name = "minicache"
+    summary = "merges the upper layers in pairs"
+    paper = (
         "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models, section 4"
     )
 
@@ -50,15 +50,11 @@ class MiniCache(Method):
         for option in self.defaults():
             self.require(option, 0 <= getattr(self, option) <= 1, "from 0 to 1")
 
+    respects_budget = False  # every token stays
+
     @cached_property
     def across(self) -> Across:
-        """It does nothing else."""
         return Across(merging=MergePairs(self.pairs, self.merge))
-
-    @property
-    def respects_budget(self) -> bool:
-        """Every token stays."""
-        return False
 
     def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
         """From `start` up, next to each other; a last one that is left over has none."""
@@ -71,10 +67,7 @@ class MiniCache(Method):
         return pairs
 
     def select(self, view: LayerView) -> "list[Selection]":
-        """Everything, until the pair is merged."""
-        from kvlite.cache import Selection
-
-        return [Selection.everything(head_group) for head_group in view.head_groups]
+        return view.keep_all()
 
     def merge(
         self,

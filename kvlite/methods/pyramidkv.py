@@ -1,7 +1,6 @@
 """PyramidKV: SnapKV's choice, with more entries for the first layers and fewer for the last."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvlite.methods.allocation import LayerLine, Rounding, Short, pyramid
 from kvlite.methods.snapkv import SnapKV
@@ -21,9 +20,9 @@ class PyramidKV(SnapKV):
         least: chosen entries every layer gets.
     """
 
-    name: ClassVar[str] = "pyramidkv"
-    summary: ClassVar[str] = "like snapkv, with larger budgets in the lower layers"
-    paper: ClassVar[str] = (
+    name = "pyramidkv"
+    summary = "like snapkv, with larger budgets in the lower layers"
+    paper = (
         "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, "
         "section 4.2"
     )
@@ -40,11 +39,9 @@ class PyramidKV(SnapKV):
 
     @property
     def respects_budget(self) -> bool:
-        """The released code's rounding does not."""
         return self.rounding == "exact"
 
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """The pyramid of Eq. 1; prompts within the budget are left alone."""
         if self.layers != "pyramid" or seen <= average:
             return super().layer_budgets(layers, average, seen)
         return pyramid(

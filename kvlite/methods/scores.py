@@ -205,10 +205,9 @@ def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
 
 
 def _looked_at(head_group: "KVHeadGroup") -> range:
-    """A head group's heads, as indices; without numbers, two stand for all."""
-    return range(
-        min(2, len(head_group.heads)) if head_group.residual_keys.is_meta else len(head_group.heads)
-    )
+    """Indices of a head group's heads; of meta tensors, two stand for all."""
+    heads = len(head_group.heads)
+    return range(min(2, heads) if head_group.residual_keys.is_meta else heads)
 
 
 def _reduce(scores: "Tensor", how: Reduce) -> "Tensor":

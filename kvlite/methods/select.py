@@ -1,16 +1,17 @@
 """Slots of a line: its first entries, its last ones, and the best of those in between."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kvlite.methods.competition import alike
-from kvlite.methods.scores import top
+from kvlite.methods.scores import top, window_scores
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from kvlite.cache import KVHeadGroup, Selection
+    from kvlite.methods.base import LayerView
 
 
 def ends(
@@ -46,18 +47,14 @@ def with_ends(
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
 
 
-def between(votes: "Tensor", first: int, last: int) -> "Tensor":
-    """Votes `(batch, heads, used)` of the entries between a line's ends; none of a line that is
-    no longer than these."""
-    return votes[..., first : max(first, votes.shape[-1] - last)]
+def between(scores: "Tensor", first: int, last: int) -> "Tensor":
+    """Scores `(batch, heads, used)` of the entries between a line's ends, if there are any."""
+    return scores[..., first : max(first, scores.shape[-1] - last)]
 
 
 def to_choose(head_groups: "Sequence[KVHeadGroup]", average: int, first: int, last: int) -> int:
-    """How many entries heads may choose, all together, beside the ends of their lines.
-
-    Args:
-        average: entries a head may keep.
-    """
+    """How many entries heads that may keep `average` choose beside the ends of their lines, all
+    together."""
     return sum(
         len(head_group.heads) * (average - min(head_group.used, first + last))
         for head_group in head_groups
@@ -70,7 +67,7 @@ def provided(
     """`count` entries of each line, ends included, and their scores, until layers share.
 
     Args:
-        scores: as in `with_ends`.
+        scores: as for `with_ends`.
     """
     import torch
     import torch.nn.functional as F
@@ -93,11 +90,11 @@ def won(
     first: int,
     last: int,
 ) -> "list[Selection]":
-    """What heads keep that won different numbers of entries between their ends; a line no longer
+    """What heads keep that chose different numbers of entries between their ends; a line no longer
     than its ends stays whole.
 
     Args:
-        scores: of each head group, as in `with_ends`.
+        scores: of each head group, as for `with_ends`.
         counts: of each head group's heads.
     """
     from kvlite.cache import Selection
@@ -105,11 +102,49 @@ def won(
     selections = []
     for head_group, each, own in zip(head_groups, scores, counts, strict=True):
         if head_group.used <= first + last:
-            selections.append(
-                Selection(head_group, ends(head_group, head_group.used, 0, each.device))
-            )
+            everything = ends(head_group, head_group.used, 0, each.device)
+            selections.append(Selection(head_group, everything))
             continue
         for count, heads in alike(own):
             slots = with_ends(each[:, list(heads)], head_group, count, first, last)
             selections.append(Selection(head_group, slots, heads))
     return selections
+
+
+def alike(counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Heads with the same count, together: (count, heads), by rising count."""
+    order = sorted(range(len(counts)), key=lambda head: counts[head])
+    groups = groupby(order, key=lambda head: counts[head])
+    return [(count, tuple(heads)) for count, heads in groups]
+
+
+def attended_tokens(
+    view: "LayerView", through: int, width: int, sinks: int = 0, weights: "Tensor | None" = None
+) -> "Tensor":
+    """Which tokens go on into the next layer: those of the window, the first `sinks` positions, and
+    the ones that the window attends to most, added up over heads and the sequences of a batch.
+
+    Args:
+        through: how many tokens went through the layer, the last entries of its head groups.
+        width: how many go on.
+        weights: `(rows,)` float32, how much each row of the window counts.
+
+    Returns:
+        Their indices `(width,)` int64, ascending, counted from the first of those tokens.
+    """
+    import torch
+
+    window = view.window
+    last = window.queries.shape[2]
+    scores = [
+        window_scores(head_group, window, "sum", "sum", weights)[..., -through:]
+        for head_group in view.head_groups
+    ]
+    votes = torch.cat(scores, 1).sum((0, 1))
+    if sinks:
+        head_group = view.head_groups[0]
+        positions = head_group.positions[0, 0, : head_group.used][-through:]
+        votes = votes.masked_fill(window.beside(positions) < sinks, torch.inf)
+    votes = window.backend.scores(votes)
+    recent = torch.arange(through - last, through, device=votes.device)
+    return torch.cat([top(votes[:-last], width - last), recent])

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvlite.errors import SettingError
-from kvlite.methods.across import Across, ResolveLayer
-from kvlite.methods.base import LayerView, Method, Needs
-from kvlite.methods.decoding import Decoding
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import Across, Decoding, Needs, ResolveLayer
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.wrapper import Holding
@@ -45,11 +44,9 @@ class SimLayerKV(Holding):
         bound_decode: let a lazy layer's window roll while answering; the paper lets it grow.
     """
 
-    name: ClassVar[str] = "simlayerkv"
-    summary: ClassVar[str] = "trims lazy layers to their ends; the rest as kvx (+kvx)"
-    paper: ClassVar[str] = (
-        "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
-    )
+    name = "simlayerkv"
+    summary = "trims lazy layers to their ends; the rest as kvx (+kvx)"
+    paper = "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
 
     threshold: float | Literal["auto"] = "auto"
     sinks: int = 4
@@ -75,13 +72,9 @@ class SimLayerKV(Holding):
             f"prefill with {self.inner.name}, which cuts its layers before an answer begins",
         )
 
-    @property
-    def compresses(self) -> bool:
-        """Whatever the layers that are not lazy do."""
-        return True
+    compresses = True
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With this model's threshold, and the method it holds fitted too."""
         inner = self.inner.fitted(shape, calibration)
         if self.threshold != "auto":
             return replace(self, inner=inner)
@@ -98,19 +91,15 @@ class SimLayerKV(Holding):
 
     @cached_property
     def across(self) -> Across:
-        """As the method it holds, once `detect` says which layers are left to it."""
         when: Literal["read", "step"] = "read" if self.detect == "prefill" else "step"
         return replace(self.inner.across, resolving=ResolveLayer(when, self.resolve))
 
     @property
     def min_budget(self) -> int:
-        """Room for a lazy layer's sinks, and what the method it holds needs."""
         return max(self.sinks + 1, self.inner.min_budget)
 
     @cached_property
     def needs(self) -> Needs:
-        """Attention for the test, a calibration for its threshold, and what the method it holds
-        needs."""
         inner = self.inner.needs
         return replace(
             inner,
@@ -121,18 +110,15 @@ class SimLayerKV(Holding):
 
     @cached_property
     def decoding(self) -> Decoding:
-        """Bounded if all layers are; windows of lazy layers may roll."""
         inner = self.inner.decoding
         evict = inner.evict if self.bound_decode else None
         return replace(inner, evict=evict, drops=self.bound_decode or not inner.append_only)
 
     @property
     def respects_budget(self) -> bool:
-        """As the method it holds; alone, what is not lazy is kept whole."""
         return self.inner.compresses and self.inner.respects_budget
 
     def select(self, view: LayerView) -> "list[Selection]":
-        """Never called: `resolve` names another method."""
         raise AssertionError("simlayerkv leaves selection to others")
 
     def resolve(self, view: LayerView) -> tuple[Method, int]:

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
-from kvlite.methods.base import Needs
+from kvlite.methods.capabilities import Needs
 from kvlite.methods.scored import Observed
 
 
@@ -20,9 +19,9 @@ class SnapKV(Observed):
         window: last tokens that vote, and stay.
     """
 
-    name: ClassVar[str] = "snapkv"
-    summary: ClassVar[str] = "keeps what the prompt's last tokens attend to"
-    paper: ClassVar[str] = "SnapKV: LLM Knows What You are Looking for Before Generation, section 4"
+    name = "snapkv"
+    summary = "keeps what the prompt's last tokens attend to"
+    paper = "SnapKV: LLM Knows What You are Looking for Before Generation, section 4"
 
     window: int = 32
     pool: int = 7
@@ -31,16 +30,10 @@ class SnapKV(Observed):
         super().__post_init__()
         self.require("window", self.window >= 1, "1 or more")
 
-    def ends(self, budget: int) -> tuple[int, int]:
-        """No sinks; the window."""
-        return 0, self.window
-
     @property
     def beside(self) -> int:
-        """The window."""
         return self.window
 
     @cached_property
     def needs(self) -> Needs:
-        """The window's queries."""
         return replace(super().needs, queries=self.window)

@@ -369,7 +369,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
     aside = None if store is None else store.layers[index]
     return (
         reading.policies[index],
-        reading.policies[index + 1].narrowing if index + 1 < len(reading.policies) else "final",
+        reading.policies[index + 1].width if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],
         tuple(held.lines),
         held.nbytes,
