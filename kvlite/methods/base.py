@@ -4,18 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvlite.errors import SettingError
 from kvlite.methods.capabilities import Across, Decoding, Needs, Prefilling
 from kvlite.methods.scores import Window
+from kvlite.methods.types import KVHeadGroup, Line, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, Line, Selection
 
 
 @dataclass(frozen=True)
@@ -34,25 +30,25 @@ class LayerView:
     """
 
     layer: int
-    head_groups: "list[KVHeadGroup]"
+    head_groups: list[KVHeadGroup]
     window: Window
     budget: int
     provision: int | None = None
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def lines(self) -> "list[Line]":
+    def lines(self) -> list[Line]:
         """How many heads each head group has, and entries a head."""
         return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
 
-    def keep(self, slots: "Iterable[Tensor]") -> "list[Selection]":
+    def keep(self, slots: Iterable[Tensor]) -> list[Selection]:
         """What `select` returns, given the slots of each head group that stay."""
         from kvlite.cache import Selection
 
         both = zip(self.head_groups, slots, strict=True)
         return [Selection(head_group, each) for head_group, each in both]
 
-    def keep_all(self) -> "list[Selection]":
+    def keep_all(self) -> list[Selection]:
         """What `select` returns to drop nothing."""
         from kvlite.cache import Selection
 
@@ -77,7 +73,7 @@ class Method(ABC):
     paper: ClassVar[str]
 
     @abstractmethod
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         """Which entries of a layer stay, once it has been read; called only if it holds more
         than its budget."""
 

@@ -1,18 +1,13 @@
 """Heads that compete for entries, and layers that share the budget by their scores."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from kvlite.methods.allocation import LayerLine, largest_remainder
 from kvlite.methods.select import between, to_choose, won
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, LayerCache, Selection
+from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
 
 
-def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]]:
+def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     """How many of its best entries each head keeps, if the best of all heads stay.
 
     Heads of a batch are counted together: a head's k-th best score is the mean over sequences.
@@ -50,14 +45,14 @@ def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]
 
 def share_by_scores(
     kind: LayerLine,
-    layers: "Sequence[LayerCache]",
+    layers: Sequence[LayerCache],
     average: int,
     *,
     first: int,
     last: int,
     floor: float,
     per_head: bool,
-) -> "list[list[Selection]]":
+) -> list[list[Selection]]:
     """What each layer keeps once all are read: all heads of all layers compete ("global"), or each
     layer gets a share by how its scores are spread ("entropy", "gini").
 
@@ -90,14 +85,12 @@ def share_by_scores(
     ]
 
 
-def _scores(head_group: "KVHeadGroup") -> "Tensor":
+def _scores(head_group: KVHeadGroup) -> Tensor:
     assert head_group.selection_scores is not None
     return head_group.selection_scores
 
 
-def by_spread(
-    scores: "Sequence[Sequence[Tensor]]", kind: str, average: int, least: int
-) -> list[int]:
+def by_spread(scores: Sequence[Sequence[Tensor]], kind: str, average: int, least: int) -> list[int]:
     """Lines of each layer in proportion to the spread of its scores.
 
     Source: "PyramidKV", section 6.5: layers with higher entropy, or a higher Gini coefficient,
@@ -122,7 +115,7 @@ def by_spread(
     return largest_remainder(ideal, total, min(least, most), most)
 
 
-def entropy(scores: "Tensor") -> float:
+def entropy(scores: Tensor) -> float:
     """Nats of scores `(batch, heads, candidates)` as a distribution over candidates; the mean over
     a batch and heads."""
     import torch
@@ -131,7 +124,7 @@ def entropy(scores: "Tensor") -> float:
     return float(-torch.special.xlogy(share, share).sum(-1).mean())
 
 
-def gini(scores: "Tensor") -> float:
+def gini(scores: Tensor) -> float:
     """Gini coefficient of scores `(batch, heads, candidates)`, 0 if all are alike; the mean over a
     batch and heads."""
     import torch

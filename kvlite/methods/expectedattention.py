@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.capabilities import Needs, Outlook
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class ExpectedAttention(Scored):
     def needs(self) -> Needs:
         return replace(super().needs, outlook=Outlook(self.future, self.sinks))
 
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Expected attention among the entries after the sinks, times the length of the value."""
         import torch
         import torch.nn.functional as F
@@ -74,7 +69,7 @@ class ExpectedAttention(Scored):
             attention *= head_group.values[:, :, self.sinks : head_group.used].float().norm(dim=-1)
         return window.beside(F.pad(attention, (head_group.used - attention.shape[-1], 0)))
 
-    def _logits(self, keys: "Tensor", mean: "Tensor", covariance: "Tensor") -> "Tensor":
+    def _logits(self, keys: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`, for scaled keys
         `(batch, n, dim)` float32."""
         import torch

@@ -1,12 +1,9 @@
 """Keep everything: the yardstick."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvlite.methods.base import LayerView, Method
-
-if TYPE_CHECKING:
-    from kvlite.cache import Selection
+from kvlite.methods.types import Selection
 
 
 @dataclass(frozen=True)
@@ -22,5 +19,5 @@ class Full(Method):
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
         return [seen] * layers
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         raise AssertionError("full keeps everything")

@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kvlite.methods.capabilities import Decoding
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,10 @@ class H2O(Scored):
     def decoding(self) -> Decoding:
         return Decoding(rows=1, cumulative=True, evict=self.evict)
 
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window.beside(self._weight(head_group, window.end))
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""
         import torch
 
@@ -62,7 +58,7 @@ class H2O(Scored):
         weight = self._weight(head_group, position)
         return weight.masked_fill(head_group.positions > position - last, torch.inf).argmin(-1)
 
-    def _weight(self, head_group: "KVHeadGroup", seen: int) -> "Tensor":
+    def _weight(self, head_group: KVHeadGroup, seen: int) -> Tensor:
         if self.norm == "sum":
             return head_group.scores()
         return head_group.scores() / (seen - head_group.positions[..., : head_group.used])

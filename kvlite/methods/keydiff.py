@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.capabilities import Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class KeyDiff(Scored):
     def needs(self) -> Needs:
         return replace(super().needs, attention=False)
 
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Cosine distance from the mean of all keys' directions."""
         import torch.nn.functional as F
 

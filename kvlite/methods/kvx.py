@@ -2,18 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kvlite.methods.allocation import BY_SCORES, LayerLine
 from kvlite.methods.base import LayerView
 from kvlite.methods.capabilities import Decoding, Needs
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, top
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, Selection
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 _ALONE = "1 with middle=example and with per_layer"
 
@@ -116,13 +112,13 @@ class KVX(Observed):
             width = min(width, (budget - 1) // 2)
         return width, width
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         """Eq. 3 to 7."""
         if self.middle == "budget":
             return super().select(view)
         return view.keep(self._cut(scores, view.budget) for scores in self.scores(view))
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         import torch
 
@@ -131,7 +127,7 @@ class KVX(Observed):
         masked = (head_group.positions < width) | (head_group.positions > position - width)
         return scores.masked_fill(masked, torch.inf).argmin(-1)
 
-    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
+    def trim(self, head_group: KVHeadGroup, budget: int) -> "Tensor | None":
         """The "example" reading's cut of a line that outgrew the limit."""
         if head_group.used <= budget:
             return None
@@ -139,7 +135,7 @@ class KVX(Observed):
         order, scores = line.argsort(-1), self.decode_scores(head_group, int(line.max()) + 1)
         return order.gather(-1, self._cut(scores.gather(-1, order), budget))
 
-    def _cut(self, scores: "Tensor", budget: int) -> "Tensor":
+    def _cut(self, scores: Tensor, budget: int) -> Tensor:
         """The "example" reading's slots to keep of a line in order, by scores `(batch, heads,
         used)`."""
         import torch

@@ -2,17 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.allocation import LayerLine
 from kvlite.methods.capabilities import Decoding, Prefilling, Reconstruction
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -55,5 +50,5 @@ class KVzip(Scored):
     def prefilling(self) -> Prefilling:
         return Prefilling(reconstruction=Reconstruction(self.passage, self.sinks))
 
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window.beside(head_group.scores())

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
@@ -13,11 +12,8 @@ from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.types import LayerCache, Line, Selection
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from kvlite.cache import LayerCache, Line, Selection
-
 
 ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
 
@@ -62,7 +58,7 @@ class LayerPolicy:
         mask = self.method.prefilling.mask
         return None if mask is None else mask(self.budget)
 
-    def held(self, lines: "Sequence[Line]") -> list[float]:
+    def held(self, lines: Sequence[Line]) -> list[float]:
         """What counts against the budget: each line's own entries, or the mean over all lines where
         heads share the budget."""
         if not self.method.variable_head_lens:
@@ -70,11 +66,11 @@ class LayerPolicy:
         heads = sum(count for count, _ in lines)
         return [sum(count * entries for count, entries in lines) / heads] * len(lines)
 
-    def counted(self, layer: "LayerCache") -> "list[Line]":
+    def counted(self, layer: LayerCache) -> list[Line]:
         """The lines of a layer that count against the budget: all but what was merged."""
         return layer.own_lines if self.method.across.merging is not None else layer.lines
 
-    def keeps_all(self, lines: "Sequence[Line]") -> bool:
+    def keeps_all(self, lines: Sequence[Line]) -> bool:
         """Whether the lines are within the budget, or the method never cuts any."""
         if not self.method.compresses or (
             self.method.across.merging is not None and self.partner is None
@@ -82,7 +78,7 @@ class LayerPolicy:
             return True
         return self.provision is None and max(self.held(lines)) <= self.budget
 
-    def capacities(self, lines: "Sequence[Line]", room: int = ROOM) -> list[int]:
+    def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
         """Slots for lines with room to grow, up to the budget if the method evicts in decode."""
         if self.packs is not None:
             room = min(room, PACKED_ROOM)
@@ -101,7 +97,7 @@ class LayerPolicy:
         provision = self.provision if method.across.sharing else None
         return replace(self, method=method, budget=budget, provision=provision)
 
-    def cut(self, view: LayerView, room: int) -> "LayerCache":
+    def cut(self, view: LayerView, room: int) -> LayerCache:
         """What a layer keeps, in storage of its own with `room` to grow. Lines within the budget
         keep everything."""
         from kvlite.cache import LayerCache, Selection
@@ -141,7 +137,7 @@ class LayerPolicy:
         self.seed_attention_rows(layer, view.window)
         return layer
 
-    def seed_attention_rows(self, layer: "LayerCache", window: Window) -> None:
+    def seed_attention_rows(self, layer: LayerCache, window: Window) -> None:
         """For methods that evict by the last attention rows: let the last queries read be the first
         rows, over what was kept."""
         if not self.method.decoding.rows or self.method.caches_scores:
@@ -261,7 +257,7 @@ def require_in_sight(method: Method, recall: str) -> None:
 
 
 def merge_below(
-    layers: "list[LayerCache]", policies: Sequence[LayerPolicy], index: int, room: int
+    layers: list[LayerCache], policies: Sequence[LayerPolicy], index: int, room: int
 ) -> None:
     """Replace a layer and the one below by their merged form, if they are a pair and their method
     merges them now; lines then have `room` to grow."""
@@ -279,7 +275,7 @@ def merge_below(
 
 
 def share_out(
-    layers: "list[LayerCache]",
+    layers: list[LayerCache],
     policies: list[LayerPolicy],
     room: int,
     backend: ScoringBackend = ON_DEVICE,
@@ -290,10 +286,10 @@ def share_out(
 
 
 def shares(
-    layers: "Sequence[LayerCache]",
+    layers: Sequence[LayerCache],
     policies: Sequence[LayerPolicy],
     backend: ScoringBackend = ON_DEVICE,
-) -> "list[tuple[int, list[Selection]]]":
+) -> list[tuple[int, list[Selection]]]:
     """What the layers that were provided with more than their budget keep once all are read, by
     index. Scores are compared at `backend`."""
     waiting = [index for index, policy in enumerate(policies) if policy.provision is not None]
@@ -310,10 +306,10 @@ def shares(
 
 
 def take_share(
-    layers: "list[LayerCache]",
+    layers: list[LayerCache],
     policies: list[LayerPolicy],
     index: int,
-    selections: "Sequence[Selection]",
+    selections: Sequence[Selection],
     room: int,
 ) -> None:
     """Cut one layer to its share, with `room` to grow; its policy gets the share as budget."""
@@ -333,12 +329,12 @@ def _backend(method: Method, backend: ScoringBackend) -> ScoringBackend:
     return backend if method.needs.attention else ON_DEVICE
 
 
-def _brought(selections: "Sequence[Selection]", backend: ScoringBackend) -> "list[Selection]":
+def _brought(selections: Sequence[Selection], backend: ScoringBackend) -> list[Selection]:
     """The same, with their slots on the device."""
     return [replace(each, slots=backend.slots(each.slots)) for each in selections]
 
 
-def _entries(layer: "LayerCache") -> int:
+def _entries(layer: LayerCache) -> int:
     """Mean entries of the heads that hold any."""
     heads = sum(count for count, _ in layer.lines)
     return sum(count * entries for count, entries in layer.lines) // heads

@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Decoding, LambdaMask, Prefilling
 from kvlite.methods.select import ends
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, Selection
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,11 @@ class LMInfinite(Method):
         sinks = min(self.sinks, budget - 1)
         return LambdaMask(sinks, budget - sinks, self.limit and sinks > 0)
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         mask = self.mask(view.budget)
         groups = view.head_groups
         return view.keep(ends(head_group, mask.sinks, mask.window) for head_group in groups)
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """The oldest entry that is not a sink."""
         return head_group.positions.kthvalue(self.mask(budget).sinks + 1).indices

@@ -10,11 +10,9 @@ from kvlite.cache.bits import KVBits
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Across, MergePairs
 from kvlite.methods.scores import top
+from kvlite.methods.types import KVHeadGroup, Segment, Selection, Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import CompressedSegment, KVHeadGroup, Selection
     from kvlite.cache.pair import Merged, Pair
 
 SMALLEST = 1e-6
@@ -66,15 +64,15 @@ class MiniCache(Method):
             lower += 2 if whole else 1
         return pairs
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         return view.keep_all()
 
     def merge(
         self,
-        lower: "Sequence[KVHeadGroup]",
-        upper: "Sequence[KVHeadGroup]",
+        lower: Sequence[KVHeadGroup],
+        upper: Sequence[KVHeadGroup],
         bits: KVBits | None = None,
-    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
+    ) -> "list[tuple[Segment, Segment]]":
         """What was merged before, and after it what was not; none if an earlier turn, by another
         method, left the two layers different tokens."""
         head_groups = list(zip(lower, upper, strict=False))
@@ -82,7 +80,7 @@ class MiniCache(Method):
             return []
         return [self._merged(*each, bits) for each in head_groups]
 
-    def _merged(self, lower: "KVHeadGroup", upper: "KVHeadGroup", bits: KVBits | None) -> "Pair":
+    def _merged(self, lower: KVHeadGroup, upper: KVHeadGroup, bits: KVBits | None) -> "Pair":
         from kvlite.cache.pair import Half, joined, packed_directions
 
         own = slice(0, lower.residual_len)
@@ -96,7 +94,7 @@ class MiniCache(Method):
         before = _pair(lower, upper)
         return new if before is None else joined(before, new)
 
-    def _shared(self, lower: "Tensor", upper: "Tensor") -> "tuple[Merged, Merged]":
+    def _shared(self, lower: Tensor, upper: Tensor) -> "tuple[Merged, Merged]":
         """Keys or values `(batch, heads, n, dim)` of two layers, a head at a time, so that the
         float32 copies stay small."""
         import torch
@@ -122,7 +120,7 @@ class MiniCache(Method):
         return first, second
 
 
-def between(first: "Tensor", second: "Tensor", t: float) -> "tuple[Tensor, Tensor]":
+def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """Spherical interpolation of the directions of two vectors, section 4.2; straight where they
     are parallel.
 
@@ -146,7 +144,7 @@ def between(first: "Tensor", second: "Tensor", t: float) -> "tuple[Tensor, Tenso
     return F.normalize(mixed, dim=-1, eps=SMALLEST), angle
 
 
-def _pair(lower: "KVHeadGroup", upper: "KVHeadGroup") -> "Pair | None":
+def _pair(lower: KVHeadGroup, upper: KVHeadGroup) -> "Pair | None":
     """What the two merged before."""
     from kvlite.cache.pair import Half
 
@@ -156,7 +154,7 @@ def _pair(lower: "KVHeadGroup", upper: "KVHeadGroup") -> "Pair | None":
     return None
 
 
-def _alike(lower: "KVHeadGroup", upper: "KVHeadGroup") -> bool:
+def _alike(lower: KVHeadGroup, upper: KVHeadGroup) -> bool:
     """Whether two head groups hold the same tokens of the same heads, merged or not."""
     if lower.heads != upper.heads or lower.used != upper.used:
         return False

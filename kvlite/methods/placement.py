@@ -5,9 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvlite.methods.types import Tensor
+
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Logits:
     """
 
     shape: tuple[int, ...]
-    parts: "Iterator[tuple[slice, Tensor]]"
+    parts: Iterator[tuple[slice, Tensor]]
 
-    def whole(self) -> "Tensor":
+    def whole(self) -> Tensor:
         """All parts as one tensor."""
         whole: Tensor | None = None
         for entries, part in self.parts:
@@ -52,20 +53,20 @@ class ScoringBackend:
         """Where attention to what lies on a device is."""
         return device
 
-    def attention(self, blocks: Iterable[Logits]) -> "Iterator[Tensor]":
+    def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
         """The softmax of each block, in order, `(batch, heads per KV head, rows, entries)`."""
         for block in blocks:
             yield block.whole().softmax(-1)
 
-    def beside(self, tensor: "Tensor") -> "Tensor":
+    def beside(self, tensor: Tensor) -> Tensor:
         """Something of the device's, where attention is."""
         return tensor
 
-    def scores(self, scores: "Tensor") -> "Tensor":
+    def scores(self, scores: Tensor) -> Tensor:
         """What was made of attention, where it is pooled, compared and sorted."""
         return scores
 
-    def slots(self, slots: "Tensor") -> "Tensor":
+    def slots(self, slots: Tensor) -> Tensor:
         """What was chosen by scores, back on the device."""
         return slots
 

@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 from math import cos, pi
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Needs, Prefilling, TokenPruning
 from kvlite.methods.select import attended_tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import Selection
+from kvlite.methods.types import Selection, Tensor
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class PyramidInfer(Method):
             return self.ratio
         return self.ratio + (1 - self.ratio) * (cos(pi * layer / layers) + 1) / 2
 
-    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
         """The recent tokens, and those they look at most; later rows weigh more."""
         import torch
 
@@ -95,5 +91,5 @@ class PyramidInfer(Method):
         weights = torch.linspace(1, self.weight, rows, device=view.window.place)
         return attended_tokens(view, through, width, self.sinks, weights)
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         return view.keep_all()

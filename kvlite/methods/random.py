@@ -1,15 +1,10 @@
 """Keep entries at random: the control that a method must beat."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.select import with_ends
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, Selection
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 
 @dataclass(frozen=True)
@@ -36,12 +31,12 @@ class Random(Method):
     def min_budget(self) -> int:
         return self.window + 1
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         import torch
 
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + view.layer)
 
-        def drawn(head_group: "KVHeadGroup") -> "Tensor":
+        def drawn(head_group: KVHeadGroup) -> Tensor:
             shape = (*head_group.positions.shape[:2], head_group.used - self.window)
             scores = torch.rand(shape, generator=generator).to(head_group.residual_keys.device)
             return with_ends(scores, head_group, view.budget - self.window, 0, self.window)

@@ -5,13 +5,11 @@ Source: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.1 to 3.3, Eq.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvlite.methods.types import Tensor
 
 
-def spectrum(vectors: "Tensor") -> "Tensor":
+def spectrum(vectors: Tensor) -> Tensor:
     """Eigenvalues of the covariance of centred vectors of length one (Eq. 1); they sum to 1.
 
     Vectors equal to the mean have no direction and are left out.
@@ -34,7 +32,7 @@ def spectrum(vectors: "Tensor") -> "Tensor":
     return eigenvalues
 
 
-def effective_rank(eigenvalues: "Tensor", count: int) -> "Tensor":
+def effective_rank(eigenvalues: Tensor, count: int) -> Tensor:
     """exp of the entropy of the `count` largest eigenvalues (Eq. 9 and 10), not normalised anew.
 
     Args:
@@ -50,7 +48,7 @@ def effective_rank(eigenvalues: "Tensor", count: int) -> "Tensor":
     return entropy.exp()
 
 
-def elbow(eigenvalues: "Tensor") -> int:
+def elbow(eigenvalues: Tensor) -> int:
     """How many eigenvalues come before the curve's elbow: the point furthest below the line from
     its first to its last.
 

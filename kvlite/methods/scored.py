@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.errors import SettingError
 from kvlite.methods.allocation import BY_SCORES, LayerLine, by_groups, layer_line
@@ -15,13 +14,9 @@ from kvlite.methods.competition import compete, share_by_scores
 from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
 from kvlite.methods.select import between, provided, to_choose, with_ends, won
+from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, LayerCache, Selection
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Scored(Method):
         self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
 
     @abstractmethod
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """How much each entry of a head group, ascending in position, matters: `(batch, heads,
         used)` float32, at the window's place. `window_scores` are there; bring what stems from the
         head group alone with `window.beside`.
@@ -149,7 +144,7 @@ class Scored(Method):
     def across(self) -> Across:
         return Across(sharing=self._share if self.layers in BY_SCORES else None)
 
-    def _share(self, layers: "Sequence[LayerCache]", average: int) -> "list[list[Selection]]":
+    def _share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
         first, last = self.ends(average)
         floor, per_head = self.floor, self.per_head
         given = self.layers, layers, average
@@ -160,7 +155,7 @@ class Scored(Method):
         groups = head_groups(self.measured.heads_by_rank(layer), self.groups)
         return group_sizes(groups, budget, self.low or None, least)
 
-    def scores(self, view: LayerView) -> "list[Tensor]":
+    def scores(self, view: LayerView) -> list[Tensor]:
         """The scores of each head group, where entries are chosen."""
         window = view.window.last(self.needs.num_queries(view.budget))
         scores = [self.score(head_group, window) for head_group in view.head_groups]
@@ -172,7 +167,7 @@ class Scored(Method):
             scores = over_heads(scores, positions, window.end)
         return [window.backend.scores(each) for each in scores]
 
-    def decode_scores(self, head_group: "KVHeadGroup", end: int) -> "Tensor":
+    def decode_scores(self, head_group: KVHeadGroup, end: int) -> Tensor:
         """The remembered attention `(batch, heads, used)` of a head group, for `evict` and `trim`.
 
         Args:
@@ -184,7 +179,7 @@ class Scored(Method):
             (scores,) = over_heads([scores], [positions], end)
         return scores
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         first, last = self.ends(view.budget)
         scores = [
             pool(between(each, first, last), self.pool, self.pooling) for each in self.scores(view)
@@ -224,13 +219,11 @@ class Observed(Scored):
     queries: Reduce = "sum"
     heads: Reduce = "mean"
 
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window_scores(head_group, window, self.queries, self.heads)
 
 
-def over_heads(
-    scores: "Sequence[Tensor]", positions: "Sequence[Tensor]", end: int
-) -> "list[Tensor]":
+def over_heads(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> list[Tensor]:
     """One score for all heads of a layer: the mean over them, by position, since lines of earlier
     turns may differ; in the shape of each head group's.
 

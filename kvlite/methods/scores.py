@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvlite.methods.placement import ON_DEVICE, Logits, ScoringBackend
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
 
 Reduce = Literal["sum", "mean", "max"]
 Pooling = Literal["max", "avg"]
@@ -32,8 +30,8 @@ class Expected:
         covariance: `(batch, heads, dim, dim)` float32.
     """
 
-    mean: "Tensor"
-    covariance: "Tensor"
+    mean: Tensor
+    covariance: Tensor
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Window:
         backend: where their attention becomes a choice.
     """
 
-    queries: "Tensor"
+    queries: Tensor
     start: int
     kv_heads: int
     scale: float
@@ -72,12 +70,12 @@ class Window:
         """Where `blocks` are."""
         return self.backend.place(self.queries.device)
 
-    def beside(self, tensor: "Tensor") -> "Tensor":
+    def beside(self, tensor: Tensor) -> Tensor:
         """Something of a head group's, where `blocks` are; so are scores that stem from
         elsewhere."""
         return self.backend.beside(tensor)
 
-    def distances(self, positions: "Tensor") -> "Tensor":
+    def distances(self, positions: Tensor) -> Tensor:
         """How many tokens each row comes after entries at `positions` (batch, n), `(batch, rows,
         n)`; below 0 for entries ahead of it."""
         import torch
@@ -86,8 +84,8 @@ class Window:
         return asked[:, None] - positions[:, None]
 
     def blocks(
-        self, head_group: "KVHeadGroup", head: int, *, complete: bool = True
-    ) -> "Iterator[tuple[slice, Tensor]]":
+        self, head_group: KVHeadGroup, head: int, *, complete: bool = True
+    ) -> Iterator[tuple[slice, Tensor]]:
         """Attention to one head's entries, a block of rows at a time, so that the workspace stays
         at tens of megabytes.
 
@@ -116,7 +114,7 @@ class Window:
         for rows in spans:  # zip would hold a block until the next is there
             yield rows, next(attention)
 
-    def _logits(self, head_group: "KVHeadGroup", head: int, keys: "Tensor", rows: slice) -> Logits:
+    def _logits(self, head_group: KVHeadGroup, head: int, keys: Tensor, rows: slice) -> Logits:
         """Of some rows over `keys` (batch, visible, dim), the first of a head group's head."""
         import torch
 
@@ -130,7 +128,7 @@ class Window:
         early = max(0, head_group.used - (self.end - self.start - rows.start))
         size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
 
-        def parts() -> "Iterator[tuple[slice, Tensor]]":
+        def parts() -> Iterator[tuple[slice, Tensor]]:
             starts = range(0, shape[3], size)
             for at in starts[:2] if keys.is_meta else starts:
                 part = slice(at, min(at + size, shape[3]))
@@ -146,12 +144,12 @@ class Window:
 
 
 def window_scores(
-    head_group: "KVHeadGroup",
+    head_group: KVHeadGroup,
     window: Window,
     over_queries: Reduce,
     over_heads: Reduce,
     weights: "Tensor | None" = None,
-) -> "Tensor":
+) -> Tensor:
     """How much attention each entry got from the window: first over rows, then over a KV
     head's query heads.
 
@@ -184,7 +182,7 @@ def window_scores(
     return scores
 
 
-def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
+def window_rows(head_group: KVHeadGroup, window: Window) -> Tensor:
     """Where each query of the window looks among the entries that were kept, averaged over a KV
     head's query heads.
 
@@ -204,19 +202,19 @@ def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
     return each
 
 
-def _looked_at(head_group: "KVHeadGroup") -> range:
+def _looked_at(head_group: KVHeadGroup) -> range:
     """Indices of a head group's heads; of meta tensors, two stand for all."""
     heads = len(head_group.heads)
     return range(min(2, heads) if head_group.residual_keys.is_meta else heads)
 
 
-def _reduce(scores: "Tensor", how: Reduce) -> "Tensor":
+def _reduce(scores: Tensor, how: Reduce) -> Tensor:
     if how == "max":
         return scores.amax(1)
     return scores.mean(1) if how == "mean" else scores.sum(1)
 
 
-def pool(scores: "Tensor", kernel: int, kind: Pooling) -> "Tensor":
+def pool(scores: Tensor, kernel: int, kind: Pooling) -> Tensor:
     """Smooth scores `(batch, heads, n)` over `kernel` neighbours, so that spans are kept, not
     single tokens. The kernel shrinks to the largest odd number that fits; 1 changes nothing."""
     import torch.nn.functional as F
@@ -230,7 +228,7 @@ def pool(scores: "Tensor", kernel: int, kind: Pooling) -> "Tensor":
     return pooled
 
 
-def top(scores: "Tensor", count: int) -> "Tensor":
+def top(scores: Tensor, count: int) -> Tensor:
     """Indices of the `count` largest scores along the last dimension, ascending; ties go to the
     lower index, which `torch.topk` does not promise."""
     best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -5,18 +5,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvlite.methods.scores import top, window_scores
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
-    from kvlite.cache import KVHeadGroup, Selection
     from kvlite.methods.base import LayerView
 
 
 def ends(
-    head_group: "KVHeadGroup", first: int, last: int, device: "torch.device | None" = None
-) -> "Tensor":
+    head_group: KVHeadGroup, first: int, last: int, device: "torch.device | None" = None
+) -> Tensor:
     """Slots of a head group's `first` and `last` entries: `(batch, heads, first + last)`, on the
     head group's device or another."""
     import torch
@@ -28,9 +27,7 @@ def ends(
     return slots.expand(*head_group.positions.shape[:2], -1)
 
 
-def with_ends(
-    scores: "Tensor", head_group: "KVHeadGroup", count: int, first: int, last: int
-) -> "Tensor":
+def with_ends(scores: Tensor, head_group: KVHeadGroup, count: int, first: int, last: int) -> Tensor:
     """Slots of the `count` best entries by score, between the `first` and the `last` ones.
 
     Args:
@@ -47,12 +44,12 @@ def with_ends(
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
 
 
-def between(scores: "Tensor", first: int, last: int) -> "Tensor":
+def between(scores: Tensor, first: int, last: int) -> Tensor:
     """Scores `(batch, heads, used)` of the entries between a line's ends, if there are any."""
     return scores[..., first : max(first, scores.shape[-1] - last)]
 
 
-def to_choose(head_groups: "Sequence[KVHeadGroup]", average: int, first: int, last: int) -> int:
+def to_choose(head_groups: Sequence[KVHeadGroup], average: int, first: int, last: int) -> int:
     """How many entries heads that may keep `average` choose beside the ends of their lines, all
     together."""
     return sum(
@@ -62,8 +59,8 @@ def to_choose(head_groups: "Sequence[KVHeadGroup]", average: int, first: int, la
 
 
 def provided(
-    scores: "Tensor", head_group: "KVHeadGroup", count: int, first: int, last: int
-) -> "Selection":
+    scores: Tensor, head_group: KVHeadGroup, count: int, first: int, last: int
+) -> Selection:
     """`count` entries of each line, ends included, and their scores, until layers share.
 
     Args:
@@ -84,12 +81,12 @@ def provided(
 
 
 def won(
-    head_groups: "Sequence[KVHeadGroup]",
-    scores: "Sequence[Tensor]",
+    head_groups: Sequence[KVHeadGroup],
+    scores: Sequence[Tensor],
     counts: Sequence[Sequence[int]],
     first: int,
     last: int,
-) -> "list[Selection]":
+) -> list[Selection]:
     """What heads keep that chose different numbers of entries between their ends; a line no longer
     than its ends stays whole.
 
@@ -120,7 +117,7 @@ def alike(counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
 
 def attended_tokens(
     view: "LayerView", through: int, width: int, sinks: int = 0, weights: "Tensor | None" = None
-) -> "Tensor":
+) -> Tensor:
     """Which tokens go on into the next layer: those of the window, the first `sinks` positions, and
     the ones that the window attends to most, added up over heads and the sequences of a batch.
 

@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Across, Decoding, Needs, ResolveLayer
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.types import KVHeadGroup, Selection
 from kvlite.methods.wrapper import Holding
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from kvlite.cache import KVHeadGroup, Selection
 
 _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
@@ -118,7 +116,7 @@ class SimLayerKV(Holding):
     def respects_budget(self) -> bool:
         return self.inner.compresses and self.inner.respects_budget
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         raise AssertionError("simlayerkv leaves selection to others")
 
     def resolve(self, view: LayerView) -> tuple[Method, int]:
@@ -132,9 +130,7 @@ class SimLayerKV(Holding):
             return self.inner, view.budget
         return Streaming(self.sinks, roll=self.bound_decode), line
 
-    def attention_to_line(
-        self, head_groups: "list[KVHeadGroup]", window: Window, line: int
-    ) -> float:
+    def attention_to_line(self, head_groups: list[KVHeadGroup], window: Window, line: int) -> float:
         """Share of its attention that a layer pays to `line` entries of sink and window: the mean
         over query heads and rows; of the sequences of a batch, the least."""
         import torch

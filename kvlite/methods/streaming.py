@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Decoding
 from kvlite.methods.select import ends
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, Selection
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 # The largest int32, which no position reaches.
 _NEVER = 2**31 - 1
@@ -46,11 +41,11 @@ class Streaming(Method):
     def decoding(self) -> Decoding:
         return Decoding(evict=self.evict if self.roll else None)
 
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         window = view.budget - self.sinks
         return view.keep(ends(head_group, self.sinks, window) for head_group in view.head_groups)
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """The oldest entry that is not a sink."""
         age = head_group.positions.masked_fill(head_group.positions < self.sinks, _NEVER)
         return age.argmin(-1)

@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.capabilities import Decoding, Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window, window_scores
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -42,10 +37,10 @@ class TOVA(Scored):
     def needs(self) -> Needs:
         return replace(super().needs, queries=1)
 
-    def score(self, head_group: "KVHeadGroup", window: Window) -> "Tensor":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window_scores(head_group, window, "sum", "mean")
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """What the token before attended to least, that token itself apart."""
         import torch
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Decoding, Needs, Prefilling, TokenPruning
@@ -10,13 +9,9 @@ from kvlite.methods.rank import layer_groups
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
 from kvlite.methods.select import attended_tokens
+from kvlite.methods.types import KVHeadGroup, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class UNComp(Observed):
             for head in lowest
         }
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """Of the entries before the window, the one with the least attention in its rows, pooled
         as while reading."""
         order = head_group.positions.argsort(-1)
@@ -129,7 +124,7 @@ class UNComp(Observed):
         fall = (most - min(self.least, most)) / max(1, steps)
         return [min(new, int(most - fall * group)) for group in groups]
 
-    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
         """The window, and the tokens it looks at most, all heads together."""
         shown = replace(view, window=view.window.last(self.window))
         return attended_tokens(shown, through, width)
