@@ -1,4 +1,4 @@
-"""From settings to a planner: which model, which device, what may be chosen."""
+"""From settings to a planner: which model, which device, and what may be chosen."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -30,16 +30,16 @@ def open_planner(
     reads_text: bool = False,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner from a model's config alone, also for a card that is not here.
+    """A planner from a model's config alone, also for a GPU that this machine does not have.
 
     Args:
-        notify: told before a download.
-        card: what a card that is not here is called.
-        reads_text: whether texts will be counted in tokens, for which the tokenizer is wanted.
+        notify: called before a download.
+        card: the name of that GPU.
+        reads_text: load the tokenizer, so that texts can be counted in tokens.
         cancel: set to end this, and plans that are being made.
 
     Raises:
-        ModelError: there is no config, or of a model that cannot be run.
+        ModelError: there is no config, or it is broken or of a model that cannot be run.
         SettingError: a setting is out of range, or does not fit the model.
         Stopped: `cancel` was set.
     """
@@ -64,16 +64,8 @@ def planner_here(
     reads_text: bool,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner for the model in a folder, on a device of this machine.
-
-    Args:
-        reads_text, cancel: as for `open_planner`.
-
-    Raises:
-        ModelError: its config is broken.
-        SettingError: a setting is out of range, or does not fit the model or the device.
-        Stopped: `cancel` was set.
-    """
+    """A planner for the model in a folder, on a device of this machine; otherwise as
+    `open_planner`."""
     room = device_budget(device, settings.vram)
     oom_actions = oom_actions_here(settings, device, folder, room)
     return _planner(settings, folder, room, oom_actions, reads_text, cancel)
@@ -99,7 +91,6 @@ def _planner(
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder, None if there is none."""
     from transformers import AutoTokenizer
 
     try:
@@ -111,11 +102,11 @@ def _read_tokenizer(folder: Path) -> Any:
 def oom_actions_here(
     settings: Settings, device: torch.device, folder: Path, room: DeviceBudget
 ) -> list[tuple[str, Weights]]:
-    """Where a model's layers may stay, and what it may be loaded as, on a device of this machine,
-    the best first.
+    """Where a model's layers may stay (off, ram, disk) and what it may be loaded as, on a device of
+    this machine, the best first.
 
     Raises:
-        SettingError: what was asked for cannot be had.
+        SettingError: the settings leave nothing that works here.
     """
     first = choose_weights(settings.weights, device, folder)
     found = [first]
@@ -137,14 +128,13 @@ def oom_actions_here(
 
 
 def _streams(settings: Settings, room: DeviceBudget) -> tuple[str, ...]:
-    """Where layers may stay, the best first."""
     if settings.stream != "auto":
         return (settings.stream,)
     return ("off", "disk") if room.kind == "cpu" else ("off", "ram", "disk")
 
 
 def _elsewhere(settings: Settings) -> bool:
-    """Whether a plan is for a card that this machine has not."""
+    """Whether to plan for a GPU that this machine does not have."""
     if settings.device == "cpu" or torch.cuda.is_available():
         return False
     return settings.vram != "auto" or settings.device.startswith("cuda")

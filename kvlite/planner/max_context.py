@@ -1,4 +1,4 @@
-"""How long a text fits, for each kind of weights, method and bits."""
+"""The longest text that fits, for each kind of weights, method and bits."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,12 +12,11 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class MaxContext:
-    """One combination.
+    """One combination of settings.
 
     Attributes:
-        weights, method, kv_bits: as a user writes them.
         tokens: the longest prompt that fits, 0 if none does.
-        all_of_it: whether that is all that the model was trained for.
+        all_of_it: whether that is the model's whole context.
     """
 
     weights: str

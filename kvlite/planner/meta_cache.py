@@ -1,4 +1,4 @@
-"""What operators make of tensors without numbers, remembered: it follows from sizes alone."""
+"""A cache of what operators return for meta tensors, which follows from shapes alone."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _New:
-    """A tensor with storage of its own, by its sizes."""
+    """A tensor with storage of its own."""
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     def found(self, given: list[Tensor]) -> Tensor:
-        """Another one."""
+        """Another tensor like it."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A tensor that the operator was given, by its place."""
+    """A tensor that the operator was given, by its place among the arguments."""
 
     place: int
 
     def found(self, given: list[Tensor]) -> Tensor:
-        """The one that is given now."""
+        """The argument of this call."""
         return given[self.place]
 
 
 class MetaOpCache:
-    """Runs operators on meta tensors, each once for arguments of the same sizes. The next time what
-    it returned is made anew, in a fraction of the time. An operator that returned a view, no
-    tensors, or changed sizes, is run every time."""
+    """Runs an operator on meta tensors once for arguments of the same shapes. Next time, what it
+    returned is made anew, in a fraction of the time. Operators that return views or no tensors, or
+    that change shapes, are run every time."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[type, list[_New | _Given]]] = {}
@@ -76,8 +76,8 @@ class MetaOpCache:
 
 
 def _tell(arguments: Iterable[Any], told: list[Any], given: list[Tensor]) -> bool:
-    """Add what an operator depends on to `told`, its tensors to `given`; False if it is given
-    numbers."""
+    """Add what an operator's result depends on to `told`, and its tensors to `given`; False if one
+    of them is not a meta tensor."""
     for each in arguments:
         if isinstance(each, Tensor):
             if not each.is_meta:
@@ -94,7 +94,7 @@ def _tell(arguments: Iterable[Any], told: list[Any], given: list[Tensor]) -> boo
 
 
 def _recorded(found: Iterable[Any], given: list[Tensor]) -> list[_New | _Given] | None:
-    """How results come about; None if that is neither new storage nor an argument."""
+    """How to make the results again; None if one is neither new storage nor an argument."""
     places = {id(each): place for place, each in enumerate(given)}
     taken = {_storage(each)[0] for each in given}
     made: list[_New | _Given] = []
@@ -113,6 +113,6 @@ def _recorded(found: Iterable[Any], given: list[Tensor]) -> list[_New | _Given] 
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    """Which storage a tensor has, and its bytes."""
+    """A tensor's storage, and its bytes."""
     storage = tensor.untyped_storage()
     return storage._cdata, storage.nbytes()
