@@ -1,4 +1,4 @@
-"""Where attention is turned into a choice. Here: all of it on the device that formed it."""
+"""Where attention becomes a choice. The default keeps all of it on the device."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Logits:
-    """A block of rows over one head's entries, formed a part of the entries at a time.
+    """A block of rows over one head's entries, computed a part of the entries at a time.
 
     Attributes:
         shape: `(batch, heads per KV head, rows, entries)`.
-        parts: which entries, and `(batch, heads per KV head, rows, n)` float32, on the device;
-            formed when asked for, and only once.
+        parts: which entries, and their logits `(batch, heads per KV head, rows, n)` float32 on the
+            device; computed lazily, and only once.
     """
 
     shape: tuple[int, ...]
@@ -37,20 +37,18 @@ class Logits:
 
 
 class ScoringBackend:
-    """What happens to attention on its way to a choice, and where: everything stays where it is.
-
-    Three steps, and each may lie elsewhere in another kind of scoring backend: logits become
-        attention,
-    attention becomes scores that entries are chosen by, and what was chosen goes back.
+    """What happens to attention on its way to a choice: logits become attention, attention becomes
+    scores, and the chosen slots go back. Here everything stays on the device; subclasses move steps
+    to the host.
 
     Attributes:
-        frugal: whether the device's memory counts for more than its time.
+        frugal: whether the device's memory matters more than its time.
     """
 
     frugal = False
 
     def place(self, device: "torch.device") -> "torch.device":
-        """Where attention to what lies on a device is."""
+        """Where attention to entries on this device is."""
         return device
 
     def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
@@ -59,19 +57,19 @@ class ScoringBackend:
             yield block.whole().softmax(-1)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """Something of the device's, where attention is."""
+        """A tensor of the device's, at the place where attention is."""
         return tensor
 
     def scores(self, scores: Tensor) -> Tensor:
-        """What was made of attention, where it is pooled, compared and sorted."""
+        """Scores, at the place where they are pooled, compared and sorted."""
         return scores
 
     def slots(self, slots: Tensor) -> Tensor:
-        """What was chosen by scores, back on the device."""
+        """Chosen slots, back on the device."""
         return slots
 
     def timed(self) -> AbstractContextManager[None]:
-        """Enter this wherever a method looks at attention to choose."""
+        """Enter this wherever a method chooses by attention."""
         return nullcontext()
 
 

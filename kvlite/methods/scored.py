@@ -194,7 +194,7 @@ class Scored(Method):
         if self.groups > 1:
             sizes = self.head_sizes(view.layer, view.budget, first + last + 1)
             counts = [
-                [min(sizes[head], head_group.used) - first - last for head in head_group.heads]
+                [max(0, min(sizes[h], head_group.used) - first - last) for h in head_group.heads]
                 for head_group in view.head_groups
             ]
         elif self.per_head:

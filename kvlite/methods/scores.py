@@ -23,12 +23,8 @@ KEY_ELEMENTS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class Expected:
-    """Queries as they are expected to come, rotated to where they will stand.
-
-    Attributes:
-        mean: `(batch, heads, dim)` float32.
-        covariance: `(batch, heads, dim, dim)` float32.
-    """
+    """The distribution of the queries to come, rotated to their positions: mean `(batch, heads,
+    dim)` and covariance `(batch, heads, dim, dim)`, float32."""
 
     mean: Tensor
     covariance: Tensor
@@ -36,12 +32,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Window:
-    """The queries a layer is judged by: the last ones read.
+    """The last queries read, which a layer's entries are scored by.
 
     Attributes:
-        queries: `(batch, heads, rows, dim)`, after their rotation.
-        start: position of the first of them; the rest follow it.
-        kv_heads: KV heads of the layer.
+        queries: `(batch, heads, rows, dim)`, rotated.
+        start: position of the first query; the others follow it.
         scale, softcap: how the model turns products into logits.
         expected: the queries to come, for methods that need an `Outlook`.
         backend: where their attention becomes a choice.
@@ -57,11 +52,11 @@ class Window:
 
     @property
     def end(self) -> int:
-        """Position after the last query."""
+        """The position after the last query."""
         return self.start + self.queries.shape[2]
 
     def last(self, rows: int) -> "Window":
-        """The same window, its last `rows` queries only."""
+        """The last `rows` queries alone."""
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
@@ -71,13 +66,12 @@ class Window:
         return self.backend.place(self.queries.device)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """Something of a head group's, where `blocks` are; so are scores that stem from
-        elsewhere."""
+        """A head group's tensor, at the place where `blocks` are."""
         return self.backend.beside(tensor)
 
     def distances(self, positions: Tensor) -> Tensor:
-        """How many tokens each row comes after entries at `positions` (batch, n), `(batch, rows,
-        n)`; below 0 for entries ahead of it."""
+        """How many tokens each row is behind entries at `positions` (batch, n): `(batch, rows, n)`,
+        negative for entries ahead of it."""
         import torch
 
         asked = torch.arange(self.start, self.end, dtype=positions.dtype, device=positions.device)
@@ -92,13 +86,11 @@ class Window:
         Args:
             head_group: entries ascending in position.
             head: index into `head_group.heads`.
-            complete: whether all the window's own entries are there, the last ones of the head
-                group.
+            complete: whether the window's own entries are all there, as the last of the head group.
 
         Yields:
-            Which rows, and their probabilities `(batch, heads per KV head, rows, visible)`
-            float32: of the first entries, up to the last that a row of the block sees; entries
-            ahead of a row have 0.
+            Which rows, and their probabilities `(batch, heads per KV head, rows, visible)` float32,
+            up to the last entry that a row of the block sees; entries ahead of a row have 0.
         """
         keys, count = head_group.keys[:, head, : head_group.used], self.queries.shape[2]
         if not self.backend.frugal:
@@ -115,7 +107,7 @@ class Window:
             yield rows, next(attention)
 
     def _logits(self, head_group: KVHeadGroup, head: int, keys: Tensor, rows: slice) -> Logits:
-        """Of some rows over `keys` (batch, visible, dim), the first of a head group's head."""
+        """Logits of some rows over `keys` (batch, visible, dim), the first of a head's."""
         import torch
 
         from kvlite.ops.attention import capped, grouped
@@ -150,12 +142,12 @@ def window_scores(
     over_heads: Reduce,
     weights: "Tensor | None" = None,
 ) -> Tensor:
-    """How much attention each entry got from the window: first over rows, then over a KV
-    head's query heads.
+    """How much attention each entry got from the window, reduced over rows, then over a KV head's
+    query heads.
 
     Args:
         head_group: entries ascending in position, the window's own the last of them.
-        weights: `(rows,)` float32, what a row's attention is multiplied by, at the window's place.
+        weights: `(rows,)` float32 at the window's place, which a row's attention is multiplied by.
 
     Returns:
         `(batch, heads of the group, used)` float32, at the window's place.
@@ -183,15 +175,8 @@ def window_scores(
 
 
 def window_rows(head_group: KVHeadGroup, window: Window) -> Tensor:
-    """Where each query of the window looks among the entries that were kept, averaged over a KV
-    head's query heads.
-
-    Args:
-        head_group: entries ascending in position.
-
-    Returns:
-        `(batch, heads of the group, rows, used)` float32, at the window's place.
-    """
+    """Attention of each query of the window to entries ascending in position, averaged over a KV
+    head's query heads: `(batch, heads of the group, rows, used)` float32, at the window's place."""
     import torch
 
     shape = window.queries.shape[0], len(head_group.heads), window.queries.shape[2], head_group.used

@@ -28,7 +28,8 @@ def ends(
 
 
 def with_ends(scores: Tensor, head_group: KVHeadGroup, count: int, first: int, last: int) -> Tensor:
-    """Slots of the `count` best entries by score, between the `first` and the `last` ones.
+    """Slots of the `count` best entries by score, between the `first` and the `last` ones. A line
+    that is no longer than these stays whole.
 
     Args:
         scores: `(batch, heads, used - first - last)`, of the entries in between; of all the
@@ -39,6 +40,8 @@ def with_ends(scores: Tensor, head_group: KVHeadGroup, count: int, first: int, l
     """
     import torch
 
+    if head_group.used <= first + last:
+        count, first, last = 0, head_group.used, 0
     outer = ends(head_group, first, last, scores.device)[:, : scores.shape[1]]
     middle = top(scores, count) + first
     return torch.cat([outer[..., :first], middle, outer[..., first:]], -1)
@@ -61,20 +64,12 @@ def to_choose(head_groups: Sequence[KVHeadGroup], average: int, first: int, last
 def provided(
     scores: Tensor, head_group: KVHeadGroup, count: int, first: int, last: int
 ) -> Selection:
-    """`count` entries of each line, ends included, and their scores, until layers share.
-
-    Args:
-        scores: as for `with_ends`.
-    """
+    """`count` entries of each line, ends included, and their scores, until layers share."""
     import torch
     import torch.nn.functional as F
 
     from kvlite.cache import Selection
 
-    if head_group.used <= first + last:
-        everything = ends(head_group, head_group.used, 0, scores.device)
-        certain = torch.full(everything.shape, torch.inf, device=scores.device)
-        return Selection(head_group, everything, selection_scores=certain)
     slots = with_ends(scores, head_group, count - first - last, first, last)
     scores = F.pad(scores, (first, last), value=torch.inf)
     return Selection(head_group, slots, selection_scores=scores.gather(-1, slots))
@@ -87,8 +82,7 @@ def won(
     first: int,
     last: int,
 ) -> list[Selection]:
-    """What heads keep that chose different numbers of entries between their ends; a line no longer
-    than its ends stays whole.
+    """What heads keep that chose different numbers of entries between their ends.
 
     Args:
         scores: of each head group, as for `with_ends`.
@@ -96,16 +90,13 @@ def won(
     """
     from kvlite.cache import Selection
 
-    selections = []
-    for head_group, each, own in zip(head_groups, scores, counts, strict=True):
-        if head_group.used <= first + last:
-            everything = ends(head_group, head_group.used, 0, each.device)
-            selections.append(Selection(head_group, everything))
-            continue
-        for count, heads in alike(own):
-            slots = with_ends(each[:, list(heads)], head_group, count, first, last)
-            selections.append(Selection(head_group, slots, heads))
-    return selections
+    return [
+        Selection(
+            head_group, with_ends(each[:, list(heads)], head_group, count, first, last), heads
+        )
+        for head_group, each, own in zip(head_groups, scores, counts, strict=True)
+        for count, heads in alike(own)
+    ]
 
 
 def alike(counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
