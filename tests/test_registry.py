@@ -49,7 +49,7 @@ def test_a_wrapper_asks_the_method_it_holds_for_all_that_methods_say_of_themselv
         if member in vars(Method) and not member.startswith("_")
     }
     # What each says of itself, and never of another.
-    assert said - {"name", "summary", "paper"} <= vars(Holding).keys()
+    assert said - {"name", "summary", "paper", "at_least"} <= vars(Holding).keys()
     assert {"select", "layer_budgets", "decoding", "needs"} <= said
 
 

@@ -71,6 +71,13 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
+    at_least: ClassVar[Mapping[str, int]] = {}
+    """The lowest value of options that have one; those of base classes count, too."""
+
+    def __post_init__(self) -> None:
+        for kind in reversed(type(self).__mro__):
+            for option, lowest in vars(kind).get("at_least", {}).items():
+                self.require(option, getattr(self, option) >= lowest, f"{lowest} or more")
 
     @abstractmethod
     def select(self, view: LayerView) -> list[Selection]:
@@ -111,6 +118,11 @@ class Method(ABC):
             seen: tokens read so far.
         """
         return [average] * layers
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether `fitted` looks at a calibration of the model."""
+        return False
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
         """This method for one model, with what depends on the model filled in.

@@ -39,13 +39,11 @@ class Needs:
         attention: it chooses by attention, so `view.window.backend` may score on the host.
         outlook: it wants the mean and covariance of the queries to come, in
             `view.window.expected`.
-        calibration: `fitted` needs a calibration of the model.
     """
 
     queries: int | Callable[[int], int] = 0
     attention: bool = False
     outlook: Outlook | None = None
-    calibration: bool = False
 
     def num_queries(self, budget: int) -> int:
         """How many of the last queries it wants."""

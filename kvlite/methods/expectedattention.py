@@ -1,6 +1,6 @@
 """ExpectedAttention: what queries still to come are likely to look at."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from kvlite.methods.capabilities import Needs, Outlook
@@ -37,14 +37,11 @@ class ExpectedAttention(Scored):
     use_covariance: bool = True
     use_values: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("future", self.future >= 1, "1 or more")
-        self.require("sinks", self.sinks >= 0, "0 or more")
+    at_least = {"future": 1, "sinks": 0}
 
     @cached_property
     def needs(self) -> Needs:
-        return replace(super().needs, outlook=Outlook(self.future, self.sinks))
+        return Needs(attention=True, outlook=Outlook(self.future, self.sinks))
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Expected attention among the entries after the sinks, times the length of the value."""

@@ -36,9 +36,7 @@ class H2O(Scored):
     recent: int = 0
     norm: Literal["sum", "mean"] = "sum"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("recent", self.recent >= 0, "0 or more")
+    at_least = {"recent": 0}
 
     def ends(self, budget: int) -> tuple[int, int]:
         return 0, self.recent or max(1, budget // 2)

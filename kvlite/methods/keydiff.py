@@ -1,7 +1,6 @@
 """KeyDiff: keys unlike the others, chosen without any query."""
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 from kvlite.methods.capabilities import Needs
 from kvlite.methods.scored import Scored
@@ -25,11 +24,8 @@ class KeyDiff(Scored):
         "Resource-Constrained Environments, section 3"
     )
 
+    needs = Needs()
     window = 1  # the last token, which the next ones follow
-
-    @cached_property
-    def needs(self) -> Needs:
-        return replace(super().needs, attention=False)
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Cosine distance from the mean of all keys' directions."""

@@ -1,6 +1,6 @@
 """KV-X: a lambda mask of sink and stream, and the top k of the middle, in every layer's line."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -59,6 +59,9 @@ class KVX(Observed):
     per_layer: bool = False
     layers: LayerLine = "pyramid"
 
+    at_least = {"omega": 1, "limit": 0, "alpha": 0}
+    min_budget = 3  # a sink, a stream entry and a middle one
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(
@@ -71,12 +74,7 @@ class KVX(Observed):
         self.require(
             "layers", not (example and self.layers in BY_SCORES), "another with middle=example"
         )
-        self.require("omega", self.omega >= 1, "1 or more")
-        self.require("limit", self.limit >= 0, "0 or more")
-        self.require("alpha", self.alpha >= 0, "0 or more")
         self.require("recent", 1 <= self.recent <= 1024, "from 1 to 1024")
-
-    min_budget = 3  # a sink, a stream entry and a middle one
 
     @property
     def heads_agree(self) -> bool:
@@ -84,7 +82,7 @@ class KVX(Observed):
 
     @cached_property
     def needs(self) -> Needs:
-        return replace(super().needs, queries=self.alpha or (lambda budget: budget))
+        return Needs(queries=self.alpha or (lambda budget: budget), attention=True)
 
     @cached_property
     def decoding(self) -> Decoding:

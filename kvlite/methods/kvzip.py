@@ -38,13 +38,8 @@ class KVzip(Scored):
     window: int = 16
     passage: int = 2000
 
+    at_least = {"sinks": 0, "window": 1, "passage": 1}
     decoding = Decoding(rows=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("sinks", self.sinks >= 0, "0 or more")
-        self.require("window", self.window >= 1, "1 or more")
-        self.require("passage", self.passage >= 1, "1 or more")
 
     @cached_property
     def prefilling(self) -> Prefilling:

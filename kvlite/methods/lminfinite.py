@@ -36,8 +36,7 @@ class LMInfinite(Method):
     sinks: int = 10
     limit: bool = True
 
-    def __post_init__(self) -> None:
-        self.require("sinks", self.sinks >= 0, "0 or more")
+    at_least = {"sinks": 0}
 
     @property
     def min_budget(self) -> int:

@@ -41,10 +41,10 @@ class MInference(Holding):
     observed: int = 64
     sinks: int = 30
 
+    at_least = {"columns": 1, "near": 0, "observed": 1}
+
     def __post_init__(self) -> None:
-        self.require("columns", self.columns >= 1, "1 or more")
-        self.require("near", self.near >= 0, "0 or more")
-        self.require("observed", self.observed >= 1, "1 or more")
+        super().__post_init__()
         self.require("sinks", 0 <= self.sinks <= self.columns, "from 0 to columns")
         if not self.inner.prefilling.exact or self.inner.decoding.cumulative:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")

@@ -44,10 +44,12 @@ class PyramidInfer(Method):
     least: int = 64
     weight: float = 1.2
 
+    at_least = {"sinks": 0}
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("ratio", 0 < self.ratio <= 1, "above 0, at most 1")
         self.require("recent", 0 <= self.recent <= 1, "from 0 to 1")
-        self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("least", self.least >= self.sinks, "as many as sinks, or more")
         self.require("weight", self.weight > 0, "above 0")
 

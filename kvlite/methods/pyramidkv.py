@@ -33,9 +33,7 @@ class PyramidKV(SnapKV):
     short: Short = "uniform"
     least: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("least", self.least >= 1, "1 or more")
+    at_least = {"least": 1}
 
     @property
     def respects_budget(self) -> bool:

@@ -23,8 +23,10 @@ class Random(Method):
     window: int = 32
     seed: int = 0
 
+    at_least = {"window": 1}
+
     def __post_init__(self) -> None:
-        self.require("window", self.window >= 1, "1 or more")
+        super().__post_init__()
         self.require("seed", abs(self.seed) < 1 << 40, "within 2^40 of 0")
 
     @property

@@ -51,17 +51,15 @@ class Scored(Method):
     drop: float = 1.0
     calibration: Calibration | None = field(default=None, metadata=NO_OPTION)
 
+    at_least = {"beta": 1, "groups": 1, "low": 0, "drop": 0}
     # First and last entries that always stay; a method may make options of them.
     sinks = 0
     window = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
-        self.require("beta", self.beta >= 1, "1 or more")
         self.require("floor", 0 <= self.floor <= 1, "from 0 to 1")
-        self.require("groups", self.groups >= 1, "1 or more")
-        self.require("low", self.low >= 0, "0 or more")
-        self.require("drop", self.drop >= 0, "0 or more")
         drop = Scored.drop
         self.require("drop", self.groups_layers or self.drop == drop, f"{drop} but for layers=rank")
         self.require("low", self.groups > 1 or not self.low, "0 without groups")
@@ -98,12 +96,16 @@ class Scored(Method):
 
     @cached_property
     def needs(self) -> Needs:
-        return Needs(attention=True, calibration=self.groups > 1 or self.groups_layers)
+        return Needs(attention=True)
 
     @property
     def groups_layers(self) -> bool:
         """Whether layers are grouped by the effective rank of their queries."""
         return self.layers == "rank"
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.groups > 1 or self.groups_layers
 
     @property
     def variable_head_lens(self) -> bool:
@@ -126,7 +128,7 @@ class Scored(Method):
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         heads = shape.kv_heads
         self.require("groups", self.groups <= heads, f"at most {heads} with this model")
-        if not self.needs.calibration:
+        if not self.needs_calibration:
             return self
         known = replace(self, calibration=calibration).measured
         seeing = tuple(known.layer_ranks[layer] for layer in shape.full_layers)

@@ -54,12 +54,12 @@ class SimLayerKV(Holding):
     own: bool = True
     bound_decode: bool = False
 
+    at_least = {"sinks": 0, "recent": 1, "last": 1}
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threshold != "auto":
             self.require("threshold", 0 <= self.threshold <= 1, "from 0 to 1, or auto")
-        self.require("sinks", self.sinks >= 0, "0 or more")
-        self.require("recent", self.recent >= 1, "1 or more")
-        self.require("last", self.last >= 1, "1 or more")
         across = self.inner.across
         unfit = across.resolving is not None or across.merging is not None
         if unfit or not self.inner.prefilling.exact:
@@ -103,8 +103,11 @@ class SimLayerKV(Holding):
             inner,
             queries=lambda budget: max(self.last, inner.num_queries(budget)),
             attention=True,
-            calibration=inner.calibration or self.threshold == "auto",
         )
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.inner.needs_calibration or self.threshold == "auto"
 
     @cached_property
     def decoding(self) -> Decoding:

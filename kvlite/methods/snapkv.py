@@ -1,6 +1,6 @@
 """SnapKV: what the end of the prompt looks at, in small clusters."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from kvlite.methods.capabilities import Needs
@@ -26,9 +26,7 @@ class SnapKV(Observed):
     window: int = 32
     pool: int = 7
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("window", self.window >= 1, "1 or more")
+    at_least = {"window": 1}
 
     @property
     def beside(self) -> int:
@@ -36,4 +34,4 @@ class SnapKV(Observed):
 
     @cached_property
     def needs(self) -> Needs:
-        return replace(super().needs, queries=self.window)
+        return Needs(queries=self.window, attention=True)

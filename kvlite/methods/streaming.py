@@ -30,8 +30,7 @@ class Streaming(Method):
     sinks: int = 4
     roll: bool = True
 
-    def __post_init__(self) -> None:
-        self.require("sinks", self.sinks >= 0, "0 or more")
+    at_least = {"sinks": 0}
 
     @property
     def min_budget(self) -> int:

@@ -1,6 +1,6 @@
 """TOVA: what the newest token looks at, the same tokens for all heads."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from kvlite.methods.capabilities import Decoding, Needs
@@ -23,6 +23,7 @@ class TOVA(Scored):
     summary = "keeps what the newest token attends to, at every step"
     paper = "Transformers are Multi-State RNNs, section 3.2"
 
+    needs = Needs(queries=1, attention=True)
     window = 1
 
     @property
@@ -32,10 +33,6 @@ class TOVA(Scored):
     @cached_property
     def decoding(self) -> Decoding:
         return Decoding(rows=1, evict=self.evict)
-
-    @cached_property
-    def needs(self) -> Needs:
-        return replace(super().needs, queries=1)
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window_scores(head_group, window, "sum", "mean")

@@ -44,10 +44,11 @@ class UNComp(Observed):
     pool: int = 7
     groups: int = 2
 
+    at_least = {"delete": 0}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("window", 1 <= self.window <= 1024, "from 1 to 1024")
-        self.require("delete", self.delete >= 0, "0 or more")
         self.require("least", self.least >= self.window, "as many as the window, or more")
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
@@ -59,9 +60,11 @@ class UNComp(Observed):
     def groups_layers(self) -> bool:
         return self.stage or self.layers == "rank"
 
+    needs_calibration = True
+
     @cached_property
     def needs(self) -> Needs:
-        return replace(super().needs, queries=self.window, calibration=True)
+        return Needs(queries=self.window, attention=True)
 
     @cached_property
     def prefilling(self) -> Prefilling:

@@ -32,6 +32,7 @@ class Holding(Method):
     across = _inner("across")
     min_budget = _inner("min_budget")
     layer_budgets = _inner("layer_budgets")
+    needs_calibration = _inner("needs_calibration")
     compresses = _inner("compresses")
     respects_budget = _inner("respects_budget")
     variable_head_lens = _inner("variable_head_lens")
