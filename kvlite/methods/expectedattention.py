@@ -14,9 +14,8 @@ class ExpectedAttention(Scored):
     """Takes the queries to come for draws from the distribution of those just read, rotated to
     where they will stand, and keeps what they are expected to look at.
 
-    Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries
-    Distribution", section 3, and its code in kvpress. The queries are those of this turn, so what
-    a later turn keeps is judged by its own. Soft caps of the logits are left out of the estimate.
+    Queries are those of this turn, so a later turn judges by its own. Soft caps of the logits are
+    left out of the estimate, which otherwise is that of kvpress.
 
     Attributes:
         future: next positions, over which the rotation of the queries is averaged.

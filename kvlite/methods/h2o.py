@@ -15,10 +15,9 @@ class H2O(Scored):
     """Heavy hitters: the entries with the most attention, added up over all queries since the
     first, and the most recent ones; while answering, the lightest one gives way.
 
-    Source: "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
-    Models", section 4; half of the line recent, as in its experiments. All of a prompt's queries
-    vote, so reading forms their attention a second time. The vote of a KV head is the mean over
-    its query heads.
+    Half of the line is recent, as in the paper's experiments. All of a prompt's queries vote, so
+    reading forms their attention a second time. The vote of a KV head is the mean over its query
+    heads.
 
     Attributes:
         recent: last entries that stay; 0 for half of the line.

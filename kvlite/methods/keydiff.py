@@ -12,9 +12,8 @@ from kvlite.methods.types import KVHeadGroup, Tensor
 class KeyDiff(Scored):
     """Keeps the keys that point away from the mean direction of all keys of their head.
 
-    Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in
-    Resource-Constrained Environments", section 3. The paper evicts block by block as it reads;
-    here a layer's keys are all there when it is cut, so they are judged once and together.
+    The paper evicts block by block as it reads; here a layer's keys are all there when it is cut,
+    so they are judged once and together.
     """
 
     name = "keydiff"

@@ -19,10 +19,9 @@ class KVX(Observed):
     """Sink and stream by position, the middle by attention, lines shorter in higher layers,
     while reading and at every decode step.
 
-    Source: "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference",
-    sections 3.1 to 3.3. The paper leaves open: the first and last line lengths (we take
-    PyramidKV's line, which it follows), whether scores are per head (they are, unless
-    `per_layer`), and what a line is cut to. Of that it gives two readings:
+    The paper leaves open: the first and last line lengths (we take PyramidKV's line, which it
+    follows), whether scores are per head (they are, unless `per_layer`), and what a line is cut to.
+    Of that it gives two readings:
 
     - middle="budget" (Eq. 6): line C keeps C/(2 omega) sinks, as many stream entries, and fills
       up with the best of the middle. While decoding, each new token costs the weakest middle

@@ -15,12 +15,12 @@ class KVzip(Scored):
     """Lets the model repeat what it read, and keeps the entries that got the most attention from
     any one query of that, whichever head or layer they are in. So no question is needed.
 
-    Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", section 3:
-    attention of a passage's queries to the passage's entries, the first ones and the repetition
-    itself; the maximum over queries and over a KV head's query heads; all heads of all layers
-    compete. Its repetitions are asked for in the chat template, here in plain words. Tokens of
-    later turns, answers included, are repeated when they are cut for the first time. Heads compete
-    for up to four budgets each. Reading takes about three times as long.
+    An entry's score is the attention of a passage's queries to the passage's entries, the first
+    ones and the repetition itself; the maximum over queries and over a KV head's query heads; all
+    heads of all layers compete. The paper asks for repetitions in the chat template, here they are
+    asked for in plain words. Tokens of later turns, answers included, are repeated when they are
+    cut for the first time. Heads compete for up to four budgets each. Reading takes about three
+    times as long.
 
     Attributes:
         sinks: first entries that stay.

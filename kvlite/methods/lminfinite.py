@@ -14,12 +14,11 @@ class LMInfinite(Method):
     """A lambda-shaped mask: each token, when it is read and when it is drawn, sees the first few
     tokens and the most recent ones, and nothing else, from distances that the model was trained on.
 
-    Source: "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models",
-    section 4; sinks as in its repository, 10 to 100 there. Its window is the model's trained
-    length; here it is what the budget leaves beside the sinks. Reading costs less than with
-    everything in sight, and the answer is another one: what was read in between is known only
-    through the tokens that saw it. Tokens that see everything see it as usual: the limit begins
-    with the first token that does not, for all sinks.
+    Sinks as in the paper's repository, 10 to 100 there. Its window is the model's trained length;
+    here it is what the budget leaves beside the sinks. Reading costs less than with everything in
+    sight, and the answer is another one: what was read in between is known only through the tokens
+    that saw it. Tokens that see everything see it as usual: the limit begins with the first token
+    that does not, for all sinks.
 
     Attributes:
         sinks: first tokens that always stay in sight.

@@ -14,13 +14,11 @@ class MInference(Holding):
     that the chunk's last queries look at most. What is kept is up to the method it holds, written
     after a plus sign: `minference+snapkv`; alone, everything.
 
-    Source: "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse
-    Attention", section 3.2, its vertical-slash pattern. There the last 64 queries of the whole
-    prompt choose columns and diagonals for every query head; here those of each chunk choose
-    columns for every KV head, the diagonals are the near ones, and all that is computed is dense,
-    so that any attention kernel serves. A text is read approximately: its logits are not the full
-    cache's. Chunks that see no more than these entries, or have no more rows than vote, are read
-    exactly.
+    This is the paper's vertical-slash pattern. There the last 64 queries of the whole prompt choose
+    columns and diagonals for every query head; here those of each chunk choose columns for every KV
+    head, the diagonals are the near ones, and all that is computed is dense, so that any attention
+    kernel serves. A text is read approximately: its logits are not the full cache's. Chunks that
+    see no more than these entries, or have no more rows than vote, are read exactly.
 
     Attributes:
         columns: entries further back that a chunk looks at.

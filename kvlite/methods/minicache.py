@@ -24,9 +24,8 @@ class MiniCache(Method):
     both layers, between its two, and a magnitude for each. No token is dropped; those whose two
     directions differ most stay exact.
 
-    Source: "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models",
-    section 4. Entries that are not merged are left alone as long as they are within the budget;
-    once more were read, all of them are merged.
+    Entries that are not merged are left alone as long as they are within the budget; once more were
+    read, all of them are merged.
 
     Attributes:
         start: where in the depth pairs begin, from 0, the first layer, to 1, none.

@@ -16,10 +16,9 @@ class PyramidInfer(Method):
     """After each layer the tokens that the recent ones attend to least are left behind: later
     layers compute nothing for them, and hold no entries of them.
 
-    Source: "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference",
-    section 4, and its official code for the schedules. What is kept follows from the ratio, not
-    from the budget, which only says which prompts are left whole. The code also thins out an
-    answer's own tokens; here an answer is kept.
+    The schedules are those of the official code. What is kept follows from the ratio, not from the
+    budget, which only says which prompts are left whole. The code also thins out an answer's own
+    tokens; here an answer is kept.
 
     Attributes:
         ratio: part of a layer's older tokens that go on, in the last layer ("cosine", falling

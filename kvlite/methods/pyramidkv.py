@@ -10,8 +10,7 @@ from kvlite.methods.snapkv import SnapKV
 class PyramidKV(SnapKV):
     """Budgets fall linearly from layer to layer; within a layer it chooses as SnapKV does.
 
-    Source: "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling",
-    section 4.2; window, pooling and beta as in its experiments (section 5.1).
+    Window, pooling and beta as in the paper's experiments (section 5.1).
 
     Attributes:
         beta: steepness of the pyramid; 1 is SnapKV.

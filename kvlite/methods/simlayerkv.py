@@ -22,13 +22,12 @@ class SimLayerKV(Holding):
     """Tests each layer for laziness, trims the lazy ones to sink and window, and leaves the others
     to another method: `simlayerkv+kvx`; alone, they keep everything.
 
-    Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction", sections 5.1 and
-    5.2. A layer is lazy if its attention to what it would keep exceeds the threshold, averaged
-    over heads and queries. Tested once it was read, it is trimmed before the next layer runs, so
-    the peak falls too; tested at the first step of the answer, as in the paper's main results,
-    the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
-    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85; it does not
-    say how to find one, `kvlite calibrate` does.
+    A layer is lazy if its attention to what it would keep exceeds the threshold, averaged over
+    heads and queries (sections 5.1 and 5.2). Tested once it was read, it is trimmed before the next
+    layer runs, so the peak falls too; tested at the first step of the answer, as in the paper's
+    main results, the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
+    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85; it does not say
+    how to find one, `kvlite calibrate` does.
 
     Attributes:
         threshold: attention above which a layer is lazy; 0 trims all, 1 none; "auto" is the one

@@ -11,9 +11,8 @@ from kvlite.methods.scored import Observed
 class SnapKV(Observed):
     """The last `window` tokens vote, with their attention, for the earlier entries to keep.
 
-    Source: "SnapKV: LLM Knows What You are Looking for Before Generation", section 4;
-    defaults of its repository (window 32, max pooling over 7). Scores are reduced over the query
-    heads of a KV head before they are pooled, so a KV head is stored once.
+    Defaults of the paper's repository (window 32, max pooling over 7). Scores are reduced over the
+    query heads of a KV head before they are pooled, so a KV head is stored once.
 
     Attributes:
         window: last tokens that vote, and stay.

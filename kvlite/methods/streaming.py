@@ -16,8 +16,6 @@ _NEVER = 2**31 - 1
 class Streaming(Method):
     """Sinks and a rolling window, with the tokens' original positions.
 
-    Source: "Efficient Streaming Language Models with Attention Sinks", section 3.2.
-
     Attributes:
         sinks: first tokens that always stay.
         roll: the window rolls while answering; else the answer stays, too.

@@ -15,8 +15,7 @@ class TOVA(Scored):
     answering, each new token costs the one it attends to least. With `per_head`, each KV head keeps
     its own.
 
-    Source: "Transformers are Multi-State RNNs", section 3.2. The last token itself always stays,
-    which the paper leaves to its score.
+    The last token itself always stays, which the paper leaves to its score.
     """
 
     name = "tova"

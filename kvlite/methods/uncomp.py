@@ -20,10 +20,9 @@ class UNComp(Observed):
     while reading and while answering, when each new token costs the entry with the fewest votes.
     With `stage`, tokens are left behind between groups of layers, so that reading is faster too.
 
-    Source: "UNComp: Can Matrix Entropy Uncover Sparsity? A Compressor Design from an
-    Uncertainty-Aware Perspective", section 3.3. Two groups of heads in the paper, the lower
-    one's lines half as long. Groups come from a calibration of the model. The paper does not force
-    the last tokens to go on between layers; here they do, for the next token depends on them.
+    The paper has two groups of heads, the lower one's lines half as long. Groups come from a
+    calibration of the model. The paper does not force the last tokens to go on between layers; here
+    they do, for the next token depends on them.
 
     Attributes:
         window: last tokens, which vote and stay.
