@@ -105,8 +105,8 @@ class OOMPolicy:
             # The error is gone here, and with its traceback the tensors of the failed work.
             release_memory(self.device)
             tries += 1
-            if tries > 1:
-                self._step_down(oom_actions)
+            if tries > 1 and not self._gave_up(oom_actions, lossless=self.never_lossy):
+                raise OutOfMemory(self._exhausted(oom_actions))
 
     def reserve_for(
         self, storage: int, workspace: Callable[[], int], oom_actions: OOMActions
@@ -125,10 +125,6 @@ class OOMPolicy:
     def times(self, name: str) -> int:
         """How often a step was taken."""
         return self.taken.count(name)
-
-    def _step_down(self, oom_actions: OOMActions) -> None:
-        if not self._gave_up(oom_actions, lossless=self.never_lossy):
-            raise OutOfMemory(self._exhausted(oom_actions))
 
     def _gave_up(self, oom_actions: OOMActions, *, lossless: bool) -> bool:
         for oom_step in OOM_STEPS:

@@ -48,11 +48,6 @@ class LayerPolicy:
         return None if later or self.partner is not None else self.bits
 
     @property
-    def packs_later(self) -> bool:
-        """Whether a cut that quantizes is still to come."""
-        return self.bits is not None and self.packs is None and self.partner is None
-
-    @property
     def mask(self) -> LambdaMask | None:
         """What a token of this layer sees, if not everything."""
         mask = self.method.prefilling.mask
@@ -132,7 +127,8 @@ class LayerPolicy:
             self.method.decoding.rows,
             head_alias=head_alias,
             bits=self.packs,
-            origins=self.packs_later,
+            # Whether a cut that quantizes is still to come.
+            origins=self.bits is not None and self.packs is None and self.partner is None,
         )
         self.seed_attention_rows(layer, view.window)
         return layer
