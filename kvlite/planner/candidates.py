@@ -48,12 +48,12 @@ def open_planner(
         device = choose_device(settings.device)
         return planner_here(settings, folder, device, reads_text=reads_text, cancel=cancel)
     room = _room(settings, card)
-    oom_actions = [
+    load_options = [
         (stream, weights)
         for stream in _streams(settings, room)
         for weights in _weights_elsewhere(settings, folder)
     ]
-    return _planner(settings, folder, room, oom_actions, reads_text, cancel)
+    return _planner(settings, folder, room, load_options, reads_text, cancel)
 
 
 def planner_here(
@@ -67,15 +67,15 @@ def planner_here(
     """A planner for the model in a folder, on a device of this machine; otherwise as
     `open_planner`."""
     room = device_budget(device, settings.vram)
-    oom_actions = oom_actions_here(settings, device, folder, room)
-    return _planner(settings, folder, room, oom_actions, reads_text, cancel)
+    load_options = load_options_here(settings, device, folder, room)
+    return _planner(settings, folder, room, load_options, reads_text, cancel)
 
 
 def _planner(
     settings: Settings,
     folder: Path,
     room: DeviceBudget,
-    oom_actions: Sequence[tuple[str, Weights]],
+    load_options: Sequence[tuple[str, Weights]],
     reads_text: bool,
     cancel: Event | None,
 ) -> Planner:
@@ -87,7 +87,7 @@ def _planner(
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = EngineConfig.from_settings(settings)
-    return Planner(forecaster, room, config, oom_actions, in_files, cancel)
+    return Planner(forecaster, room, config, load_options, in_files, cancel)
 
 
 def _read_tokenizer(folder: Path) -> Any:
@@ -99,7 +99,7 @@ def _read_tokenizer(folder: Path) -> Any:
         return None
 
 
-def oom_actions_here(
+def load_options_here(
     settings: Settings, device: torch.device, folder: Path, room: DeviceBudget
 ) -> list[tuple[str, Weights]]:
     """Where a model's layers may stay (off, ram, disk) and what it may be loaded as, on a device of
@@ -113,7 +113,7 @@ def oom_actions_here(
     shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
         found.append(choose_weights("nf4", device, folder))
-    oom_actions, refused = [], list[SettingError]()
+    load_options, refused = [], list[SettingError]()
     for stream in _streams(settings, room):
         for weights in found:
             try:
@@ -121,10 +121,10 @@ def oom_actions_here(
             except SettingError as error:
                 refused.append(error)
                 continue
-            oom_actions.append((stream, weights))
-    if not oom_actions:
+            load_options.append((stream, weights))
+    if not load_options:
         raise refused[0]
-    return oom_actions
+    return load_options
 
 
 def _streams(settings: Settings, room: DeviceBudget) -> tuple[str, ...]:

@@ -46,10 +46,10 @@ def reaches(planner: Planner) -> list[MaxContext]:
     for method in methods:
         config = EngineConfig.from_settings(replace(settings, method=method))
         others = Planner(
-            planner.forecaster, planner.room, config, planner.oom_actions, cancel=planner.cancel
+            planner.forecaster, planner.room, config, planner.load_options, cancel=planner.cancel
         )
         bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
-        for weights in dict.fromkeys(weights for _, weights in planner.oom_actions):
+        for weights in dict.fromkeys(weights for _, weights in planner.load_options):
             for width in bits:
                 choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])
                 tokens = others.reach(choice)

@@ -140,14 +140,14 @@ class Planner:
         forecaster: Forecaster,
         room: DeviceBudget,
         config: EngineConfig,
-        oom_actions: Sequence[tuple[str, Weights]],
+        load_options: Sequence[tuple[str, Weights]],
         in_files: int = 0,
         cancel: Event | None = None,
     ) -> None:
         """Plan for some settings, and choose those left open.
 
         Args:
-            oom_actions: where the model's layers may stay and what it may be loaded as, the best
+            load_options: where the model's layers may stay and what it may be loaded as, the best
                 first.
             in_files: bytes of the model's files, which a quantized checkpoint takes in memory, too.
             cancel: set to end a plan that is being made, which raises Stopped.
@@ -158,7 +158,7 @@ class Planner:
         self.config = config
         self.settings = config.settings
         self.method = config.method
-        self.oom_actions = list(oom_actions)
+        self.load_options = list(load_options)
         self.in_files = in_files
         self.cancel = cancel
         self.known: dict[Any, Forecast] = {}
@@ -232,7 +232,7 @@ class Planner:
         wanted; then weights of 4 bits; and streamed weights last, which cost most time.
         """
         plans: list[Plan] = []
-        for stream, weights in self.oom_actions:
+        for stream, weights in self.load_options:
             plans.append(self._first_fit(list(self._choices(weights, stream)), tokens))
             if plans[-1].fits:
                 break
@@ -252,7 +252,7 @@ class Planner:
 
     def usual(self) -> Choice:
         """What is chosen where no plan can be made."""
-        stream, weights = self.oom_actions[0]
+        stream, weights = self.load_options[0]
         return next(self._choices(weights, stream))
 
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
