@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvlite.cache.bits import KVBits
+from kvlite.methods.types import KVHeadGroup, LayerCache, Segment, Selection, Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import CompressedSegment, KVHeadGroup, LayerCache, Selection
     from kvlite.methods.base import LayerView, Method
 
-    Groups: TypeAlias = Sequence[KVHeadGroup]
-    Segments: TypeAlias = list[tuple[CompressedSegment, CompressedSegment]]
+Groups: TypeAlias = Sequence[KVHeadGroup]
+Segments: TypeAlias = list[tuple[Segment, Segment]]
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class Decoding:
 
     rows: int = 0
     cumulative: bool = False
-    evict: "Callable[[KVHeadGroup, int, int], Tensor] | None" = None
+    evict: Callable[[KVHeadGroup, int, int], Tensor] | None = None
     trim: "Callable[[KVHeadGroup, int], Tensor | None] | None" = None
     drops: bool = False
 
@@ -178,7 +176,7 @@ class MergePairs:
     """
 
     pairs: Callable[[Sequence[int | None]], list[tuple[int, int]]]
-    merge: "Callable[[Groups, Groups, KVBits | None], Segments]"
+    merge: Callable[[Groups, Groups, KVBits | None], Segments]
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ class Across:
     """
 
     merging: MergePairs | None = None
-    sharing: "Callable[[list[LayerCache], int], list[list[Selection]]] | None" = None
+    sharing: Callable[[list[LayerCache], int], list[list[Selection]]] | None = None
     resolving: ResolveLayer | None = None
 
     @property

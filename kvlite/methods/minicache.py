@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
 from kvlite.methods.base import LayerView, Method
-from kvlite.methods.capabilities import Across, MergePairs
+from kvlite.methods.capabilities import Across, MergePairs, Segments
 from kvlite.methods.scores import top
-from kvlite.methods.types import KVHeadGroup, Segment, Selection, Tensor
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 if TYPE_CHECKING:
     from kvlite.cache.pair import Merged, Pair
@@ -43,11 +43,11 @@ class MiniCache(Method):
     t: float = 0.6
     retain: float = 0.05
 
+    respects_budget = False  # every token stays
+
     def __post_init__(self) -> None:
         for option in self.defaults():
             self.require(option, 0 <= getattr(self, option) <= 1, "from 0 to 1")
-
-    respects_budget = False  # every token stays
 
     @cached_property
     def across(self) -> Across:
@@ -71,7 +71,7 @@ class MiniCache(Method):
         lower: Sequence[KVHeadGroup],
         upper: Sequence[KVHeadGroup],
         bits: KVBits | None = None,
-    ) -> "list[tuple[Segment, Segment]]":
+    ) -> Segments:
         """What was merged before, and after it what was not; none if an earlier turn, by another
         method, left the two layers different tokens."""
         head_groups = list(zip(lower, upper, strict=False))

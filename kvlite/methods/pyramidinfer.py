@@ -44,6 +44,7 @@ class PyramidInfer(Method):
     weight: float = 1.2
 
     at_least = {"sinks": 0}
+    respects_budget = False  # the ratio decides
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +52,6 @@ class PyramidInfer(Method):
         self.require("recent", 0 <= self.recent <= 1, "from 0 to 1")
         self.require("least", self.least >= self.sinks, "as many as sinks, or more")
         self.require("weight", self.weight > 0, "above 0")
-
-    respects_budget = False  # the ratio decides
 
     @cached_property
     def prefilling(self) -> Prefilling:
