@@ -21,8 +21,8 @@ class H2O(Scored):
 
     Attributes:
         recent: last entries that stay; 0 for half of the line.
-        norm: "sum" as the paper; "mean" divides by how many queries could see an entry, which the
-            sum's liking for early tokens forgets.
+        norm: "sum" as in the paper; "mean" divides by how many queries could see an entry, which
+            removes the sum's bias toward early tokens.
     """
 
     name = "h2o"

@@ -13,7 +13,7 @@ class KeyDiff(Scored):
     """Keeps the keys that point away from the mean direction of all keys of their head.
 
     The paper evicts block by block as it reads; here a layer's keys are all there when it is cut,
-    so they are judged once and together.
+    so they are scored once and together.
     """
 
     name = "keydiff"

@@ -1,4 +1,4 @@
-"""KVzip: what the model needs to say all it has read once more."""
+"""KVzip: what the model needs to repeat all it has read."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +12,8 @@ from kvlite.methods.types import KVHeadGroup, Tensor
 
 @dataclass(frozen=True)
 class KVzip(Scored):
-    """Lets the model repeat what it read, and keeps the entries that got the most attention from
-    any one query of that, whichever head or layer they are in. So no question is needed.
+    """Has the model repeat what it read, and keeps the entries that got the most attention from any
+    one query of that, in whichever head or layer. So no question is needed.
 
     An entry's score is the attention of a passage's queries to the passage's entries, the first
     ones and the repetition itself; the maximum over queries and over a KV head's query heads; all

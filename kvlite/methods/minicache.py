@@ -54,7 +54,7 @@ class MiniCache(Method):
         return Across(merging=MergePairs(self.pairs, self.merge))
 
     def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
-        """From `start` up, next to each other; a last one that is left over has none."""
+        """Neighbouring layers from `start` up; the last one may be left over."""
         pairs, lower = [], int(self.start * len(windows))
         while lower + 1 < len(windows):
             whole = windows[lower] is None and windows[lower + 1] is None
@@ -72,8 +72,8 @@ class MiniCache(Method):
         upper: Sequence[KVHeadGroup],
         bits: KVBits | None = None,
     ) -> Segments:
-        """What was merged before, and after it what was not; none if an earlier turn, by another
-        method, left the two layers different tokens."""
+        """What was merged before, followed by what was not; none if an earlier turn, by another
+        method, left the two layers with different tokens."""
         head_groups = list(zip(lower, upper, strict=False))
         if len(lower) != len(upper) or not all(_alike(*each) for each in head_groups):
             return []
@@ -144,7 +144,7 @@ def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
 
 
 def _pair(lower: KVHeadGroup, upper: KVHeadGroup) -> "Pair | None":
-    """What the two merged before."""
+    """What the two layers merged before, if anything."""
     from kvlite.cache.pair import Half
 
     below, above = lower.segment, upper.segment

@@ -133,8 +133,8 @@ class SimLayerKV(Holding):
         return Streaming(self.sinks, roll=self.bound_decode), line
 
     def attention_to_line(self, head_groups: list[KVHeadGroup], window: Window, line: int) -> float:
-        """Share of its attention that a layer pays to `line` entries of sink and window: the mean
-        over query heads and rows; of the sequences of a batch, the least."""
+        """The share of its attention that a layer pays to the sinks and the window, `line` entries:
+        the mean over query heads and rows, and the least of a batch's sequences."""
         import torch
 
         shares = []

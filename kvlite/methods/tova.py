@@ -37,7 +37,7 @@ class TOVA(Scored):
         return window_scores(head_group, window, "sum", "mean")
 
     def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
-        """What the token before attended to least, that token itself apart."""
+        """The entry that the previous token attended to least, except for that token itself."""
         import torch
 
         scores = self.decode_scores(head_group, position)

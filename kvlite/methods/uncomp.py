@@ -18,11 +18,11 @@ from kvlite.model.shape import ModelShape
 class UNComp(Observed):
     """Heads whose queries spread in more directions keep longer lines; the last few tokens vote,
     while reading and while answering, when each new token costs the entry with the fewest votes.
-    With `stage`, tokens are left behind between groups of layers, so that reading is faster too.
+    With `stage`, tokens are left behind between groups of layers, so that reading is faster, too.
 
     The paper has two groups of heads, the lower one's lines half as long. Groups come from a
     calibration of the model. The paper does not force the last tokens to go on between layers; here
-    they do, for the next token depends on them.
+    they do, since the next token depends on them.
 
     Attributes:
         window: last tokens, which vote and stay.
