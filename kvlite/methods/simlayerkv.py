@@ -54,6 +54,7 @@ class SimLayerKV(Holding):
     bound_decode: bool = False
 
     at_least = {"sinks": 0, "recent": 1, "last": 1}
+    compresses = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,8 +69,6 @@ class SimLayerKV(Holding):
             self.detect == "prefill" or not self.inner.compresses,
             f"prefill with {self.inner.name}, which cuts its layers before an answer begins",
         )
-
-    compresses = True
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         inner = self.inner.fitted(shape, calibration)
