@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvlite.cache import LayerCache
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, Method
-from kvlite.methods.allocation import Rounding, Short, largest_remainder, pyramid, uniform
+from kvlite.methods.allocation import Rounding, Short, largest_remainder, pyramid
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, Budget, parse_budget
 from kvlite.methods.kvx import KVX
 from kvlite.methods.layer_policy import layer_policies
@@ -177,7 +177,6 @@ def test_official_pyramid_overspends_as_the_released_code(
 
 
 def test_uniform() -> None:
-    assert uniform(7, 3) == [7, 7, 7]
     assert SnapKV().layer_budgets(3, 64, 1000) == Streaming().layer_budgets(3, 64, 1000) == [64] * 3
 
 

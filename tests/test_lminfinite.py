@@ -19,9 +19,9 @@ from kvlite.engine.sparse_attention import PositionClamp, SparseAttentionMask
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
+from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.lminfinite import LMInfinite
-from kvlite.methods.prefilling import LambdaMask
 from kvlite.model.rotary import Rotation, rotated
 from kvlite.ops.attention import attend_band, attend_masked
 

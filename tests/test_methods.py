@@ -698,7 +698,7 @@ def test_random_draws_evenly() -> None:
 def small(name: str) -> Method:
     """The method by its defaults, with a window that fits these lines."""
     method = METHODS[name]()
-    return parse_method(f"{name}:window=6") if hasattr(method, "window") else method
+    return parse_method(f"{name}:window=6") if "window" in method.defaults() else method
 
 
 def fills_its_lines(method: Method) -> bool:

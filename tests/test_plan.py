@@ -17,7 +17,7 @@ from kvlite.errors import SettingError
 from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
 from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.model.weights import Weights
-from kvlite.planner.candidates import oom_actions_here, open_planner
+from kvlite.planner.candidates import load_options_here, open_planner
 from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.max_context import reaches
@@ -62,7 +62,7 @@ def planner(model: str, vram: str = "24GiB", **settings: object) -> Planner:
 
 def plan(model: str, tokens: int, **settings: object) -> Plan:
     made = planner(model, **settings)
-    stream, weights = made.oom_actions[0]
+    stream, weights = made.load_options[0]
     return made.plan(next(made._choices(weights, stream)), tokens)
 
 
@@ -125,7 +125,7 @@ def test_what_fits_grows_with_what_is_given_up(llama_8b: str) -> None:
     full = [rows[weights, "full", "16"].tokens for weights in ("bf16", "int8", "nf4")]
     assert full == sorted(full)
     exact = planner(llama_8b, method="full")
-    choice = next(exact._choices(exact.oom_actions[0][1], "off"))
+    choice = next(exact._choices(exact.load_options[0][1], "off"))
     assert exact.plan(choice, full[0] - 64).fits
     assert not exact.plan(choice, full[0] + 600).fits
     assert rows["bf16", "the default", "16"].all_of_it
@@ -195,10 +195,10 @@ def test_what_is_streamed_can_be_chosen_beside_other_weights(
     llama_8b: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = card("24GiB")
-    oom_actions = oom_actions_here(
+    load_options = load_options_here(
         Settings(stream="disk", weights="bf16"), torch.device("cpu"), Path(llama_8b), room
     )
-    assert oom_actions == [("disk", Weights("bf16", torch.bfloat16))]
+    assert load_options == [("disk", Weights("bf16", torch.bfloat16))]
 
 
 def test_a_checkpoint_that_is_quantized_is_planned_as_it_is(llama_8b: str) -> None:

@@ -49,7 +49,7 @@ def test_a_wrapper_asks_the_method_it_holds_for_all_that_methods_say_of_themselv
         if member in vars(Method) and not member.startswith("_")
     }
     # What each says of itself, and never of another.
-    assert said - {"name", "summary", "paper"} <= vars(Holding).keys()
+    assert said - {"name", "summary", "paper", "at_least"} <= vars(Holding).keys()
     assert {"select", "layer_budgets", "decoding", "needs"} <= said
 
 
@@ -198,7 +198,7 @@ def test_a_method_has_a_page_with_a_measured_row(name: str) -> None:
 def test_the_document_names_what_there_is() -> None:
     text = DOC.read_text(encoding="utf-8")
     own = {name for name in vars(Method) if not name.startswith("_")}
-    for member in own - {"called", "require", "defaults", "spec", "caches_scores"}:
+    for member in own - {"require", "defaults", "spec", "caches_scores"}:
         assert f"`{member}" in text, member
     root = DOC.parents[1]
     paths = set(re.findall(r"`((?:kvlite|tests)/[\w/]+\.py)`", text)) - {

@@ -14,9 +14,10 @@ from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.allocation import LayerLine, layer_line
 from kvlite.methods.base import LayerView
-from kvlite.methods.competition import alike, compete
+from kvlite.methods.competition import compete
 from kvlite.methods.kvx import KVX
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.methods.select import alike
 from kvlite.methods.snapkv import SnapKV
 from tests.conftest import Tiny
 from tests.oracles import budgets, selection

@@ -15,7 +15,6 @@ from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
-from kvlite.methods.head_allocation import RankedHeads
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.scored import Scored
 from kvlite.methods.uncomp import UNComp
@@ -72,7 +71,8 @@ def test_heads_of_a_group_keep_lines_of_its_size(
 
 def test_groups_follow_the_calibration_not_the_order_of_heads() -> None:
     known = replace(ranked(3), head_wins=((0, 2, 0),) * 4, head_ranks=((1.0, 2.0, 3.0),) * 4)
-    assert RankedHeads(3, 0, known).sizes(1, 30, 9) == [20, 40, 30]
+    method = replace(grouped("snapkv:groups=3", 3), calibration=known)
+    assert method.head_sizes(1, 30, 9) == [20, 40, 30]
 
 
 @pytest.mark.parametrize(("size", "window", "kernel"), [(18, 8, 7), (12, 1, 1), (30, 4, 3)])

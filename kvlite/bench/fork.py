@@ -17,8 +17,8 @@ from kvlite.engine.prefill import Prefill, prefill
 from kvlite.engine.probe import Probe
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
+from kvlite.methods.capabilities import Reconstruction
 from kvlite.methods.layer_policy import ROOM, LayerPolicy, layer_policies, merge_below, share_out
-from kvlite.methods.prefilling import Reconstruction
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
 

@@ -71,4 +71,5 @@ def _explained(method: "type[Method]") -> str:
     row = _row(method)
     freed = "frees memory" if row["frees_memory"] else "frees no memory by itself"
     course = f"This method {freed}; while an answer is written, the cache {row['while_answering']}."
-    return "\n\n".join([*texts, course, f"Defaults: --method {written}"])
+    source = f"Source: {method.paper}."
+    return "\n\n".join([*texts, source, course, f"Defaults: --method {written}"])

@@ -186,7 +186,7 @@ def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> 
     seen = min(max(1, tokens or 1), shape.max_context)
 
     def budget(longest: int) -> int:
-        itemsize = planner.oom_actions[0][1].dtype.itemsize
+        itemsize = planner.load_options[0][1].dtype.itemsize
         return config.budget.resolve(shape, method, seen, longest, itemsize, config.kv_bits)
 
     try:

@@ -248,11 +248,13 @@ class Prefill:
     def _narrow(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
         after, through = self.policies[view.layer + 1 :], self.hidden.shape[1]
-        narrowing = after[0].narrowing if after else None
-        if narrowing is None or narrowing.width >= through:
+        pruning, width = (
+            (after[0].method.prefilling.pruning, after[0].width) if after else (None, None)
+        )
+        if pruning is None or width is None or width >= through:
             return
         with self.backend.timed():
-            going = narrowing.pruning.narrow(view, through, narrowing.width)
+            going = pruning.narrow(view, through, width)
             going = self.backend.slots(going).long()
         rows = going if self.rows is None else self.rows[going]
         self.hidden = self.hidden[:, going.to(self.hidden.device)]

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 from kvlite.cache import Selection
 from kvlite.methods import Method
-from kvlite.methods.base import LayerView, Needs, Outlook
-from kvlite.methods.decoding import Decoding
-from kvlite.methods.prefilling import Prefilling, Reconstruction
+from kvlite.methods.base import LayerView
+from kvlite.methods.capabilities import Decoding, Needs, Outlook, Prefilling, Reconstruction
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from kvlite.engine.heads import over_head_groups
 from kvlite.engine.layer_prefill import LayerPrefill, through
 from kvlite.engine.probe import Probe
 from kvlite.memory.oom import Safely, at_once
+from kvlite.methods.capabilities import Reconstruction
 from kvlite.methods.layer_policy import LayerPolicy
-from kvlite.methods.prefilling import Reconstruction
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, rotations_after
 from kvlite.offload import HostKVStore

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.errors import SettingError
+from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.layer_policy import LayerPolicy
-from kvlite.methods.prefilling import LambdaMask
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, require_steady, turned
 from kvlite.ops.attention import attend, attend_band, attend_causal, merge

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup
 from kvlite.cache.selection import wide
-from kvlite.methods.prefilling import VerticalSlash
+from kvlite.methods.capabilities import VerticalSlash
 from kvlite.methods.scores import Window, top, window_scores
 from kvlite.ops.attention import attend, attend_causal, merge
 

@@ -1,4 +1,4 @@
-"""What a device offers: memory that tensors may take, and how fast it is read."""
+"""What a device offers: memory for tensors, and its bandwidth."""
 
 import re
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import torch
 
 
-# What torch's allocator does not hand out: the driver's context, kernels, cuBLAS' workspaces.
+# Outside torch's allocator: the driver's context, kernels, cuBLAS' workspaces.
 CONTEXT = 600 << 20
-# Left alone, since a display or another program may want it: less is safe on Linux than where a
-# driver spills to host memory instead of saying that there is no more.
+# Left for a display and other programs: more where a driver spills to host memory instead of
+# failing.
 MARGIN, SPILLING_MARGIN = 700 << 20, 3 << 29
-# Of the host memory that is free, if nobody says how much: for recall, and for checkpoints.
+# With "auto", shares of the free host memory for recall and for checkpoints.
 TIER_SHARE, CHECKPOINT_SHARE = 0.5, 0.25
-# A plan's own error.
+# How far a plan may be off.
 ERROR = 0.02
 
-# GB/s, by what a card's name has in it; the first that does.
+# GB/s by a part of a card's name; the first match counts.
 _BANDWIDTHS = {
     "RTX 5090": 1792,
     "RTX 5080": 960,
@@ -58,13 +58,13 @@ class DeviceBudget:
     """Memory of a device that a plan may count on.
 
     Attributes:
-        name: of the device, for people.
+        name: as users see it.
         kind: "cpu" or "cuda".
-        total: bytes it has, or that may be taken of it.
-        context: of these, what is taken before the first tensor.
-        margin: of these, what is left alone.
-        host: bytes of host memory that are free.
-        bandwidth: bytes a second at which it reads its memory; None if that is not known.
+        total: bytes it has, or may take.
+        context: how many of these are taken before the first tensor.
+        margin: how many of these are left alone.
+        host: free bytes of host memory.
+        bandwidth: bytes a second, None if not known.
     """
 
     name: str
@@ -82,33 +82,31 @@ class DeviceBudget:
 
 
 def capped_bytes(vram: str) -> int | None:
-    """What `--vram` says, None for auto.
+    """The bytes that `--vram` allows, None for auto.
 
     Raises:
-        SettingError: it is no size, or none at all.
+        SettingError: it is not a size above zero.
     """
     return size_or_auto("--vram", vram, "24GiB, 800MB", least=1)
 
 
 def ram_limit(text: str, held: int) -> int:
-    """Bytes that a host store may take: as written, or with `auto` half of what is free without it.
-
-    Args:
-        held: bytes it takes now.
+    """Bytes that a host store may take: as written, or with `auto` half of what would be free
+    without the `held` bytes it has now.
 
     Raises:
-        SettingError: it is no size.
+        SettingError: it is not a size.
     """
     limit = size_or_auto("--recall-limit", text, "8GiB, 500MB")
     return int(TIER_SHARE * (psutil.virtual_memory().available + held)) if limit is None else limit
 
 
 def checkpoint_limit(text: str) -> int:
-    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what
-    is free.
+    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what is
+    free.
 
     Raises:
-        SettingError: it is no size.
+        SettingError: it is not a size.
     """
     limit = size_or_auto("--checkpoint-limit", text, "2GiB, 500MB")
     return int(CHECKPOINT_SHARE * psutil.virtual_memory().available) if limit is None else limit
@@ -118,7 +116,7 @@ def device_budget(device: "torch.device", vram: str) -> DeviceBudget:
     """What a device of this machine offers now.
 
     Raises:
-        SettingError: `vram` is no size.
+        SettingError: `vram` is not a size.
     """
     import torch
 
@@ -127,34 +125,29 @@ def device_budget(device: "torch.device", vram: str) -> DeviceBudget:
         total = free if cap is None else min(cap, free)
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
         return DeviceBudget(name, "cpu", total, 0, int(ERROR * total), free)
-    # Where a driver spills, torch may hold more than there is.
+    # Where a driver spills, torch may hold more than the card has.
     _, all_there = torch.cuda.mem_get_info(device)
     total, host = min(all_there if cap is None else cap, free), psutil.virtual_memory().available
     name = torch.cuda.get_device_properties(device).name
-    # The context is there already: it is not in what is free.
+    # The context exists already and is not part of what is free.
     return DeviceBudget(name, "cuda", total, 0, margin(), host, bandwidth(name))
 
 
 def card(vram: str, name: str = "") -> DeviceBudget:
-    """What a card offers that is not here.
-
-    Args:
-        vram: its size.
-        name: as its maker calls it.
-    """
+    """What a card of this size offers that is not in this machine."""
     total, shown = capped_bytes(vram) or 0, name or f"a card of {vram}"
     host = psutil.virtual_memory().available
     return DeviceBudget(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
 
 
 def hold(device: "torch.device", vram: str) -> None:
-    """Keep torch's allocator on a GPU to what may be taken; a CPU's tensors a meter counts."""
+    """Limit torch's allocator on a GPU to `vram`; on a CPU, a `TensorMeter` does that."""
     import torch
 
     cap = capped_bytes(vram)
     if device.type == "cpu":
         return
-    if cap is None:  # a model loaded before may have had one
+    if cap is None:  # an earlier model may have had a limit
         torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     total = torch.cuda.get_device_properties(device).total_memory
@@ -162,7 +155,7 @@ def hold(device: "torch.device", vram: str) -> None:
 
 
 def bandwidth(name: str) -> float | None:
-    """Bytes a second of a card's memory, if it is known."""
+    """Bytes a second of a card's memory, if the card is known."""
     found = (
         speed
         for part, speed in _BANDWIDTHS.items()
@@ -173,5 +166,5 @@ def bandwidth(name: str) -> float | None:
 
 
 def margin() -> int:
-    """Bytes that are left alone on this system."""
+    """Bytes to leave alone on this system."""
     return SPILLING_MARGIN if spills() else MARGIN

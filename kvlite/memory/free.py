@@ -1,4 +1,4 @@
-"""How much memory is free now, and letting go of what nobody needs."""
+"""How much memory is free, and releasing what nobody uses."""
 
 import gc
 from typing import TYPE_CHECKING
@@ -14,8 +14,7 @@ _CUBLAS = "CUBLAS_STATUS_ALLOC_FAILED"
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: of a device, of a library on it, or of the
-    host."""
+    """Whether an error means that memory ran out: on the device, in a library, or on the host."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -25,8 +24,8 @@ def is_oom(error: BaseException) -> bool:
 
 
 def free_bytes(device: "torch.device") -> int:
-    """Bytes that can be taken on a device now, by this process: what its driver has free, and what
-    torch holds there without using it; on a CPU what the system can give."""
+    """Bytes that this process can take on a device now: what the driver has free, and what torch
+    holds without using it; on a CPU, what the system has available."""
     import torch
 
     if device.type != "cuda":
@@ -37,8 +36,8 @@ def free_bytes(device: "torch.device") -> int:
 
 
 def release_memory(device: "torch.device") -> None:
-    """Give back what nothing refers to any more. Not to be called where an error is handled: its
-    traceback holds all that the failed work had made."""
+    """Free what nothing refers to any more. Do not call this while an error is handled: its
+    traceback keeps the tensors of the failed work alive."""
     import torch
 
     gc.collect()

@@ -21,8 +21,8 @@ _ASIDE: ContextVar[bool] = ContextVar("aside", default=False)
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """What is made in here is host memory, beside the device's. Where the device is a CPU, nothing
-    else tells one from the other."""
+    """Tensors made in here count as host memory, not the device's. Where the device is a CPU,
+    nothing else tells them apart."""
     token = _ASIDE.set(True)
     try:
         yield
@@ -35,10 +35,10 @@ class TensorMeter(TorchDispatchMode):
     once. It sees what torch's operators return, not their inner workspaces.
 
     Attributes:
-        live: bytes of the storages known and not yet freed, of the device.
-        host: likewise of host memory beside it.
+        live: bytes of storages on the device that are not freed yet.
+        host: likewise in host memory.
         peak: the most that `live` has been.
-        cap: what `live` may come to; None for any.
+        cap: the most that `live` may be; None for no limit.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class TensorMeter(TorchDispatchMode):
         device: torch.device = CPU,
         cap: int | None = None,
     ) -> None:
-        """Start with the storages of `held` (the weights) and, beside the device, `host` as
-        live."""
+        """Start with the storages of `held` on the device, and of `host` in host memory."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.host = 0
@@ -66,10 +65,10 @@ class TensorMeter(TorchDispatchMode):
         self.cap = cap
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, count what it returned.
+        """Run the operator and count what it returned.
 
         Raises:
-            torch.OutOfMemoryError: that is more than there may be.
+            torch.OutOfMemoryError: that is more than `cap`.
         """
         result = self._run(func, args, kwargs or {})
         for leaf in tree_iter(result):
@@ -88,7 +87,7 @@ class TensorMeter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not needed where nothing is compiled; it would cost as much as counting does."""
+        """True would cost as much as the counting, and nothing here is compiled."""
         return False
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -124,10 +123,10 @@ class TensorMeter(TorchDispatchMode):
 
 
 class PeakMeter:
-    """The peak a run reports, and what it must be measured with.
+    """Measures the peak that a run reports.
 
     Attributes:
-        phases: peaks of those that ended, by name.
+        phases: peaks of the phases that ended, by name.
     """
 
     def __init__(
@@ -142,8 +141,8 @@ class PeakMeter:
 
         Args:
             kind: "process" (the allocator's peak on CUDA) or "tensors".
-            held, host: tensors that are live already, on the device and beside it.
-            cap: bytes that live tensors of a CPU may come to; its own allocator keeps a GPU's.
+            held, host: live tensors on the device and in host memory.
+            cap: the limit of a CPU's live tensors in bytes; on a GPU the allocator has one.
         """
         self.device = device
         self.tensors = None
@@ -156,21 +155,20 @@ class PeakMeter:
 
     @property
     def of_tensors(self) -> bool:
-        """Whether the peak is that of tensors on the device, not of a process with all it has."""
+        """Whether the peak is that of tensors on the device, not of the whole process."""
         return self.tensors is not None or self.device.type == "cuda"
 
     @property
     def capped(self) -> TensorMeter | None:
-        """What keeps a CPU's tensors to a cap, if anything does."""
+        """The meter that limits a CPU's tensors, if there is a limit."""
         return None if self.tensors is None or self.tensors.cap is None else self.tensors
 
     def probe(self) -> AbstractContextManager[Any]:
-        """Enter this around every piece of torch work that is to be measured."""
+        """Enter this around all torch work that is to be measured."""
         return nullcontext() if self.tensors is None else self.tensors
 
     def end_phase(self, name: str) -> None:
-        """Note the peak of what was measured since the last phase ended, and measure anew; of a
-        process it cannot be."""
+        """Note the peak since the last phase ended and begin anew, unless it is the process'."""
         if not self.of_tensors:
             return
         self.phases[name] = self._peak
@@ -194,7 +192,7 @@ class PeakMeter:
 
 
 def peak_resident_bytes() -> int:
-    """The most resident memory this process has had."""
+    """The most resident memory that this process has had."""
     if sys.platform == "win32":
         import psutil
 

@@ -1,4 +1,4 @@
-"""A whole card, other programs included, as its driver counts it."""
+"""Memory of a whole card, other programs included, as its driver counts it."""
 
 import platform
 import sys
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardUse:
-    """Memory of a card now.
+    """Memory of a card now, in bytes.
 
     Attributes:
-        total, used: bytes, of all programs.
-        held: of these, what torch holds in this process, in use or not.
+        used: by all programs.
+        held: by torch in this process, in use or not.
     """
 
     total: int
@@ -28,23 +28,23 @@ class CardUse:
 
     @property
     def others(self) -> int:
-        """Bytes that this process' tensors do not account for: other programs, drivers."""
+        """Bytes of other programs and the driver."""
         return max(0, self.used - self.held)
 
     @property
     def free(self) -> int:
-        """Bytes nobody uses."""
+        """Bytes that nobody uses."""
         return max(0, self.total - self.used)
 
     @property
     def spilled(self) -> int:
-        """Bytes that torch holds and that are not on the card: the driver put them into host
-        memory without a word, where they are some ten times slower."""
+        """Bytes that torch holds and that are not on the card: the driver silently moved them to
+        host memory, which is about ten times slower."""
         return max(0, self.held - self.used)
 
 
 def card_use(device: "torch.device") -> CardUse | None:
-    """What a card's driver says; None where there is none to ask."""
+    """What a card's driver reports, None if there is no driver to ask."""
     import torch
 
     if device.type != "cuda":
@@ -62,13 +62,12 @@ def card_use(device: "torch.device") -> CardUse | None:
 
 
 def spills() -> bool:
-    """Whether drivers of this system put what a card cannot hold into host memory: Windows, and
-    Linux within it."""
+    """Whether drivers move what a card cannot hold to host memory: on Windows and in WSL."""
     return sys.platform == "win32" or "microsoft" in platform.uname().release.lower()
 
 
 def spill_note(use: CardUse | None) -> str:
-    """What a user should know of memory that is not where it should be; empty if all is well."""
+    """A warning about tensors in host memory; empty if there are none."""
     if use is None or not spills() or not use.spilled:
         return ""
     return (

@@ -1,8 +1,8 @@
 """When memory runs out: what is given up, in which order, so that the same answer goes on.
 
-Work is done in parts that can be done again. One that runs out of memory is tried once more when
-everything unused was let go of; then, each time, after one thing was given up that helps there.
-What costs nothing but time comes first, what costs quality last, or never.
+Work is done in parts that can be retried. A part that runs out of memory is tried once more after
+unused memory was released; then after giving up one thing at a time. What costs only time comes
+first, what costs quality last, or never.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,21 @@ from kvlite.memory.free import free_bytes, is_oom, release_memory
 T = TypeVar("T")
 
 OOMActions = dict[str, Callable[[], bool]]
-"""What a part of the work can do without, by the step's name: gives it up, and says whether it
-could. Each may be asked more than once."""
+"""What a part of the work can give up, by the step's name: a function that gives it up, and returns
+whether it could. It may be called more than once."""
 
 Tell = Callable[[str], None]
 
 
 class Safely(Protocol):
-    """Does a part of the work that can be done again; what survives memory running out, if
-    anything does."""
+    """Does a part of the work that can be retried."""
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """What the work gives."""
+        """The result of the work."""
 
 
 def at_once(work: Callable[[], T]) -> T:
-    """Do it; nothing survives."""
+    """Do the work without retries."""
     return work()
 
 
@@ -42,9 +41,9 @@ class OOMStep:
     """Something that can be given up.
 
     Attributes:
-        name: as metrics have it.
-        said: what people are told when it happens.
-        lossy: whether answers may be worse for it.
+        name: as in metrics.
+        said: what users are told when it happens.
+        lossy: whether answers may get worse.
     """
 
     name: str
@@ -73,29 +72,28 @@ class OOMPolicy:
     """What one conversation has given up so far, which stays given up for its later turns.
 
     Attributes:
-        device: on which memory runs out.
         never_lossy: stop rather than give up what costs quality.
-        tell: told in a sentence what is given up, when it is.
+        tell: called with a sentence when something is given up.
         taken: names of the steps, in order; one can come several times.
-        free: how many bytes can be taken on a device now.
+        free: returns how many bytes can be taken on a device now.
     """
 
     def __init__(self, device: torch.device, *, never_lossy: bool = False) -> None:
         self.device = device
         self.never_lossy = never_lossy
-        self.tell: Tell = _to_nobody
+        self.tell: Tell = lambda said: None
         self.taken: list[str] = []
         self.free = free_bytes
 
     def run(self, work: Callable[[], T], oom_actions: OOMActions) -> T:
-        """Do a part of the work, again and again while memory runs out.
+        """Do a part of the work, and retry it while memory runs out.
 
         Args:
-            work: changes nothing for good before all that it needs is allocated.
-            oom_actions: what it can do without.
+            work: must change nothing for good before all that it needs is allocated.
+            oom_actions: what it can give up.
 
         Raises:
-            OutOfMemory: there is nothing left to give up that would help here, or that may be.
+            OutOfMemory: nothing is left that can, or may, be given up.
         """
         tries = 0
         while True:
@@ -104,21 +102,21 @@ class OOMPolicy:
             except Exception as error:
                 if not is_oom(error):
                     raise
-            # The error is gone here, and with its traceback what the work had made.
+            # The error is gone here, and with its traceback the tensors of the failed work.
             release_memory(self.device)
             tries += 1
-            if tries > 1:
-                self._step_down(oom_actions)
+            if tries > 1 and not self._gave_up(oom_actions, lossless=self.never_lossy):
+                raise OutOfMemory(self._exhausted(oom_actions))
 
     def reserve_for(
         self, storage: int, workspace: Callable[[], int], oom_actions: OOMActions
     ) -> None:
-        """Before a large step: give up what costs no quality until there is memory enough for it,
-        or nothing more can be. A forecast may be too high, so nothing else is given up for it.
+        """Before a large step: give up what costs no quality until there is enough memory, or
+        nothing is left to give up. A forecast may be too high, so quality is not given up for it.
 
         Args:
-            storage: bytes it will hold; where there are fewer, nothing is given up in vain.
-            workspace: bytes it needs beside them, as things stand.
+            storage: bytes it will hold; if fewer are free, giving up anything would be in vain.
+            workspace: returns the bytes it needs besides.
         """
         while storage <= self.free(self.device) < storage + workspace():
             if not self._gave_up(oom_actions, lossless=True):
@@ -127,10 +125,6 @@ class OOMPolicy:
     def times(self, name: str) -> int:
         """How often a step was taken."""
         return self.taken.count(name)
-
-    def _step_down(self, oom_actions: OOMActions) -> None:
-        if not self._gave_up(oom_actions, lossless=self.never_lossy):
-            raise OutOfMemory(self._exhausted(oom_actions))
 
     def _gave_up(self, oom_actions: OOMActions, *, lossless: bool) -> bool:
         for oom_step in OOM_STEPS:
@@ -143,7 +137,7 @@ class OOMPolicy:
         return False
 
     def _granted(self, offer: Callable[[], bool]) -> bool:
-        """Ask for something; what there is no memory to give up is not."""
+        """Whether something could be given up; running out of memory meanwhile counts as no."""
         try:
             with torch.inference_mode():
                 return offer()
@@ -168,7 +162,3 @@ class OOMPolicy:
             f"out of memory on {self.device} with {free} free{gone}; the conversation is kept and "
             f"can go on: {remedy}"
         )
-
-
-def _to_nobody(said: str) -> None:
-    """Nobody listens."""

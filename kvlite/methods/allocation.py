@@ -13,13 +13,11 @@ BY_SCORES: tuple[LayerLine, ...] = ("entropy", "gini", "global")
 
 
 def largest_remainder(ideal: Sequence[float], total: int, low: int, high: int) -> list[int]:
-    """Round `ideal` entries a layer to integers within `low .. high` that sum to `total`.
+    """Round `ideal` entries of each layer to integers within `low .. high` that sum to `total`, or
+    to the nearest sum that these limits allow.
 
     The leftovers of rounding down go to the largest fractions, ties to the lower layer; what
     clamping adds or takes is shared out over the layers that are not clamped.
-
-    Returns:
-        One integer a layer; their sum is `total` brought within `len(ideal) * low .. high`.
     """
     layers = len(ideal)
     total = max(layers * low, min(total, layers * high))
@@ -47,11 +45,6 @@ def largest_remainder(ideal: Sequence[float], total: int, low: int, high: int) -
     return [fixed[i] if i in fixed else whole[i] for i in range(layers)]
 
 
-def uniform(average: int, layers: int) -> list[int]:
-    """The same for every layer."""
-    return [average] * layers
-
-
 def pyramid(
     average: int,
     layers: int,
@@ -72,7 +65,7 @@ def pyramid(
     Args:
         average: mean entries a layer, the window included.
         seen: tokens to choose from.
-        window: entries every layer keeps beside the line; 0 for a line alone (KV-X).
+        window: entries that every layer keeps beside the line; 0 for a line alone (KV-X).
         beta: the last layer's share of the mean is 1 / beta; 1 is uniform.
         rounding: "exact" sums to `average * layers`; "official" rounds the step down as the
             released code does, which spends more than was asked for.
@@ -81,13 +74,13 @@ def pyramid(
         least: entries of the line that every layer gets.
 
     Returns:
-        Entries a layer, the window included.
+        Entries of each layer, the window included.
     """
     chosen, available = average - window, seen - window
     if chosen >= available:
         return [seen] * layers
     if layers == 1 or (short == "uniform" and seen < 2 * chosen):
-        return uniform(average, layers)
+        return [average] * layers
     if rounding == "official":
         bottom = int(chosen // beta)
         top = 2 * chosen - bottom
@@ -114,24 +107,20 @@ def layer_line(
     beta: float,
     least: int = 1,
 ) -> list[int]:
-    """Budgets of a kind; uniform for prompts within the budget, and for the kinds that layers
-    settle by their votes, once all are read.
+    """Budgets on a line over layers; uniform for prompts within the budget, and for the kinds that
+    layers share out by their scores once all are read.
 
-    The line is drawn over what a layer keeps beside `beside` entries. "pyramid" is `pyramid`'s.
-    "geometric" falls by the same factor from layer to layer, between ends in the pyramid's
-    proportion, 2 beta - 1 to 1; "exponential" by that factor's square, so that the first layers
-    get nearly all. PyramidKV, section 6.5 (Table 4), compares such lines and gives no formulas;
-    these are ours.
+    "pyramid" is `pyramid`'s. "geometric" falls by the same factor from layer to layer, between ends
+    in the pyramid's proportion, 2 beta - 1 to 1; "exponential" by that factor's square, so that the
+    first layers get nearly all. PyramidKV, section 6.5 (Table 4), compares such lines and gives no
+    formulas; these are ours.
 
     Args:
-        kind: the line.
-        average, seen: as in `pyramid`.
-        beside: entries every layer keeps beside the line.
-        beta: steepness; 1 is uniform.
-        least: entries of the line that every layer gets.
+        average, seen, beta, least: as for `pyramid`.
+        beside: entries that every layer keeps beside the line.
     """
     if seen <= average or layers == 1 or kind == "uniform" or kind in BY_SCORES:
-        return uniform(average, layers)
+        return [average] * layers
     if kind == "pyramid":
         return pyramid(average, layers, seen, window=beside, beta=beta, least=least)
     steepness = 1 if kind == "geometric" else 2
@@ -154,11 +143,11 @@ def by_groups(
     first's makes up the mean.
 
     Args:
-        groups: of each layer, rising from 0.
-        average, seen, beside, beta, least: as in `layer_line`.
+        groups: the group of each layer, rising from 0.
+        average, seen, beside, beta, least: as for `layer_line`.
     """
     if seen <= average or not max(groups):
-        return uniform(average, len(groups))
+        return [average] * len(groups)
     chosen, layers = average - beside, len(groups)
     low = chosen / beta
     falls = [group / max(groups) for group in groups]
@@ -170,8 +159,8 @@ def by_groups(
 
 
 def filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:
-    """Budgets with the same sum, where one that exceeds what its layer holds lends the rest to
-    layers that hold more than theirs, evenly; what nobody can take stays."""
+    """The same budgets, except that a layer that holds less than its budget lends the rest, evenly,
+    to layers that hold more than theirs; what nobody can take stays."""
     given = list(budgets)
     spare = sum(max(0, budget - most) for budget, most in zip(budgets, held, strict=True))
     taken = 0

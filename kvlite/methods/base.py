@@ -1,40 +1,22 @@
 """What a method is: how much each layer keeps, which entries, and what gives way in decode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvlite.errors import SettingError
-from kvlite.methods.across import Across
-from kvlite.methods.allocation import uniform
-from kvlite.methods.decoding import Decoding
-from kvlite.methods.prefilling import Prefilling
+from kvlite.methods.capabilities import Across, Decoding, Needs, Prefilling
 from kvlite.methods.scores import Window
+from kvlite.methods.types import KVHeadGroup, Line, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from kvlite.cache import KVHeadGroup, Line, Selection
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a method wants to know of the queries still to come.
-
-    Attributes:
-        future: next positions they are expected at.
-        skipped: first positions whose queries do not count.
-    """
-
-    future: int
-    skipped: int
 
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer as it stands when all new tokens went through it.
+    """One layer when all new tokens went through it.
 
     Attributes:
         layer: its index in the model.
@@ -42,117 +24,65 @@ class LayerView:
         window: the last queries read, as many as `Method.needs` asks for.
         budget: entries a KV head may keep.
         provision: entries it may keep until all layers are read, for methods whose layers share
-            the budget by their votes; else None.
+            the budget by their scores; else None.
         head_alias: KV heads dropped before, which are in no head group, and the head that stands in
             for each.
     """
 
     layer: int
-    head_groups: "list[KVHeadGroup]"
+    head_groups: list[KVHeadGroup]
     window: Window
     budget: int
     provision: int | None = None
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def lines(self) -> "list[Line]":
-        """What each head group holds."""
+    def lines(self) -> list[Line]:
+        """How many heads each head group has, and entries a head."""
         return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
 
+    def keep(self, slots: Iterable[Tensor]) -> list[Selection]:
+        """What `select` returns, given the slots of each head group that stay."""
+        from kvlite.cache import Selection
 
-@dataclass(frozen=True)
-class Needs:
-    """What a method has to be given to choose; nothing, for some.
+        both = zip(self.head_groups, slots, strict=True)
+        return [Selection(head_group, each) for head_group, each in both]
 
-    Attributes:
-        queries: how many of the last queries read `select` wants in `view.window`; or, given the
-            budget, how many.
-        attention: it chooses by attention, of queries in `view.window` or remembered by a head
-            group, so that `view.window.backend` may lie elsewhere; else that is on the device.
-        outlook: what it wants to know of the queries to come, in `view.window`.
-        calibration: `fitted` looks at what was measured of the model.
-    """
+    def keep_all(self) -> list[Selection]:
+        """What `select` returns to drop nothing."""
+        from kvlite.cache import Selection
 
-    queries: int | Callable[[int], int] = 0
-    attention: bool = False
-    outlook: Outlook | None = None
-    calibration: bool = False
-
-    def num_queries(self, budget: int) -> int:
-        """How many of the last queries it wants."""
-        return self.queries(budget) if callable(self.queries) else self.queries
+        return [Selection.everything(head_group) for head_group in self.head_groups]
 
 
 NO_OPTION = {"option": False}
-"""Metadata of a method's field that is no option of the user's."""
+"""Metadata of a method's field that users cannot set."""
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to keep a cache small. Pure: all state is in the head groups it is shown.
+    """A way to keep a cache small. It is pure: all state is in the head groups it is shown.
 
-    Subclasses are frozen dataclasses; their fields are the options a user can set. What they say
-    of reading, answering and whole layers depends on these alone, and is made once: the engine
-    asks for it in every layer of every step.
+    Subclasses are frozen dataclasses; their fields are the options a user can set. What depends on
+    the options alone (`needs`, `prefilling`, `decoding`, `across`) is a class attribute or a cached
+    property, because the engine reads it in every layer of every step.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
+    at_least: ClassVar[Mapping[str, int]] = {}
+    """The lowest value of options that have one; those of base classes count, too."""
 
-    @property
-    def compresses(self) -> bool:
-        """Whether it ever drops anything."""
-        return True
-
-    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
-        """This method for one model: what depends on it, and was left open, filled in.
-
-        Args:
-            calibration: what was measured of the model, if it was.
-
-        Raises:
-            SettingError: it needs a calibration and there is none.
-        """
-        return self
-
-    def require_calibration(self, calibration: Calibration | None) -> Calibration:
-        """The calibration.
-
-        Raises:
-            SettingError: there is none.
-        """
-        if calibration is None:
-            raise SettingError(
-                f"{self.spec} needs to know this model's heads and layers: run `kvlite calibrate "
-                "MODEL` once, which takes a few minutes"
-            )
-        return calibration
-
-    @cached_property
-    def across(self) -> Across:
-        """What it decides about whole layers: merges them, lets them share the budget, or leaves
-        them to other methods."""
-        return Across()
+    def __post_init__(self) -> None:
+        for kind in reversed(type(self).__mro__):
+            for option, lowest in vars(kind).get("at_least", {}).items():
+                self.require(option, getattr(self, option) >= lowest, f"{lowest} or more")
 
     @abstractmethod
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         """Which entries of a layer stay, once it has been read; called only if it holds more
         than its budget."""
-
-    def head_substitutes(self, view: LayerView) -> dict[int, int]:
-        """KV heads that a layer drops altogether, and for each the head whose attention output
-        takes the place of its own from then on; asked with `select`."""
-        return {}
-
-    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """Entries a KV head each layer keeps, summing to `layers * average`.
-
-        Args:
-            average: mean entries a KV head and layer, windows and sinks included.
-            seen: tokens read so far.
-        """
-        return uniform(average, layers)
 
     @cached_property
     def needs(self) -> Needs:
@@ -161,37 +91,71 @@ class Method(ABC):
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """What is left out, or done once more, while a text is read."""
+        """What it changes in prefill."""
         return Prefilling()
 
     @cached_property
     def decoding(self) -> Decoding:
-        """What becomes of entries while answering."""
+        """What it changes in decode."""
         return Decoding()
 
-    @property
-    def caches_scores(self) -> bool:
-        """Whether rows hold what was found while reading, and are kept from turn to turn, instead
-        of beginning anew with the last queries."""
-        return self.decoding.cumulative or self.prefilling.reconstruction is not None
+    @cached_property
+    def across(self) -> Across:
+        """What it decides about whole layers: merges them, lets them share the budget, or leaves
+        them to other methods."""
+        return Across()
 
     @property
     def min_budget(self) -> int:
         """The smallest mean budget that makes sense."""
         return 1
 
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        """Entries a KV head of each layer keeps, summing to `layers * average`.
+
+        Args:
+            average: mean entries a KV head and layer, windows and sinks included.
+            seen: tokens read so far.
+        """
+        return [average] * layers
+
     @property
-    def variable_head_lens(self) -> bool:
-        """Whether a layer's heads may keep different numbers of entries, of the same mean."""
+    def needs_calibration(self) -> bool:
+        """Whether `fitted` looks at a calibration of the model."""
         return False
+
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
+        """This method for one model, with what depends on the model filled in.
+
+        Raises:
+            SettingError: an option does not fit the model, or a calibration is needed and there is
+                none.
+        """
+        return self
+
+    @property
+    def compresses(self) -> bool:
+        """Whether it ever drops anything."""
+        return True
 
     @property
     def respects_budget(self) -> bool:
         """Whether a cut leaves no more than the budget."""
         return True
 
+    @property
+    def variable_head_lens(self) -> bool:
+        """Whether heads of a layer may keep different numbers of entries, of the same mean."""
+        return False
+
+    @property
+    def caches_scores(self) -> bool:
+        """Whether a head group's rows hold scores found in prefill and are kept from turn to turn,
+        instead of beginning anew with the last queries."""
+        return self.decoding.cumulative or self.prefilling.reconstruction is not None
+
     def require(self, option: str, holds: bool, policy: str) -> None:
-        """Raises SettingError naming the option if its value breaks `policy`."""
+        """Raises SettingError naming the option unless its value holds to `policy`."""
         if not holds:
             value = getattr(self, option)
             raise SettingError(f"{self.name}:{option}={value} is out of range: it must be {policy}")

@@ -1,4 +1,4 @@
-"""How much a user wants to keep: entries, a share of what was read, or bytes."""
+"""How much to keep: entries, a share of what was read, or bytes."""
 
 import re
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from kvlite.methods.layer_policy import PACKED_ROOM, ROOM
 from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
-# No model has heads so small that a cache of less would hold anything of use.
+# A smaller cache would hold nothing useful, however small a model's heads are.
 LEAST_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget as it was asked for; exactly one of the three is set.
+    """A budget as a user asked for it; exactly one of the first three is set.
 
     Attributes:
         entries: entries a KV head and layer.
         share: part of the tokens read, above 0 and at most 1.
         nbytes: bytes of all layers.
-        least: entries a share never goes below.
+        least: the fewest entries that a share may come to.
     """
 
     entries: int | None = None
@@ -41,17 +41,15 @@ class Budget:
         itemsize: int,
         bits: KVBits | None = None,
     ) -> int:
-        """Mean entries a KV head and layer for an answer.
+        """Mean entries a KV head and layer.
 
         Args:
-            seen: tokens read before it.
-            longest: tokens the answer may have, which methods that are not bounded add to what
-                they keep.
-            itemsize: bytes of a number of the cache that is not quantized.
-            bits: how the others are, if any.
+            seen: tokens read before the answer.
+            longest: tokens the answer may have.
+            itemsize: bytes of a number in the cache that is not quantized.
 
         Raises:
-            SettingError: the bytes hold too little, or the method does not keep to a size.
+            SettingError: the bytes are too few, or the method cannot keep to a size.
         """
         if self.entries is not None:
             return self.entries
@@ -83,7 +81,7 @@ class Budget:
 
 
 class _LineBytes:
-    """Bytes of one KV head's line in one layer, by its entries."""
+    """Converts between the entries of one KV head in one layer and bytes."""
 
     def __init__(
         self, shape: ModelShape, itemsize: int, remembered: int, bits: KVBits | None
@@ -97,12 +95,12 @@ class _LineBytes:
             self.recent += bits.group if bits.by_channel else 0
 
     def of(self, entries: int) -> int:
-        """At most, of so many entries."""
+        """The most bytes that so many entries take."""
         older = max(0, entries - self.recent)
         return (entries - older) * self.exact + (older * self.packed + self.mean if older else 0)
 
     def longest(self, nbytes: int) -> int:
-        """How many entries they hold."""
+        """How many entries fit into so many bytes."""
         spare = nbytes - self.recent * self.exact - self.mean
         return self.recent + spare // self.packed if spare >= 0 else nbytes // self.exact
 
@@ -162,7 +160,7 @@ def method_and_budget(method: str, budget: str | int) -> tuple[Method, Budget]:
     """The method and the budget a user wrote.
 
     Raises:
-        SettingError: one of them is none, or they do not fit each other.
+        SettingError: one of them cannot be parsed, or they do not fit each other.
     """
     chosen, budget_spec = parse_method(method), parse_budget(budget)
     if budget_spec.entries is not None:

@@ -1,16 +1,13 @@
-"""Heads that compete for entries, and layers that get a share by how their votes are spread."""
+"""Heads that compete for entries, and layers that share the budget by their scores."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING
 
-from kvlite.methods.allocation import largest_remainder
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvlite.methods.allocation import LayerLine, largest_remainder
+from kvlite.methods.select import between, to_choose, won
+from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
 
 
-def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]]:
+def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     """How many of its best entries each head keeps, if the best of all heads stay.
 
     Heads of a batch are counted together: a head's k-th best score is the mean over sequences.
@@ -46,74 +43,96 @@ def compete(scores: "Sequence[Tensor]", total: int, sure: int) -> list[list[int]
     ]
 
 
-def compete_everywhere(
-    scores: "Sequence[Sequence[Tensor]]", total: int, sure: int
-) -> list[list[list[int]]]:
-    """As `compete`, over the heads of all layers: a count for each head of each layer's head
-    groups."""
-    counts = iter(compete([head_group for layer in scores for head_group in layer], total, sure))
-    return [[next(counts) for _ in layer] for layer in scores]
-
-
-def alike(counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """Heads with the same count, together: (count, heads), by rising count."""
-    order = sorted(range(len(counts)), key=lambda head: counts[head])
-    groups = groupby(order, key=lambda head: counts[head])
-    return [(count, tuple(heads)) for count, heads in groups]
-
-
-def entropy(votes: "Tensor") -> float:
-    """Nats of votes as a distribution over candidates, mean over a batch and heads.
+def share_by_scores(
+    kind: LayerLine,
+    layers: Sequence[LayerCache],
+    average: int,
+    *,
+    first: int,
+    last: int,
+    floor: float,
+    per_head: bool,
+) -> list[list[Selection]]:
+    """What each layer keeps once all are read: all heads of all layers compete ("global"), or each
+    layer gets a share by how its scores are spread ("entropy", "gini").
 
     Args:
-        votes: `(batch, heads, candidates)`.
+        average: mean entries a KV head and layer.
+        first, last: entries at the ends of a head that stay.
+        floor: the share of an equal head's choice that every head is sure of.
+        per_head: a layer's heads compete for its share.
     """
-    import torch
+    chosen = average - first - last
+    sure = int(floor * chosen)
+    scores = [
+        [between(_scores(head_group), first, last) for head_group in layer.head_groups]
+        for layer in layers
+    ]
+    if kind == "global":
+        head_groups = [head_group for layer in layers for head_group in layer.head_groups]
+        total = to_choose(head_groups, average, first, last)
+        found = iter(compete([each for layer in scores for each in layer], total, sure))
+        counts = [[next(found) for _ in layer] for layer in scores]
+    else:
+        lines = by_spread(scores, kind, chosen, max(1, sure))
+        counts = [
+            compete(each, line * sum(part.shape[1] for part in each), sure if per_head else line)
+            for each, line in zip(scores, lines, strict=True)
+        ]
+    return [
+        won(layer.head_groups, each, count, first, last)
+        for layer, each, count in zip(layers, scores, counts, strict=True)
+    ]
 
-    share = votes / votes.sum(-1, keepdim=True).clamp(min=1e-30)
-    return float(-torch.special.xlogy(share, share).sum(-1).mean())
+
+def _scores(head_group: KVHeadGroup) -> Tensor:
+    assert head_group.selection_scores is not None
+    return head_group.selection_scores
 
 
-def gini(votes: "Tensor") -> float:
-    """Gini coefficient of votes over candidates, 0 if all are alike, mean over a batch and heads.
-
-    Args:
-        votes: `(batch, heads, candidates)`.
-    """
-    import torch
-
-    count = votes.shape[-1]
-    rank = torch.arange(1, count + 1, device=votes.device)
-    weighed = (votes.sort(-1).values * (2 * rank - count - 1)).sum(-1)
-    return float((weighed / (count * votes.sum(-1)).clamp(min=1e-30)).mean())
-
-
-SPREAD: dict[str, Callable[["Tensor"], float]] = {"entropy": entropy, "gini": gini}
-
-
-def by_spread(
-    votes: "Sequence[Sequence[Tensor]]", kind: str, average: int, least: int
-) -> list[int]:
-    """Lines of each layer in proportion to the spread of its votes.
+def by_spread(scores: Sequence[Sequence[Tensor]], kind: str, average: int, least: int) -> list[int]:
+    """Lines of each layer in proportion to the spread of its scores.
 
     Source: "PyramidKV", section 6.5: layers with higher entropy, or a higher Gini coefficient,
-    get more. There over all attention, here over the votes for what a layer was provided with.
+    get more. There over all attention, here over the scores of what a layer was provided with.
 
     Args:
-        votes: of each head group of each layer, `(batch, heads, candidates)`.
-        kind: "entropy" or "gini".
+        scores: of each head group of each layer, `(batch, heads, candidates)`.
         average: mean of the lines.
         least: the shortest line.
 
     Returns:
         Entries of each layer's lines; they sum to `average * layers`, or to all there is.
     """
-    sizes = [[(each.shape[1], each.shape[2]) for each in layer] for layer in votes]
+    sizes = [[(each.shape[1], each.shape[2]) for each in layer] for layer in scores]
     weights = [
         sum(SPREAD[kind](each) * heads for each, (heads, _) in zip(layer, size, strict=True))
         / sum(heads for heads, _ in size)
-        for layer, size in zip(votes, sizes, strict=True)
+        for layer, size in zip(scores, sizes, strict=True)
     ]
-    total, most = average * len(votes), min(max(n for _, n in layer) for layer in sizes)
+    total, most = average * len(scores), min(max(n for _, n in layer) for layer in sizes)
     ideal = [total * weight / (sum(weights) or 1.0) for weight in weights]
     return largest_remainder(ideal, total, min(least, most), most)
+
+
+def entropy(scores: Tensor) -> float:
+    """Nats of scores `(batch, heads, candidates)` as a distribution over candidates; the mean over
+    a batch and heads."""
+    import torch
+
+    share = scores / scores.sum(-1, keepdim=True).clamp(min=1e-30)
+    return float(-torch.special.xlogy(share, share).sum(-1).mean())
+
+
+def gini(scores: Tensor) -> float:
+    """Gini coefficient of scores `(batch, heads, candidates)`, 0 if all are alike; the mean over a
+    batch and heads."""
+    import torch
+
+    count = scores.shape[-1]
+    rank = torch.arange(1, count + 1, device=scores.device)
+    weighed = (scores.sort(-1).values * (2 * rank - count - 1)).sum(-1)
+    return float((weighed / (count * scores.sum(-1)).clamp(min=1e-30)).mean())
+
+
+SPREAD: dict[str, Callable[["Tensor"], float]] = {"entropy": entropy, "gini": gini}

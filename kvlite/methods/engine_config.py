@@ -1,8 +1,7 @@
-"""Settings as the engine takes them: every text parsed, once, before anything is read or loaded.
+"""Settings as the engine takes them: methods, budgets, bits and sizes are parsed, once.
 
-`Settings` checks types and ranges and imports nothing. Here methods, budgets, bits and sizes are
-parsed: before a profile is saved, a document read or a model loaded, so that an error names the
-variable or the file that a text comes from. Nothing here imports torch.
+This happens before a profile is saved, a document read or a model loaded, so that an error names
+the variable or the file that a value comes from. Nothing here imports torch.
 """
 
 import re
@@ -21,14 +20,12 @@ from kvlite.methods.layer_policy import require_growing, require_in_sight
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings and what their texts mean; replaced whole when a setting changes.
+    """Settings and their parsed values; replaced whole when a setting changes.
 
     Attributes:
-        settings: as they were given.
         method: not fitted to a model yet.
-        budget: how much of what was read the cache keeps.
-        kv_bits: of keys and values in the cache; None if they are not quantized.
-        recall_bits: likewise, of what is kept to be recalled.
+        kv_bits: of the cache; None if it is not quantized.
+        recall_bits: likewise, of the host store.
     """
 
     settings: Settings
@@ -39,11 +36,11 @@ class EngineConfig:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "EngineConfig":
-        """Parse them.
+        """Parse settings.
 
         Raises:
-            SettingError: a method, a budget, bits or a limit mean nothing, or the first two do not
-                fit each other.
+            SettingError: a method, a budget, bits or a limit cannot be parsed, or method and budget
+                do not fit each other.
         """
         method, budget = method_and_budget(settings.method, settings.budget)
         ram_limit(settings.recall_limit, 0)
@@ -52,19 +49,16 @@ class EngineConfig:
         return cls(settings, method, budget, *bits)
 
     def after_load(self, values: Mapping[str, Any]) -> "EngineConfig":
-        """With some settings changed, once a model is loaded.
-
-        Raises:
-            SettingError: as `Settings.after_load` and `from_settings`.
-        """
+        """With some settings changed after a model was loaded; raises as `Settings.after_load` and
+        `from_settings`."""
         if not values:
             return self
         return EngineConfig.from_settings(self.settings.after_load(values))
 
     @property
     def ignores_recall(self) -> bool:
-        """Whether a turn does not look at what can be recalled, which later turns may: they read
-        again what they missed."""
+        """Whether a turn does not recall, although later turns may: these read again what they
+        missed."""
         return self.method.prefilling.mask is not None and self.settings.recall == "auto"
 
     @property
@@ -74,16 +68,13 @@ class EngineConfig:
 
 
 def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of) -> EngineConfig:
-    """Check what settings mean, each of them and together: all that can be refused without a model.
+    """Parse settings and refuse all that can be refused without a model.
 
     Args:
-        called: what a setting's value is called where it was given, for errors.
-
-    Returns:
-        What they mean.
+        called: given a setting's name, what errors call it: what it is called where it was given.
 
     Raises:
-        SettingError: one of them means nothing, or they do not fit each other.
+        SettingError: one of them cannot be parsed, or they do not fit each other.
     """
     for name in _READERS:
         require_meaning(name, getattr(settings, name), called(name))
@@ -94,14 +85,7 @@ def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of)
 
 
 def require_meaning(name: str, value: Any, called: str) -> None:
-    """Check what a setting's value means.
-
-    Args:
-        called: what the value is called where it was given, for the error.
-
-    Raises:
-        SettingError: it means nothing.
-    """
+    """Raises SettingError if a setting's value cannot be parsed; the error calls it `called`."""
     read = _READERS.get(name)
     if read is None:
         return
@@ -116,7 +100,7 @@ def require_meaning(name: str, value: Any, called: str) -> None:
 
 
 def _require_device(text: str) -> None:
-    """A GPU that is not here may be planned for."""
+    # A GPU that is not here may be planned for.
     if re.fullmatch(r"auto|(cpu|cuda)(:[0-9]{1,3})?", text) is None:
         raise SettingError(f"unknown device {text!r}: use auto, cpu or cuda")
 

@@ -1,18 +1,12 @@
 """ExpectedAttention: what queries still to come are likely to look at."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.methods.base import Needs, Outlook
+from kvlite.methods.capabilities import Needs, Outlook
 from kvlite.methods.scored import Scored
-from kvlite.methods.scores import Expected, Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.scores import Window
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -20,9 +14,8 @@ class ExpectedAttention(Scored):
     """Takes the queries to come for draws from the distribution of those just read, rotated to
     where they will stand, and keeps what they are expected to look at.
 
-    Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries
-    Distribution", section 3, and its code in kvpress. The queries are those of this turn, so what
-    a later turn keeps is judged by its own. Soft caps of the logits are left out of the estimate.
+    Queries are those of this turn, so a later turn judges by its own. Soft caps of the logits are
+    left out of the estimate, which otherwise is that of kvpress.
 
     Attributes:
         future: next positions, over which the rotation of the queries is averaged.
@@ -31,9 +24,9 @@ class ExpectedAttention(Scored):
         use_values: weigh an entry by the length of its value.
     """
 
-    name: ClassVar[str] = "expectedattention"
-    summary: ClassVar[str] = "keeps what future queries are expected to attend to"
-    paper: ClassVar[str] = (
+    name = "expectedattention"
+    summary = "keeps what future queries are expected to attend to"
+    paper = (
         "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries "
         "Distribution, section 3"
     )
@@ -43,57 +36,38 @@ class ExpectedAttention(Scored):
     use_covariance: bool = True
     use_values: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("future", self.future >= 1, "1 or more")
-        self.require("sinks", self.sinks >= 0, "0 or more")
+    at_least = {"future": 1, "sinks": 0}
 
     @cached_property
     def needs(self) -> Needs:
-        """The next positions; queries of the sinks' are unlike all others."""
-        return replace(super().needs, outlook=Outlook(self.future, self.sinks))
+        return Needs(attention=True, outlook=Outlook(self.future, self.sinks))
 
-    def ends(self, budget: int) -> tuple[int, int]:
-        """The sinks."""
-        return self.sinks, 0
-
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Expected attention among the entries after the sinks, times the length of the value."""
-        assert window.expected is not None
-        return [
-            window.beside(self._group_scores(head_group, window, window.expected))
-            for head_group in head_groups
-        ]
-
-    def _group_scores(
-        self, head_group: "KVHeadGroup", window: Window, expected: Expected
-    ) -> "Tensor":
         import torch
         import torch.nn.functional as F
 
         from kvlite.ops.attention import grouped
 
-        mean = grouped(expected.mean[:, :, None], window.kv_heads).squeeze(3)
-        covariance = grouped(expected.covariance, window.kv_heads)
-        votes = []
+        assert window.expected is not None
+        mean = grouped(window.expected.mean[:, :, None], window.kv_heads).squeeze(3)
+        covariance = grouped(window.expected.covariance, window.kv_heads)
+        scores = []
         for index, head in enumerate(head_group.heads):
             keys = head_group.keys[:, index, self.sinks : head_group.used].float() * window.scale
             each = [
                 self._logits(keys, mean[:, head, i], covariance[:, head, i]).softmax(-1)
                 for i in range(mean.shape[2])
             ]
-            votes.append(torch.stack(each, 1).mean(1))
-        attention = torch.stack(votes, 1)
+            scores.append(torch.stack(each, 1).mean(1))
+        attention = torch.stack(scores, 1)
         if self.use_values:
             attention *= head_group.values[:, :, self.sinks : head_group.used].float().norm(dim=-1)
-        return F.pad(attention, (head_group.used - attention.shape[-1], 0))
+        return window.beside(F.pad(attention, (head_group.used - attention.shape[-1], 0)))
 
-    def _logits(self, keys: "Tensor", mean: "Tensor", covariance: "Tensor") -> "Tensor":
-        """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`.
-
-        Args:
-            keys: `(batch, n, dim)` float32, scaled.
-        """
+    def _logits(self, keys: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`, for scaled keys
+        `(batch, n, dim)` float32."""
         import torch
 
         logits = torch.matmul(keys, mean[..., None]).squeeze(-1)

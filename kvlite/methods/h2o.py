@@ -1,18 +1,13 @@
 """H2O: what was looked at most by all tokens so far, and the recent ones."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from kvlite.methods.decoding import Decoding
+from kvlite.methods.capabilities import Decoding
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
@@ -20,20 +15,19 @@ class H2O(Scored):
     """Heavy hitters: the entries with the most attention, added up over all queries since the
     first, and the most recent ones; while answering, the lightest one gives way.
 
-    Source: "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
-    Models", section 4; half of the line recent, as in its experiments. All of a prompt's queries
-    vote, so reading forms their attention a second time. The vote of a KV head is the mean over
-    its query heads.
+    Half of the line is recent, as in the paper's experiments. All of a prompt's queries vote, so
+    reading forms their attention a second time. The vote of a KV head is the mean over its query
+    heads.
 
     Attributes:
         recent: last entries that stay; 0 for half of the line.
-        norm: "sum" as the paper; "mean" divides by how many queries could see an entry, which the
-            sum's liking for early tokens forgets.
+        norm: "sum" as in the paper; "mean" divides by how many queries could see an entry, which
+            removes the sum's bias toward early tokens.
     """
 
-    name: ClassVar[str] = "h2o"
-    summary: ClassVar[str] = "keeps the most attended tokens so far, and the latest"
-    paper: ClassVar[str] = (
+    name = "h2o"
+    summary = "keeps the most attended tokens so far, and the latest"
+    paper = (
         "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models, "
         "section 4"
     )
@@ -41,24 +35,19 @@ class H2O(Scored):
     recent: int = 0
     norm: Literal["sum", "mean"] = "sum"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("recent", self.recent >= 0, "0 or more")
+    at_least = {"recent": 0}
 
     def ends(self, budget: int) -> tuple[int, int]:
-        """The recent entries."""
         return 0, self.recent or max(1, budget // 2)
 
     @cached_property
     def decoding(self) -> Decoding:
-        """All queries so far vote; one token in, one out."""
         return Decoding(rows=1, cumulative=True, evict=self.evict)
 
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """The attention each entry got so far."""
-        return [window.beside(self._weight(head_group, window.end)) for head_group in head_groups]
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
+        return window.beside(self._weight(head_group, window.end))
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""
         import torch
 
@@ -66,7 +55,7 @@ class H2O(Scored):
         weight = self._weight(head_group, position)
         return weight.masked_fill(head_group.positions > position - last, torch.inf).argmin(-1)
 
-    def _weight(self, head_group: "KVHeadGroup", seen: int) -> "Tensor":
+    def _weight(self, head_group: KVHeadGroup, seen: int) -> Tensor:
         if self.norm == "sum":
             return head_group.scores()
         return head_group.scores() / (seen - head_group.positions[..., : head_group.used])

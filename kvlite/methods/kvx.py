@@ -1,20 +1,15 @@
 """KV-X: a lambda mask of sink and stream, and the top k of the middle, in every layer's line."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from kvlite.methods.allocation import LayerLine
-from kvlite.methods.base import LayerView, Needs
-from kvlite.methods.decoding import Decoding
-from kvlite.methods.scored import Observed, over_heads
-from kvlite.methods.scores import Window, pool, top
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, Selection
+from kvlite.methods.allocation import BY_SCORES, LayerLine
+from kvlite.methods.base import LayerView
+from kvlite.methods.capabilities import Decoding, Needs
+from kvlite.methods.scored import Observed
+from kvlite.methods.scores import pool, top
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 _ALONE = "1 with middle=example and with per_layer"
 
@@ -24,10 +19,9 @@ class KVX(Observed):
     """Sink and stream by position, the middle by attention, lines shorter in higher layers,
     while reading and at every decode step.
 
-    Source: "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference",
-    sections 3.1 to 3.3. The paper leaves open: the first and last line lengths (we take
-    PyramidKV's line, which it follows), whether scores are per head (they are, unless
-    `per_layer`), and what a line is cut to. Of that it gives two readings:
+    The paper leaves open: the first and last line lengths (we take PyramidKV's line, which it
+    follows), whether scores are per head (they are, unless `per_layer`), and what a line is cut to.
+    Of that it gives two readings:
 
     - middle="budget" (Eq. 6): line C keeps C/(2 omega) sinks, as many stream entries, and fills
       up with the best of the middle. While decoding, each new token costs the weakest middle
@@ -48,9 +42,9 @@ class KVX(Observed):
         per_layer: one vote for all heads of a layer.
     """
 
-    name: ClassVar[str] = "kvx"
-    summary: ClassVar[str] = "keeps first, latest and top-k tokens, also while answering"
-    paper: ClassVar[str] = (
+    name = "kvx"
+    summary = "keeps first, latest and top-k tokens, also while answering"
+    paper = (
         "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference, sections 3.1-3.3"
     )
 
@@ -64,6 +58,9 @@ class KVX(Observed):
     per_layer: bool = False
     layers: LayerLine = "pyramid"
 
+    at_least = {"omega": 1, "limit": 0, "alpha": 0}
+    min_budget = 3  # a sink, a stream entry and a middle one
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(
@@ -73,26 +70,21 @@ class KVX(Observed):
         )
         example = self.middle == "example"
         self.require("groups", self.groups == 1 or not (example or self.per_layer), _ALONE)
-        self.require("layers", not (example and self.shares_layers), "another with middle=example")
-        self.require("omega", self.omega >= 1, "1 or more")
-        self.require("limit", self.limit >= 0, "0 or more")
-        self.require("alpha", self.alpha >= 0, "0 or more")
+        self.require(
+            "layers", not (example and self.layers in BY_SCORES), "another with middle=example"
+        )
         self.require("recent", 1 <= self.recent <= 1024, "from 1 to 1024")
 
     @property
-    def min_budget(self) -> int:
-        """A sink, a stream entry and a middle one, in the shortest line."""
-        return 3
+    def heads_agree(self) -> bool:
+        return self.per_layer
 
     @cached_property
     def needs(self) -> Needs:
-        """The last alpha queries, or as many as the line holds."""
-        return replace(super().needs, queries=self.alpha or (lambda budget: budget))
+        return Needs(queries=self.alpha or (lambda budget: budget), attention=True)
 
     @cached_property
     def decoding(self) -> Decoding:
-        """Judged by the last few steps; lines of the "budget" reading never outgrow it, unless
-        they may grow."""
         if self.decode == "grow":
             return Decoding()
         if self.middle == "budget":
@@ -101,7 +93,7 @@ class KVX(Observed):
 
     @property
     def respects_budget(self) -> bool:
-        """A line of the "example" reading may stay longer than its limit."""
+        # A line of the "example" reading may stay longer than its limit.
         return self.middle == "budget"
 
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
@@ -110,76 +102,50 @@ class KVX(Observed):
             return [self.limit or average] * layers
         return super().layer_budgets(layers, average, seen)
 
-    def mask_width(self, line: int) -> int:
-        """Sinks (and as many stream entries) of a line, Eq. 5."""
-        if self.middle == "example":
-            return max(1, line // (2 * self.omega))
-        return min(max(1, line // (2 * self.omega)), (line - 1) // 2)
-
     def ends(self, budget: int) -> tuple[int, int]:
-        """The lambda mask."""
-        width = self.mask_width(budget)
+        """The lambda mask of a line: sinks, and as many stream entries (Eq. 5)."""
+        width = max(1, budget // (2 * self.omega))
+        if self.middle == "budget":
+            width = min(width, (budget - 1) // 2)
         return width, width
 
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """Eq. 3 and 4."""
-        votes = super().score(head_groups, window)
-        if not self.per_layer:
-            return votes
-        positions = [
-            window.beside(head_group.positions[:, :, : head_group.used])
-            for head_group in head_groups
-        ]
-        return over_heads(votes, positions, window.end)
-
-    def select(self, view: LayerView) -> "list[Selection]":
+    def select(self, view: LayerView) -> list[Selection]:
         """Eq. 3 to 7."""
-        from kvlite.cache import Selection
-
         if self.middle == "budget":
             return super().select(view)
-        return [
-            Selection(head_group, self._cut(each, view.budget))
-            for head_group, each in zip(view.head_groups, self.scores(view), strict=True)
-        ]
+        return view.keep(self._cut(scores, view.budget) for scores in self.scores(view))
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         import torch
 
-        width = self.mask_width(budget)
-        votes = self._recent_votes(head_group, position)
+        width, _ = self.ends(budget)
+        scores = self.decode_scores(head_group, position)
         masked = (head_group.positions < width) | (head_group.positions > position - width)
-        return votes.masked_fill(masked, torch.inf).argmin(-1)
+        return scores.masked_fill(masked, torch.inf).argmin(-1)
 
-    def trim(self, head_group: "KVHeadGroup", budget: int) -> "Tensor | None":
+    def trim(self, head_group: KVHeadGroup, budget: int) -> "Tensor | None":
         """The "example" reading's cut of a line that outgrew the limit."""
         if head_group.used <= budget:
             return None
         line = head_group.positions[..., : head_group.used]
-        order, votes = line.argsort(-1), self._recent_votes(head_group, int(line.max()) + 1)
-        return order.gather(-1, self._cut(votes.gather(-1, order), budget))
+        order, scores = line.argsort(-1), self.decode_scores(head_group, int(line.max()) + 1)
+        return order.gather(-1, self._cut(scores.gather(-1, order), budget))
 
-    def _recent_votes(self, head_group: "KVHeadGroup", end: int) -> "Tensor":
-        votes = head_group.scores()
-        if not self.per_layer:
-            return votes
-        return over_heads([votes], [head_group.positions[:, :, : head_group.used]], end)[0]
-
-    def _cut(self, votes: "Tensor", budget: int) -> "Tensor":
-        """The "example" reading's slots to keep of a line in order, by votes `(batch, heads,
+    def _cut(self, scores: Tensor, budget: int) -> Tensor:
+        """The "example" reading's slots to keep of a line in order, by scores `(batch, heads,
         used)`."""
         import torch
 
-        kept = torch.arange(votes.shape[-1], device=votes.device).expand(votes.shape)
+        kept = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
         while kept.shape[-1] > budget:
             line = kept.shape[-1]
-            width = self.mask_width(line)
+            width, _ = self.ends(line)
             if line < 3 * width + 1:
                 break
-            survivors = votes.gather(-1, kept)
-            scores = pool(survivors[..., width : line - width], self.pool, self.pooling)
-            inner = top(scores, width) + width
+            survivors = scores.gather(-1, kept)
+            pooled = pool(survivors[..., width : line - width], self.pool, self.pooling)
+            inner = top(pooled, width) + width
             kept = torch.cat(
                 [kept[..., :width], kept.gather(-1, inner), kept[..., line - width :]], -1
             )

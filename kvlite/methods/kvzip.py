@@ -1,33 +1,26 @@
-"""KVzip: what the model needs to say all it has read once more."""
+"""KVzip: what the model needs to repeat all it has read."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.allocation import LayerLine
-from kvlite.methods.decoding import Decoding
-from kvlite.methods.prefilling import Prefilling, Reconstruction
+from kvlite.methods.capabilities import Decoding, Prefilling, Reconstruction
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 
 @dataclass(frozen=True)
 class KVzip(Scored):
-    """Lets the model repeat what it read, and keeps the entries that got the most attention from
-    any one query of that, whichever head or layer they are in. So no question is needed.
+    """Has the model repeat what it read, and keeps the entries that got the most attention from any
+    one query of that, in whichever head or layer. So no question is needed.
 
-    Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", section 3:
-    attention of a passage's queries to the passage's entries, the first ones and the repetition
-    itself; the maximum over queries and over a KV head's query heads; all heads of all layers
-    compete. Its repetitions are asked for in the chat template, here in plain words. Tokens of
-    later turns, answers included, are repeated when they are cut for the first time. Heads compete
-    for up to four budgets each. Reading takes some three times as long.
+    An entry's score is the attention of a passage's queries to the passage's entries, the first
+    ones and the repetition itself; the maximum over queries and over a KV head's query heads; all
+    heads of all layers compete. The paper asks for repetitions in the chat template, here they are
+    asked for in plain words. Tokens of later turns, answers included, are repeated when they are
+    cut for the first time. Heads compete for up to four budgets each. Reading takes about three
+    times as long.
 
     Attributes:
         sinks: first entries that stay.
@@ -35,11 +28,9 @@ class KVzip(Scored):
         passage: tokens repeated at a time.
     """
 
-    name: ClassVar[str] = "kvzip"
-    summary: ClassVar[str] = "keeps what it takes to repeat the text, whatever is asked"
-    paper: ClassVar[str] = (
-        "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, section 3"
-    )
+    name = "kvzip"
+    summary = "keeps what it takes to repeat the text, whatever is asked"
+    paper = "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, section 3"
 
     layers: LayerLine = "global"
     floor: float = 0.0
@@ -47,26 +38,12 @@ class KVzip(Scored):
     window: int = 16
     passage: int = 2000
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("sinks", self.sinks >= 0, "0 or more")
-        self.require("window", self.window >= 1, "1 or more")
-        self.require("passage", self.passage >= 1, "1 or more")
+    at_least = {"sinks": 0, "window": 1, "passage": 1}
+    decoding = Decoding(rows=1)
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """Everything that was not repeated before is."""
         return Prefilling(reconstruction=Reconstruction(self.passage, self.sinks))
 
-    @cached_property
-    def decoding(self) -> Decoding:
-        """One row, the most attention so far."""
-        return Decoding(rows=1)
-
-    def ends(self, budget: int) -> tuple[int, int]:
-        """The sinks and the window."""
-        return self.sinks, self.window
-
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """The most attention each entry got."""
-        return [window.beside(head_group.scores()) for head_group in head_groups]
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
+        return window.beside(head_group.scores())

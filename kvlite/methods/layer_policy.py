@@ -3,31 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
 from kvlite.methods.allocation import filled
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
-from kvlite.methods.prefilling import LambdaMask, TokenPruning
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.types import LayerCache, Line, Selection
 from kvlite.model.shape import ModelShape
 
-if TYPE_CHECKING:
-    from kvlite.cache import LayerCache, Line, Selection
-
-
 ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
-
-
-@dataclass(frozen=True)
-class Narrowing:
-    """How many of the tokens read a layer is given, and how they are chosen."""
-
-    pruning: TokenPruning
-    width: int
 
 
 @dataclass(frozen=True)
@@ -37,11 +25,11 @@ class LayerPolicy:
     Attributes:
         method: what chooses.
         budget: entries a KV head may keep.
-        provision: entries it may keep until all layers are read and share the budget, for
-            methods whose layers do.
         window: tokens a sliding-window layer sees (its own included), None for other layers.
+        provision: entries a KV head may keep until all layers are read and share the budget, for
+            methods whose layers do.
         partner: the layer that this one is merged with, for methods that merge.
-        narrowing: which tokens go on into this layer, if not all of them.
+        width: how many of the tokens read it is given, if not all of them.
         bits: how what is kept is quantized, if it is.
     """
 
@@ -50,48 +38,43 @@ class LayerPolicy:
     window: int | None = None
     provision: int | None = None
     partner: int | None = None
-    narrowing: Narrowing | None = None
+    width: int | None = None
     bits: KVBits | None = None
 
     @property
     def packs(self) -> KVBits | None:
-        """How a layer is quantized when it is cut; not before all that will be dropped was."""
+        """How a cut quantizes the layer; None as long as something is still to be dropped."""
         later = self.provision is not None or self.method.across.resolves_at == "step"
         return None if later or self.partner is not None else self.bits
 
     @property
-    def packs_later(self) -> bool:
-        """Whether a cut that quantizes is still to come."""
-        return self.bits is not None and self.packs is None and self.partner is None
-
-    @property
     def mask(self) -> LambdaMask | None:
-        """What a token of this layer sees, if not all that is held."""
+        """What a token of this layer sees, if not everything."""
         mask = self.method.prefilling.mask
         return None if mask is None else mask(self.budget)
 
-    def held(self, lines: "Sequence[Line]") -> list[float]:
-        """What counts against the budget for each line: its own entries, or the mean over all
-        lines of a layer whose heads share it."""
+    def held(self, lines: Sequence[Line]) -> list[float]:
+        """What counts against the budget: each line's own entries, or the mean over all lines where
+        heads share the budget."""
         if not self.method.variable_head_lens:
             return [float(entries) for _, entries in lines]
         heads = sum(count for count, _ in lines)
         return [sum(count * entries for count, entries in lines) / heads] * len(lines)
 
-    def counted(self, layer: "LayerCache") -> "list[Line]":
-        """A layer's lines as far as the budget is for them; what was merged is beside it."""
+    def counted(self, layer: LayerCache) -> list[Line]:
+        """The lines of a layer that count against the budget: all but what was merged."""
         return layer.own_lines if self.method.across.merging is not None else layer.lines
 
-    def keeps_all(self, lines: "Sequence[Line]") -> bool:
-        """Whether lines are within the budget, or the method never cuts any."""
+    def keeps_all(self, lines: Sequence[Line]) -> bool:
+        """Whether the lines are within the budget, or the method never cuts any."""
         if not self.method.compresses or (
             self.method.across.merging is not None and self.partner is None
         ):
             return True
         return self.provision is None and max(self.held(lines)) <= self.budget
 
-    def capacities(self, lines: "Sequence[Line]", room: int = ROOM) -> list[int]:
-        """Slots for lines, with room to grow, up to the budget if they are bounded."""
+    def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
+        """Slots for lines with room to grow, up to the budget if the method evicts in decode."""
         if self.packs is not None:
             room = min(room, PACKED_ROOM)
         if not self.method.decoding.bounded:
@@ -102,15 +85,15 @@ class LayerPolicy:
         ]
 
     def settled(self, view: LayerView) -> "LayerPolicy":
-        """The policy a layer goes on with, once its method has looked at it."""
+        """The policy a layer goes on with once its method has looked at it."""
         with view.window.backend.timed():
             resolving = self.method.across.resolving
             method, budget = resolving.resolve(view) if resolving else (self.method, view.budget)
         provision = self.provision if method.across.sharing else None
         return replace(self, method=method, budget=budget, provision=provision)
 
-    def cut(self, view: LayerView, room: int) -> "LayerCache":
-        """What a layer keeps, in storage of its own with `room` to grow; lines within the budget
+    def cut(self, view: LayerView, room: int) -> LayerCache:
+        """What a layer keeps, in storage of its own with `room` to grow. Lines within the budget
         keep everything."""
         from kvlite.cache import LayerCache, Selection
 
@@ -128,7 +111,8 @@ class LayerPolicy:
             view = replace(view, window=replace(view.window, backend=backend))
             shown = replace(view, head_groups=over, budget=self.budget, provision=self.provision)
             with backend.timed():
-                head_alias |= self.method.head_substitutes(view)
+                if substitutes := self.method.prefilling.head_substitutes:
+                    head_alias |= substitutes(view)
                 selections += _brought(self.method.select(shown), backend)
             selections = [
                 each for every in selections if (each := every.without(head_alias)) is not None
@@ -143,14 +127,15 @@ class LayerPolicy:
             self.method.decoding.rows,
             head_alias=head_alias,
             bits=self.packs,
-            origins=self.packs_later,
+            # Whether a cut that quantizes is still to come.
+            origins=self.bits is not None and self.packs is None and self.partner is None,
         )
         self.seed_attention_rows(layer, view.window)
         return layer
 
-    def seed_attention_rows(self, layer: "LayerCache", window: Window) -> None:
-        """For methods that judge entries by their last attention rows: let the last queries read
-        be the first rows, over what was kept."""
+    def seed_attention_rows(self, layer: LayerCache, window: Window) -> None:
+        """For methods that evict by the last attention rows: let the last queries read be the first
+        rows, over what was kept."""
         if not self.method.decoding.rows or self.method.caches_scores:
             return
         last = replace(window.last(self.method.decoding.rows), backend=ON_DEVICE)
@@ -162,22 +147,16 @@ class LayerPolicy:
 
 
 def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | None) -> bool:
-    """Whether a cache drops or rounds something of what is read, or of the answer to it.
-
-    Args:
-        budget: mean entries a KV head and layer.
-        seen: tokens read.
-        longest: tokens the answer may have; methods that only grow keep all of them.
-        bits: how what is kept is quantized, if it is.
-    """
+    """Whether a cache of `budget` mean entries drops or rounds something of `seen` tokens read and
+    an answer of up to `longest`."""
     grows = method.decoding.append_only and method.across.resolving is None
     drops = method.compresses and budget < (seen if grows else seen + longest)
     return bits is not None or drops
 
 
 def can_recall(method: Method) -> bool:
-    """Whether it drops anything that it would ever look at again: under a mask, what is out of
-    sight stays so."""
+    """Whether a method drops anything that it would look at again: under a mask, what is out of
+    sight stays out of sight."""
     return method.compresses and method.prefilling.mask is None
 
 
@@ -190,10 +169,10 @@ def layer_policies(
     new: int | None = None,
     bits: KVBits | None = None,
 ) -> list[LayerPolicy]:
-    """One policy a layer of the model.
+    """One policy for each layer of the model.
 
     A sliding-window layer holds its window and nothing more, whatever the method; the budget is
-    the mean over the layers that see everything.
+    the mean over the layers with full attention.
 
     Args:
         average: mean entries a KV head and layer.
@@ -201,7 +180,6 @@ def layer_policies(
         layers: the cache before this turn; what a layer cannot fill of its budget, because
             earlier turns dropped more, goes to others that can.
         new: tokens read in this turn, if not all that were seen.
-        bits: how what is kept is quantized, if it is.
 
     Raises:
         SettingError: the method does not work on a model with sliding windows, or drops entries
@@ -232,17 +210,14 @@ def layer_policies(
     if bits is not None:
         _require_codes(bits, shape)
         require_growing(bits, method, windows=any(shape.windows))
-    if pruning is None or widths is None:
+    if widths is None:
         return policies
     if len(cut) < shape.layers:
         raise SettingError(
             f"{method.name} leaves tokens behind between layers, which this {shape.model_type} "
             "model's sliding windows do not allow: choose another method (kvlite methods)"
         )
-    return [
-        replace(policy, narrowing=Narrowing(pruning, width))
-        for policy, width in zip(policies, widths, strict=True)
-    ]
+    return [replace(policy, width=width) for policy, width in zip(policies, widths, strict=True)]
 
 
 def _require_codes(bits: KVBits, shape: ModelShape) -> None:
@@ -257,11 +232,7 @@ def _require_codes(bits: KVBits, shape: ModelShape) -> None:
 
 def require_growing(bits: KVBits | None, method: Method, windows: bool = False) -> None:
     """Raises SettingError if entries that are quantized together would be dropped one by one while
-    answering.
-
-    Args:
-        windows: the model has sliding windows.
-    """
+    answering, by the method or by the model's sliding `windows`."""
     if bits is None or not bits.by_channel or (method.decoding.append_only and not windows):
         return
     what = method.spec if not method.decoding.append_only else "this model's sliding windows"
@@ -272,12 +243,8 @@ def require_growing(bits: KVBits | None, method: Method, windows: bool = False) 
 
 
 def require_in_sight(method: Method, recall: str) -> None:
-    """Raises SettingError if what is dropped should come back to a method that would never look at
-    it.
-
-    Args:
-        recall: as the setting says; `auto` leaves it out.
-    """
+    """Raises SettingError if the setting `recall` asks for entries that the method would never look
+    at; `auto` does without."""
     if recall not in ("auto", "off") and method.prefilling.mask is not None:
         raise SettingError(
             f"{method.spec} never looks at what is out of its sight, so --recall {recall} has "
@@ -286,14 +253,10 @@ def require_in_sight(method: Method, recall: str) -> None:
 
 
 def merge_below(
-    layers: "list[LayerCache]", policies: Sequence[LayerPolicy], index: int, room: int
+    layers: list[LayerCache], policies: Sequence[LayerPolicy], index: int, room: int
 ) -> None:
-    """Merge a layer with the one below, if they are a pair and their method merges them now; both
-    are replaced.
-
-    Args:
-        room: entries that lines may grow by at once.
-    """
+    """Replace a layer and the one below by their merged form, if they are a pair and their method
+    merges them now; lines then have `room` to grow."""
     policy = policies[index]
     below = policy.partner
     if below is None or below > index or policy.keeps_all(policy.counted(layers[index])):
@@ -308,32 +271,23 @@ def merge_below(
 
 
 def share_out(
-    layers: "list[LayerCache]",
+    layers: list[LayerCache],
     policies: list[LayerPolicy],
     room: int,
     backend: ScoringBackend = ON_DEVICE,
 ) -> None:
-    """Cut layers that were provided with more than their budget, once all are read; what each
-    keeps, and its own budget from there on, is put in its place.
-
-    Args:
-        room: entries that lines may grow by at once.
-        backend: where votes are compared.
-    """
+    """`shares` and `take_share` in one."""
     for index, selections in shares(layers, policies, backend):
         take_share(layers, policies, index, selections, room)
 
 
 def shares(
-    layers: "Sequence[LayerCache]",
+    layers: Sequence[LayerCache],
     policies: Sequence[LayerPolicy],
     backend: ScoringBackend = ON_DEVICE,
-) -> "list[tuple[int, list[Selection]]]":
-    """What layers keep that were provided with more than their budget, once all are read.
-
-    Args:
-        backend: where votes are compared.
-    """
+) -> list[tuple[int, list[Selection]]]:
+    """What the layers that were provided with more than their budget keep once all are read, by
+    index. Scores are compared at `backend`."""
     waiting = [index for index, policy in enumerate(policies) if policy.provision is not None]
     if not waiting:
         return []
@@ -342,23 +296,19 @@ def shares(
     assert sharing is not None, "only layers of a method that shares have a provision"
     backend = _backend(policy.method, backend)
     with backend.timed():
-        shared = sharing.share([layers[index] for index in waiting], policy.budget)
+        shared = sharing([layers[index] for index in waiting], policy.budget)
         brought = [_brought(each, backend) for each in shared]
     return list(zip(waiting, brought, strict=True))
 
 
 def take_share(
-    layers: "list[LayerCache]",
+    layers: list[LayerCache],
     policies: list[LayerPolicy],
     index: int,
-    selections: "Sequence[Selection]",
+    selections: Sequence[Selection],
     room: int,
 ) -> None:
-    """Cut one layer to its share; that and its own budget from there on are put in its place.
-
-    Args:
-        room: entries that lines may grow by at once.
-    """
+    """Cut one layer to its share, with `room` to grow; its policy gets the share as budget."""
     from kvlite.cache import LayerCache
 
     lines = [each.line for each in selections]
@@ -371,16 +321,16 @@ def take_share(
 
 
 def _backend(method: Method, backend: ScoringBackend) -> ScoringBackend:
-    """Where a method's scores become a choice, if it has any."""
+    """Where a method's scores are compared: on the device, unless they are attention."""
     return backend if method.needs.attention else ON_DEVICE
 
 
-def _brought(selections: "Sequence[Selection]", backend: ScoringBackend) -> "list[Selection]":
-    """The same, as they are needed on the device."""
+def _brought(selections: Sequence[Selection], backend: ScoringBackend) -> list[Selection]:
+    """The same, with their slots on the device."""
     return [replace(each, slots=backend.slots(each.slots)) for each in selections]
 
 
-def _entries(layer: "LayerCache") -> int:
-    """Entries of a head that holds any, on average."""
+def _entries(layer: LayerCache) -> int:
+    """Mean entries of the heads that hold any."""
     heads = sum(count for count, _ in layer.lines)
     return sum(count * entries for count, entries in layer.lines) // heads

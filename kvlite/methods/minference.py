@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 from kvlite.errors import SettingError
-from kvlite.methods.prefilling import Prefilling, VerticalSlash
+from kvlite.methods.capabilities import Prefilling, VerticalSlash
 from kvlite.methods.wrapper import Holding
 
 
@@ -15,13 +14,11 @@ class MInference(Holding):
     that the chunk's last queries look at most. What is kept is up to the method it holds, written
     after a plus sign: `minference+snapkv`; alone, everything.
 
-    Source: "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse
-    Attention", section 3.2, its vertical-slash pattern. There the last 64 queries of the whole
-    prompt choose columns and diagonals for every query head; here those of each chunk choose
-    columns for every KV head, the diagonals are the near ones, and all that is computed is dense,
-    so that any attention kernel serves. A text is read approximately: its logits are not the full
-    cache's. Chunks that see no more than these entries, or have no more rows than vote, are read
-    exactly.
+    This is the paper's vertical-slash pattern. There the last 64 queries of the whole prompt choose
+    columns and diagonals for every query head; here those of each chunk choose columns for every KV
+    head, the diagonals are the near ones, and all that is computed is dense, so that any attention
+    kernel serves. A text is read approximately: its logits are not the full cache's. Chunks that
+    see no more than these entries, or have no more rows than vote, are read exactly.
 
     Attributes:
         columns: entries further back that a chunk looks at.
@@ -30,9 +27,9 @@ class MInference(Holding):
         sinks: first entries that are always chosen.
     """
 
-    name: ClassVar[str] = "minference"
-    summary: ClassVar[str] = "reads faster by sparse attention; keeps as snapkv (+snapkv)"
-    paper: ClassVar[str] = (
+    name = "minference"
+    summary = "reads faster by sparse attention; keeps as snapkv (+snapkv)"
+    paper = (
         "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse "
         "Attention, section 3.2"
     )
@@ -42,16 +39,15 @@ class MInference(Holding):
     observed: int = 64
     sinks: int = 30
 
+    at_least = {"columns": 1, "near": 0, "observed": 1}
+
     def __post_init__(self) -> None:
-        self.require("columns", self.columns >= 1, "1 or more")
-        self.require("near", self.near >= 0, "0 or more")
-        self.require("observed", self.observed >= 1, "1 or more")
+        super().__post_init__()
         self.require("sinks", 0 <= self.sinks <= self.columns, "from 0 to columns")
         if not self.inner.prefilling.exact or self.inner.decoding.cumulative:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """As the method it holds, looking at parts."""
         columns = VerticalSlash(self.columns, self.near, self.observed, self.sinks)
         return replace(self.inner.prefilling, columns=columns)

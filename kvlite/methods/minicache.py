@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvlite.cache.bits import KVBits
-from kvlite.methods.across import Across, MergePairs
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import Across, MergePairs, Segments
 from kvlite.methods.scores import top
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import CompressedSegment, KVHeadGroup, Selection
     from kvlite.cache.pair import Merged, Pair
 
 SMALLEST = 1e-6
@@ -26,9 +24,8 @@ class MiniCache(Method):
     both layers, between its two, and a magnitude for each. No token is dropped; those whose two
     directions differ most stay exact.
 
-    Source: "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models",
-    section 4. Entries that are not merged are left alone as long as they are within the budget;
-    once more were read, all of them are merged.
+    Entries that are not merged are left alone as long as they are within the budget; once more were
+    read, all of them are merged.
 
     Attributes:
         start: where in the depth pairs begin, from 0, the first layer, to 1, none.
@@ -36,9 +33,9 @@ class MiniCache(Method):
         retain: share of the tokens a head that stay exact.
     """
 
-    name: ClassVar[str] = "minicache"
-    summary: ClassVar[str] = "merges the upper layers in pairs"
-    paper: ClassVar[str] = (
+    name = "minicache"
+    summary = "merges the upper layers in pairs"
+    paper = (
         "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models, section 4"
     )
 
@@ -46,22 +43,18 @@ class MiniCache(Method):
     t: float = 0.6
     retain: float = 0.05
 
+    respects_budget = False  # every token stays
+
     def __post_init__(self) -> None:
         for option in self.defaults():
             self.require(option, 0 <= getattr(self, option) <= 1, "from 0 to 1")
 
     @cached_property
     def across(self) -> Across:
-        """It does nothing else."""
         return Across(merging=MergePairs(self.pairs, self.merge))
 
-    @property
-    def respects_budget(self) -> bool:
-        """Every token stays."""
-        return False
-
     def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
-        """From `start` up, next to each other; a last one that is left over has none."""
+        """Neighbouring layers from `start` up; the last one may be left over."""
         pairs, lower = [], int(self.start * len(windows))
         while lower + 1 < len(windows):
             whole = windows[lower] is None and windows[lower + 1] is None
@@ -70,26 +63,23 @@ class MiniCache(Method):
             lower += 2 if whole else 1
         return pairs
 
-    def select(self, view: LayerView) -> "list[Selection]":
-        """Everything, until the pair is merged."""
-        from kvlite.cache import Selection
-
-        return [Selection.everything(head_group) for head_group in view.head_groups]
+    def select(self, view: LayerView) -> list[Selection]:
+        return view.keep_all()
 
     def merge(
         self,
-        lower: "Sequence[KVHeadGroup]",
-        upper: "Sequence[KVHeadGroup]",
+        lower: Sequence[KVHeadGroup],
+        upper: Sequence[KVHeadGroup],
         bits: KVBits | None = None,
-    ) -> "list[tuple[CompressedSegment, CompressedSegment]]":
-        """What was merged before, and after it what was not; none if an earlier turn, by another
-        method, left the two layers different tokens."""
+    ) -> Segments:
+        """What was merged before, followed by what was not; none if an earlier turn, by another
+        method, left the two layers with different tokens."""
         head_groups = list(zip(lower, upper, strict=False))
         if len(lower) != len(upper) or not all(_alike(*each) for each in head_groups):
             return []
         return [self._merged(*each, bits) for each in head_groups]
 
-    def _merged(self, lower: "KVHeadGroup", upper: "KVHeadGroup", bits: KVBits | None) -> "Pair":
+    def _merged(self, lower: KVHeadGroup, upper: KVHeadGroup, bits: KVBits | None) -> "Pair":
         from kvlite.cache.pair import Half, joined, packed_directions
 
         own = slice(0, lower.residual_len)
@@ -103,7 +93,7 @@ class MiniCache(Method):
         before = _pair(lower, upper)
         return new if before is None else joined(before, new)
 
-    def _shared(self, lower: "Tensor", upper: "Tensor") -> "tuple[Merged, Merged]":
+    def _shared(self, lower: Tensor, upper: Tensor) -> "tuple[Merged, Merged]":
         """Keys or values `(batch, heads, n, dim)` of two layers, a head at a time, so that the
         float32 copies stay small."""
         import torch
@@ -129,7 +119,7 @@ class MiniCache(Method):
         return first, second
 
 
-def between(first: "Tensor", second: "Tensor", t: float) -> "tuple[Tensor, Tensor]":
+def between(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """Spherical interpolation of the directions of two vectors, section 4.2; straight where they
     are parallel.
 
@@ -153,8 +143,8 @@ def between(first: "Tensor", second: "Tensor", t: float) -> "tuple[Tensor, Tenso
     return F.normalize(mixed, dim=-1, eps=SMALLEST), angle
 
 
-def _pair(lower: "KVHeadGroup", upper: "KVHeadGroup") -> "Pair | None":
-    """What the two merged before."""
+def _pair(lower: KVHeadGroup, upper: KVHeadGroup) -> "Pair | None":
+    """What the two layers merged before, if anything."""
     from kvlite.cache.pair import Half
 
     below, above = lower.segment, upper.segment
@@ -163,7 +153,7 @@ def _pair(lower: "KVHeadGroup", upper: "KVHeadGroup") -> "Pair | None":
     return None
 
 
-def _alike(lower: "KVHeadGroup", upper: "KVHeadGroup") -> bool:
+def _alike(lower: KVHeadGroup, upper: KVHeadGroup) -> bool:
     """Whether two head groups hold the same tokens of the same heads, merged or not."""
     if lower.heads != upper.heads or lower.used != upper.used:
         return False

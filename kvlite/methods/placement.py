@@ -1,29 +1,30 @@
-"""Where attention is turned into a choice. Here: all of it on the device that formed it."""
+"""Where attention becomes a choice. The default keeps all of it on the device."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvlite.methods.types import Tensor
+
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Logits:
-    """A block of rows over one head's entries, formed a part of the entries at a time.
+    """A block of rows over one head's entries, computed a part of the entries at a time.
 
     Attributes:
         shape: `(batch, heads per KV head, rows, entries)`.
-        parts: which entries, and `(batch, heads per KV head, rows, n)` float32, on the device;
-            formed when asked for, and only once.
+        parts: which entries, and their logits `(batch, heads per KV head, rows, n)` float32 on the
+            device; computed lazily, and only once.
     """
 
     shape: tuple[int, ...]
-    parts: "Iterator[tuple[slice, Tensor]]"
+    parts: Iterator[tuple[slice, Tensor]]
 
-    def whole(self) -> "Tensor":
+    def whole(self) -> Tensor:
         """All parts as one tensor."""
         whole: Tensor | None = None
         for entries, part in self.parts:
@@ -36,41 +37,39 @@ class Logits:
 
 
 class ScoringBackend:
-    """What happens to attention on its way to a choice, and where: everything stays where it is.
-
-    Three steps, and each may lie elsewhere in another kind of scoring backend: logits become
-        attention,
-    attention becomes scores that entries are chosen by, and what was chosen goes back.
+    """What happens to attention on its way to a choice: logits become attention, attention becomes
+    scores, and the chosen slots go back. Here everything stays on the device; subclasses move steps
+    to the host.
 
     Attributes:
-        frugal: whether the device's memory counts for more than its time.
+        frugal: whether the device's memory matters more than its time.
     """
 
     frugal = False
 
     def place(self, device: "torch.device") -> "torch.device":
-        """Where attention to what lies on a device is."""
+        """Where attention to entries on this device is."""
         return device
 
-    def attention(self, blocks: Iterable[Logits]) -> "Iterator[Tensor]":
+    def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
         """The softmax of each block, in order, `(batch, heads per KV head, rows, entries)`."""
         for block in blocks:
             yield block.whole().softmax(-1)
 
-    def beside(self, tensor: "Tensor") -> "Tensor":
-        """Something of the device's, where attention is."""
+    def beside(self, tensor: Tensor) -> Tensor:
+        """A tensor of the device's, at the place where attention is."""
         return tensor
 
-    def scores(self, scores: "Tensor") -> "Tensor":
-        """What was made of attention, where it is pooled, compared and sorted."""
+    def scores(self, scores: Tensor) -> Tensor:
+        """Scores, at the place where they are pooled, compared and sorted."""
         return scores
 
-    def slots(self, slots: "Tensor") -> "Tensor":
-        """What was chosen by scores, back on the device."""
+    def slots(self, slots: Tensor) -> Tensor:
+        """Chosen slots, back on the device."""
         return slots
 
     def timed(self) -> AbstractContextManager[None]:
-        """Enter this wherever a method looks at attention to choose."""
+        """Enter this wherever a method chooses by attention."""
         return nullcontext()
 
 

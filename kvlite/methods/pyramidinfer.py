@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 from math import cos, pi
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from kvlite.methods.base import LayerView, Method, Needs
-from kvlite.methods.prefilling import Prefilling, TokenPruning
-from kvlite.methods.token_pruning import going, votes_for_new
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import Selection
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import Needs, Prefilling, TokenPruning
+from kvlite.methods.select import attended_tokens
+from kvlite.methods.types import Selection, Tensor
 
 
 @dataclass(frozen=True)
@@ -20,10 +16,9 @@ class PyramidInfer(Method):
     """After each layer the tokens that the recent ones attend to least are left behind: later
     layers compute nothing for them, and hold no entries of them.
 
-    Source: "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference",
-    section 4, and its official code for the schedules. What is kept follows from the ratio, not
-    from the budget, which only says which prompts are left whole. The code also thins out an
-    answer's own tokens; here an answer is kept.
+    The schedules are those of the official code. What is kept follows from the ratio, not from the
+    budget, which only says which prompts are left whole. The code also thins out an answer's own
+    tokens; here an answer is kept.
 
     Attributes:
         ratio: part of a layer's older tokens that go on, in the last layer ("cosine", falling
@@ -35,9 +30,9 @@ class PyramidInfer(Method):
         weight: how much more the last recent token's vote counts than the first's.
     """
 
-    name: ClassVar[str] = "pyramidinfer"
-    summary: ClassVar[str] = "drops tokens from layer to layer; reads faster"
-    paper: ClassVar[str] = (
+    name = "pyramidinfer"
+    summary = "drops tokens from layer to layer; reads faster"
+    paper = (
         "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference, section 4"
     )
 
@@ -48,30 +43,25 @@ class PyramidInfer(Method):
     least: int = 64
     weight: float = 1.2
 
+    at_least = {"sinks": 0}
+    respects_budget = False  # the ratio decides
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("ratio", 0 < self.ratio <= 1, "above 0, at most 1")
         self.require("recent", 0 <= self.recent <= 1, "from 0 to 1")
-        self.require("sinks", self.sinks >= 0, "0 or more")
         self.require("least", self.least >= self.sinks, "as many as sinks, or more")
         self.require("weight", self.weight > 0, "above 0")
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """Later layers never see what was left behind."""
         return Prefilling(pruning=TokenPruning(self.widths, self.narrow))
 
     @cached_property
     def needs(self) -> Needs:
-        """Attention of the recent tokens and the last one."""
         return Needs(queries=self._recent, attention=True)
 
-    @property
-    def respects_budget(self) -> bool:
-        """The ratio decides."""
-        return False
-
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """No layer is cut once it is read."""
         return [seen] * layers
 
     def _recent(self, budget: int) -> int:
@@ -93,21 +83,13 @@ class PyramidInfer(Method):
             return self.ratio
         return self.ratio + (1 - self.ratio) * (cos(pi * layer / layers) + 1) / 2
 
-    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
-        """The recent tokens, and those they look at most: attention averaged over heads, later
-        rows weighing more."""
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+        """The recent tokens, and those they look at most; later rows weigh more."""
         import torch
 
-        window, head_group = view.window, view.head_groups[0]
-        recent = window.queries.shape[2]
-        weights = torch.linspace(1, self.weight, recent, device=window.place)
-        votes = votes_for_new(view, through, weights)
-        first = window.beside(head_group.positions[0, 0, : head_group.used][-through:]) < self.sinks
-        votes = votes.masked_fill(first, torch.inf)
-        return going(window.backend.scores(votes), width, recent)
+        rows = view.window.queries.shape[2]
+        weights = torch.linspace(1, self.weight, rows, device=view.window.place)
+        return attended_tokens(view, through, width, self.sinks, weights)
 
-    def select(self, view: LayerView) -> "list[Selection]":
-        """Everything that went through the layer."""
-        from kvlite.cache import Selection
-
-        return [Selection.everything(head_group) for head_group in view.head_groups]
+    def select(self, view: LayerView) -> list[Selection]:
+        return view.keep_all()

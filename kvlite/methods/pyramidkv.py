@@ -1,7 +1,6 @@
 """PyramidKV: SnapKV's choice, with more entries for the first layers and fewer for the last."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvlite.methods.allocation import LayerLine, Rounding, Short, pyramid
 from kvlite.methods.snapkv import SnapKV
@@ -11,8 +10,7 @@ from kvlite.methods.snapkv import SnapKV
 class PyramidKV(SnapKV):
     """Budgets fall linearly from layer to layer; within a layer it chooses as SnapKV does.
 
-    Source: "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling",
-    section 4.2; window, pooling and beta as in its experiments (section 5.1).
+    Window, pooling and beta as in the paper's experiments (section 5.1).
 
     Attributes:
         beta: steepness of the pyramid; 1 is SnapKV.
@@ -21,9 +19,9 @@ class PyramidKV(SnapKV):
         least: chosen entries every layer gets.
     """
 
-    name: ClassVar[str] = "pyramidkv"
-    summary: ClassVar[str] = "like snapkv, with larger budgets in the lower layers"
-    paper: ClassVar[str] = (
+    name = "pyramidkv"
+    summary = "like snapkv, with larger budgets in the lower layers"
+    paper = (
         "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, "
         "section 4.2"
     )
@@ -34,17 +32,13 @@ class PyramidKV(SnapKV):
     short: Short = "uniform"
     least: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("least", self.least >= 1, "1 or more")
+    at_least = {"least": 1}
 
     @property
     def respects_budget(self) -> bool:
-        """The released code's rounding does not."""
         return self.rounding == "exact"
 
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """The pyramid of Eq. 1; prompts within the budget are left alone."""
         if self.layers != "pyramid" or seen <= average:
             return super().layer_budgets(layers, average, seen)
         return pyramid(

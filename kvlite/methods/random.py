@@ -1,13 +1,10 @@
 """Keep entries at random: the control that a method must beat."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.select import with_ends
-
-if TYPE_CHECKING:
-    from kvlite.cache import Selection
+from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 
 @dataclass(frozen=True)
@@ -16,38 +13,34 @@ class Random(Method):
 
     Attributes:
         window: last tokens that stay.
-        seed: the draw; the same for the same seed, layer and length.
+        seed: of the draw, which is the same for the same seed, layer and length.
     """
 
-    name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "keeps tokens at random; the control of every comparison"
-    paper: ClassVar[str] = "none; the control every selection is compared with"
+    name = "random"
+    summary = "keeps tokens at random; the control of every comparison"
+    paper = "none; the control every selection is compared with"
 
     window: int = 32
     seed: int = 0
 
+    at_least = {"window": 1}
+
     def __post_init__(self) -> None:
-        self.require("window", self.window >= 1, "1 or more")
+        super().__post_init__()
         self.require("seed", abs(self.seed) < 1 << 40, "within 2^40 of 0")
 
     @property
     def min_budget(self) -> int:
-        """The window and one chosen entry."""
         return self.window + 1
 
-    def select(self, view: LayerView) -> "list[Selection]":
-        """As many random entries as fit before the window."""
+    def select(self, view: LayerView) -> list[Selection]:
         import torch
 
-        from kvlite.cache import Selection
-
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + view.layer)
-        selections = []
-        for head_group in view.head_groups:
+
+        def drawn(head_group: KVHeadGroup) -> Tensor:
             shape = (*head_group.positions.shape[:2], head_group.used - self.window)
             scores = torch.rand(shape, generator=generator).to(head_group.residual_keys.device)
-            chosen = view.budget - self.window
-            selections.append(
-                Selection(head_group, with_ends(scores, head_group, chosen, 0, self.window))
-            )
-        return selections
+            return with_ends(scores, head_group, view.budget - self.window, 0, self.window)
+
+        return view.keep(drawn(head_group) for head_group in view.head_groups)

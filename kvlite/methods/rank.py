@@ -5,28 +5,19 @@ Source: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.1 to 3.3, Eq.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvlite.methods.types import Tensor
 
 
-def spectrum(vectors: "Tensor") -> "Tensor":
-    """Eigenvalues of the covariance of centred vectors of length one (Eq. 1); they sum to 1.
-
-    Vectors equal to the mean have no direction and are left out.
-
-    Args:
-        vectors: `(..., n, dim)`, n >= 2.
-
-    Returns:
-        `(..., dim)` float64, falling.
-    """
+def spectrum(vectors: Tensor) -> Tensor:
+    """Eigenvalues `(..., dim)` float64, falling, of the covariance of vectors `(..., n, dim)` that
+    are centred and brought to length one (Eq. 1); they sum to 1. Vectors equal to the mean have no
+    direction and are left out."""
     import torch
 
     centred = vectors.double() - vectors.double().mean(-2, keepdim=True)
     norms = centred.norm(dim=-1, keepdim=True)
-    # What rounding leaves of equal vectors is no direction.
+    # What rounding leaves of equal vectors is not a direction.
     there = norms > 1e-9 * vectors.double().norm(dim=-1, keepdim=True).clamp(min=1e-300)
     unit = torch.where(there, centred / norms.clamp(min=1e-300), 0.0)
     covariance = unit.transpose(-1, -2) @ unit / there.sum(-2, keepdim=True).clamp(min=1)
@@ -34,15 +25,9 @@ def spectrum(vectors: "Tensor") -> "Tensor":
     return eigenvalues
 
 
-def effective_rank(eigenvalues: "Tensor", count: int) -> "Tensor":
-    """exp of the entropy of the `count` largest eigenvalues (Eq. 9 and 10), not normalised anew.
-
-    Args:
-        eigenvalues: `(..., dim)`, falling.
-
-    Returns:
-        `(...)` float64, from 1 to dim.
-    """
+def effective_rank(eigenvalues: Tensor, count: int) -> Tensor:
+    """exp of the entropy of the `count` largest of falling eigenvalues `(..., dim)` (Eq. 9 and 10),
+    not normalized again: `(...)` float64, from 1 to dim."""
     import torch
 
     largest = eigenvalues[..., :count]
@@ -50,13 +35,9 @@ def effective_rank(eigenvalues: "Tensor", count: int) -> "Tensor":
     return entropy.exp()
 
 
-def elbow(eigenvalues: "Tensor") -> int:
-    """How many eigenvalues come before the curve's elbow: the point furthest below the line from
-    its first to its last.
-
-    Args:
-        eigenvalues: `(dim,)`, falling.
-    """
+def elbow(eigenvalues: Tensor) -> int:
+    """How many of falling eigenvalues `(dim,)` come before the curve's elbow: the point furthest
+    below the line from its first to its last."""
     import torch
 
     count = eigenvalues.shape[0]
@@ -75,13 +56,8 @@ def layer_groups(ranks: Sequence[float], drop: float) -> list[int]:
 
 
 def head_groups(order: Sequence[int], count: int) -> list[int]:
-    """The group of each head: 0 for those that rank first, in parts as equal as can be, the
-    larger ones first.
-
-    Args:
-        order: heads, the highest rank first.
-        count: groups; fewer where there are fewer heads.
-    """
+    """The group of each head: `count` groups (or one a head, if that is fewer) as equal as can be,
+    the larger ones first; group 0 has the heads that come first in `order`."""
     count = min(count, len(order))
     size, larger = divmod(len(order), count)
     groups = [0] * len(order)

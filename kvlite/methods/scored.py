@@ -5,22 +5,18 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from kvlite.methods.across import Across, GlobalAllocation
-from kvlite.methods.allocation import BY_SCORES, LayerLine
-from kvlite.methods.base import NO_OPTION, LayerView, Method, Needs
-from kvlite.methods.head_allocation import CompetingHeads, EqualHeads, HeadAllocation, RankedHeads
-from kvlite.methods.layer_allocation import ByLine, ByRank, ByScores, LayerAllocation
+from kvlite.errors import SettingError
+from kvlite.methods.allocation import BY_SCORES, LayerLine, by_groups, layer_line
+from kvlite.methods.base import NO_OPTION, LayerView, Method
+from kvlite.methods.capabilities import Across, Needs
+from kvlite.methods.competition import compete, share_by_scores
+from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
-from kvlite.methods.select import between, provided
+from kvlite.methods.select import between, provided, to_choose, with_ends, won
+from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup, LayerCache, Selection
 
 
 @dataclass(frozen=True)
@@ -55,52 +51,52 @@ class Scored(Method):
     drop: float = 1.0
     calibration: Calibration | None = field(default=None, metadata=NO_OPTION)
 
+    at_least = {"beta": 1, "groups": 1, "low": 0, "drop": 0}
+    # First and last entries that always stay; a method may make options of them.
+    sinks = 0
+    window = 0
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
-        self.require("beta", self.beta >= 1, "1 or more")
         self.require("floor", 0 <= self.floor <= 1, "from 0 to 1")
-        self.require("groups", self.groups >= 1, "1 or more")
-        self.require("low", self.low >= 0, "0 or more")
-        self.require("drop", self.drop >= 0, "0 or more")
         drop = Scored.drop
         self.require("drop", self.groups_layers or self.drop == drop, f"{drop} but for layers=rank")
         self.require("low", self.groups > 1 or not self.low, "0 without groups")
-        alone = not self.per_head and not self.shares_layers
+        alone = not self.per_head and self.layers not in BY_SCORES
         self.require("groups", self.groups == 1 or alone, "1 where heads or layers compete")
 
     @abstractmethod
-    def ends(self, budget: int) -> tuple[int, int]:
-        """How many first and last entries of a head stay, whatever their score."""
-
-    @abstractmethod
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """How much each entry matters, `(batch, heads, used)` float32 a head group, at the window's
-        place: `window_scores` are there, what a head group remembers is brought by `window.beside`.
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
+        """How much each entry of a head group, ascending in position, matters: `(batch, heads,
+        used)` float32, at the window's place. `window_scores` are there; bring what stems from the
+        head group alone with `window.beside`.
 
         Args:
-            head_groups: a layer's, ascending in position.
             window: as many of the last queries as `needs` asks for.
         """
 
-    @cached_property
-    def needs(self) -> Needs:
-        """Attention, unless a method says otherwise, and ranks where heads or layers go by them."""
-        return Needs(attention=True, calibration=self.groups > 1 or self.groups_layers)
-
-    @property
-    def min_budget(self) -> int:
-        """What stays whatever its score, and one chosen entry."""
-        return sum(self.ends(0)) + 1
+    def ends(self, budget: int) -> tuple[int, int]:
+        """How many first and last entries of a head stay, whatever their score."""
+        return self.sinks, self.window
 
     @property
     def beside(self) -> int:
-        """Entries a layer keeps beside what is shared out over layers."""
+        """Entries that every layer keeps beside what is shared out over layers."""
         return 0
 
     @property
-    def shares_layers(self) -> bool:
-        """Whether layers share the budget by their scores."""
-        return self.layers in BY_SCORES
+    def heads_agree(self) -> bool:
+        """Whether all heads of a layer keep the same entries, by their mean score."""
+        return False
+
+    @property
+    def min_budget(self) -> int:
+        return sum(self.ends(0)) + 1
+
+    @cached_property
+    def needs(self) -> Needs:
+        return Needs(attention=True)
 
     @property
     def groups_layers(self) -> bool:
@@ -108,71 +104,109 @@ class Scored(Method):
         return self.layers == "rank"
 
     @property
+    def needs_calibration(self) -> bool:
+        return self.groups > 1 or self.groups_layers
+
+    @property
     def variable_head_lens(self) -> bool:
-        """Where heads compete, or are grouped."""
         return self.per_head or self.layers == "global" or self.groups > 1
 
-    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With the model's ranks, where they are used.
+    @property
+    def measured(self) -> Calibration:
+        """The calibration.
 
         Raises:
-            SettingError: there are none, or a layer has not as many heads as groups.
+            SettingError: there is none.
         """
+        if self.calibration is None:
+            raise SettingError(
+                f"{self.spec} needs to know this model's heads and layers: run `kvlite calibrate "
+                "MODEL` once, which takes a few minutes"
+            )
+        return self.calibration
+
+    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         heads = shape.kv_heads
         self.require("groups", self.groups <= heads, f"at most {heads} with this model")
-        if not self.needs.calibration:
+        if not self.needs_calibration:
             return self
-        known = self.require_calibration(calibration)
+        known = replace(self, calibration=calibration).measured
         seeing = tuple(known.layer_ranks[layer] for layer in shape.full_layers)
         return replace(self, calibration=replace(known, layer_ranks=seeing))
 
-    @cached_property
-    def layer_allocation(self) -> LayerAllocation:
-        """How the budget is shared out over layers before they are read."""
+    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
+        beside, least, beta = self.beside, self.min_budget - self.beside, self.beta
         if self.layers == "rank":
-            return ByRank(self.drop, self.beta, self.require_calibration(self.calibration))
-        return ByLine(self.layers, self.beta)
-
-    @cached_property
-    def head_allocation(self) -> HeadAllocation:
-        """How a layer's heads share what it may keep."""
-        if self.groups > 1:
-            known = self.require_calibration(self.calibration)
-            return RankedHeads(self.groups, self.low, known)
-        return CompetingHeads(self.floor) if self.per_head else EqualHeads()
+            groups = layer_groups(self.measured.layer_ranks, self.drop)
+            return by_groups(groups, average, seen, beside=beside, beta=beta, least=least)
+        given = self.layers, average, layers, seen
+        return layer_line(*given, beside=beside, beta=beta, least=least)
 
     @cached_property
     def across(self) -> Across:
-        """Layers share the budget where the scores of all of them decide."""
-        return Across(sharing=GlobalAllocation(self._share) if self.shares_layers else None)
+        return Across(sharing=self._share if self.layers in BY_SCORES else None)
 
-    def _share(self, layers: "Sequence[LayerCache]", average: int) -> "list[list[Selection]]":
-        by_scores = ByScores(self.layers, self.per_head, self.floor)
-        return by_scores.share(layers, average, *self.ends(average))
+    def _share(self, layers: Sequence[LayerCache], average: int) -> list[list[Selection]]:
+        first, last = self.ends(average)
+        floor, per_head = self.floor, self.per_head
+        given = self.layers, layers, average
+        return share_by_scores(*given, first=first, last=last, floor=floor, per_head=per_head)
 
-    def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        """Prompts within the budget are left alone."""
-        beside, least = self.beside, self.min_budget - self.beside
-        given = layers, average, seen
-        return self.layer_allocation.budgets(*given, beside=beside, least=least)
+    def head_sizes(self, layer: int, budget: int, least: int) -> list[int]:
+        """Entries of each KV head of a layer whose heads are in `groups`, `least` at least."""
+        groups = head_groups(self.measured.heads_by_rank(layer), self.groups)
+        return group_sizes(groups, budget, self.low or None, least)
 
-    def scores(self, view: LayerView) -> "list[Tensor]":
-        """The scores, where entries are chosen."""
+    def scores(self, view: LayerView) -> list[Tensor]:
+        """The scores of each head group, where entries are chosen."""
         window = view.window.last(self.needs.num_queries(view.budget))
-        return [window.backend.scores(each) for each in self.score(view.head_groups, window)]
+        scores = [self.score(head_group, window) for head_group in view.head_groups]
+        if self.heads_agree:
+            positions = [
+                window.beside(head_group.positions[:, :, : head_group.used])
+                for head_group in view.head_groups
+            ]
+            scores = over_heads(scores, positions, window.end)
+        return [window.backend.scores(each) for each in scores]
 
-    def select(self, view: LayerView) -> "list[Selection]":
-        """The first, the best in between by pooled score, and the last."""
+    def decode_scores(self, head_group: KVHeadGroup, end: int) -> Tensor:
+        """The remembered attention `(batch, heads, used)` of a head group, for `evict` and `trim`.
+
+        Args:
+            end: the position after the last entry.
+        """
+        scores = head_group.scores()
+        if self.heads_agree:
+            positions = head_group.positions[:, :, : head_group.used]
+            (scores,) = over_heads([scores], [positions], end)
+        return scores
+
+    def select(self, view: LayerView) -> list[Selection]:
         first, last = self.ends(view.budget)
         scores = [
             pool(between(each, first, last), self.pool, self.pooling) for each in self.scores(view)
         ]
-        if view.provision is None:
-            return self.head_allocation.select(view, scores, first, last)
-        return [
-            provided(each, head_group, min(view.provision, head_group.used), first, last)
-            for head_group, each in zip(view.head_groups, scores, strict=True)
-        ]
+        both = list(zip(view.head_groups, scores, strict=True))
+        if view.provision is not None:
+            return [
+                provided(each, head_group, min(view.provision, head_group.used), first, last)
+                for head_group, each in both
+            ]
+        chosen = view.budget - first - last
+        if self.groups > 1:
+            sizes = self.head_sizes(view.layer, view.budget, first + last + 1)
+            counts = [
+                [max(0, min(sizes[h], head_group.used) - first - last) for h in head_group.heads]
+                for head_group in view.head_groups
+            ]
+        elif self.per_head:
+            total = to_choose(view.head_groups, view.budget, first, last)
+            counts = compete(scores, total, int(self.floor * chosen))
+        else:
+            return view.keep(
+                with_ends(each, head_group, chosen, first, last) for head_group, each in both
+            )
+        return won(view.head_groups, scores, counts, first, last)
 
 
 @dataclass(frozen=True)
@@ -187,17 +221,11 @@ class Observed(Scored):
     queries: Reduce = "sum"
     heads: Reduce = "mean"
 
-    def score(self, head_groups: "Sequence[KVHeadGroup]", window: Window) -> "list[Tensor]":
-        """The observed attention."""
-        return [
-            window_scores(head_group, window, self.queries, self.heads)
-            for head_group in head_groups
-        ]
+    def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
+        return window_scores(head_group, window, self.queries, self.heads)
 
 
-def over_heads(
-    scores: "Sequence[Tensor]", positions: "Sequence[Tensor]", end: int
-) -> "list[Tensor]":
+def over_heads(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> list[Tensor]:
     """One score for all heads of a layer: the mean over them, by position, since lines of earlier
     turns may differ; in the shape of each head group's.
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvlite.methods.placement import ON_DEVICE, Logits, ScoringBackend
+from kvlite.methods.types import KVHeadGroup, Tensor
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
 
 Reduce = Literal["sum", "mean", "max"]
 Pooling = Literal["max", "avg"]
@@ -25,31 +23,26 @@ KEY_ELEMENTS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class Expected:
-    """Queries as they are expected to come, rotated to where they will stand.
+    """The distribution of the queries to come, rotated to their positions: mean `(batch, heads,
+    dim)` and covariance `(batch, heads, dim, dim)`, float32."""
 
-    Attributes:
-        mean: `(batch, heads, dim)` float32.
-        covariance: `(batch, heads, dim, dim)` float32.
-    """
-
-    mean: "Tensor"
-    covariance: "Tensor"
+    mean: Tensor
+    covariance: Tensor
 
 
 @dataclass(frozen=True)
 class Window:
-    """The queries a layer is judged by: the last ones read.
+    """The last queries read, which a layer's entries are scored by.
 
     Attributes:
-        queries: `(batch, heads, rows, dim)`, after their rotation.
-        start: position of the first of them; the rest follow it.
-        kv_heads: KV heads of the layer.
+        queries: `(batch, heads, rows, dim)`, rotated.
+        start: position of the first query; the others follow it.
         scale, softcap: how the model turns products into logits.
         expected: the queries to come, for methods that need an `Outlook`.
         backend: where their attention becomes a choice.
     """
 
-    queries: "Tensor"
+    queries: Tensor
     start: int
     kv_heads: int
     scale: float
@@ -59,11 +52,11 @@ class Window:
 
     @property
     def end(self) -> int:
-        """Position after the last query."""
+        """The position after the last query."""
         return self.start + self.queries.shape[2]
 
     def last(self, rows: int) -> "Window":
-        """The same window, its last `rows` queries only."""
+        """The last `rows` queries alone."""
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
@@ -72,35 +65,32 @@ class Window:
         """Where `blocks` are."""
         return self.backend.place(self.queries.device)
 
-    def beside(self, tensor: "Tensor") -> "Tensor":
-        """Something of a head group's, where `blocks` are; so are scores that stem from
-        elsewhere."""
+    def beside(self, tensor: Tensor) -> Tensor:
+        """A head group's tensor, at the place where `blocks` are."""
         return self.backend.beside(tensor)
 
-    def distances(self, positions: "Tensor") -> "Tensor":
-        """How many tokens each row comes after entries at `positions` (batch, n), `(batch, rows,
-        n)`; below 0 for entries ahead of it."""
+    def distances(self, positions: Tensor) -> Tensor:
+        """How many tokens each row is behind entries at `positions` (batch, n): `(batch, rows, n)`,
+        negative for entries ahead of it."""
         import torch
 
         asked = torch.arange(self.start, self.end, dtype=positions.dtype, device=positions.device)
         return asked[:, None] - positions[:, None]
 
     def blocks(
-        self, head_group: "KVHeadGroup", head: int, *, complete: bool = True
-    ) -> "Iterator[tuple[slice, Tensor]]":
+        self, head_group: KVHeadGroup, head: int, *, complete: bool = True
+    ) -> Iterator[tuple[slice, Tensor]]:
         """Attention to one head's entries, a block of rows at a time, so that the workspace stays
         at tens of megabytes.
 
         Args:
             head_group: entries ascending in position.
             head: index into `head_group.heads`.
-            complete: whether all the window's own entries are there, the last ones of the head
-                group.
+            complete: whether the window's own entries are all there, as the last of the head group.
 
         Yields:
-            Which rows, and their probabilities `(batch, heads per KV head, rows, visible)`
-            float32: of the first entries, up to the last that a row of the block sees; entries
-            ahead of a row have 0.
+            Which rows, and their probabilities `(batch, heads per KV head, rows, visible)` float32,
+            up to the last entry that a row of the block sees; entries ahead of a row have 0.
         """
         keys, count = head_group.keys[:, head, : head_group.used], self.queries.shape[2]
         if not self.backend.frugal:
@@ -116,8 +106,8 @@ class Window:
         for rows in spans:  # zip would hold a block until the next is there
             yield rows, next(attention)
 
-    def _logits(self, head_group: "KVHeadGroup", head: int, keys: "Tensor", rows: slice) -> Logits:
-        """Of some rows over `keys` (batch, visible, dim), the first of a head group's head."""
+    def _logits(self, head_group: KVHeadGroup, head: int, keys: Tensor, rows: slice) -> Logits:
+        """Logits of some rows over `keys` (batch, visible, dim), the first of a head's."""
         import torch
 
         from kvlite.ops.attention import capped, grouped
@@ -130,7 +120,7 @@ class Window:
         early = max(0, head_group.used - (self.end - self.start - rows.start))
         size = max(1, KEY_ELEMENTS_AT_ONCE // (keys.shape[0] * keys.shape[2]))
 
-        def parts() -> "Iterator[tuple[slice, Tensor]]":
+        def parts() -> Iterator[tuple[slice, Tensor]]:
             starts = range(0, shape[3], size)
             for at in starts[:2] if keys.is_meta else starts:
                 part = slice(at, min(at + size, shape[3]))
@@ -146,18 +136,18 @@ class Window:
 
 
 def window_scores(
-    head_group: "KVHeadGroup",
+    head_group: KVHeadGroup,
     window: Window,
     over_queries: Reduce,
     over_heads: Reduce,
     weights: "Tensor | None" = None,
-) -> "Tensor":
-    """How much attention each entry got from the window: first over rows, then over a KV
-    head's query heads.
+) -> Tensor:
+    """How much attention each entry got from the window, reduced over rows, then over a KV head's
+    query heads.
 
     Args:
         head_group: entries ascending in position, the window's own the last of them.
-        weights: `(rows,)` float32, what a row's attention is multiplied by, at the window's place.
+        weights: `(rows,)` float32 at the window's place, which a row's attention is multiplied by.
 
     Returns:
         `(batch, heads of the group, used)` float32, at the window's place.
@@ -184,16 +174,9 @@ def window_scores(
     return scores
 
 
-def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
-    """Where each query of the window looks among the entries that were kept, averaged over a KV
-    head's query heads.
-
-    Args:
-        head_group: entries ascending in position.
-
-    Returns:
-        `(batch, heads of the group, rows, used)` float32, at the window's place.
-    """
+def window_rows(head_group: KVHeadGroup, window: Window) -> Tensor:
+    """Attention of each query of the window to entries ascending in position, averaged over a KV
+    head's query heads: `(batch, heads of the group, rows, used)` float32, at the window's place."""
     import torch
 
     shape = window.queries.shape[0], len(head_group.heads), window.queries.shape[2], head_group.used
@@ -204,20 +187,19 @@ def window_rows(head_group: "KVHeadGroup", window: Window) -> "Tensor":
     return each
 
 
-def _looked_at(head_group: "KVHeadGroup") -> range:
-    """A head group's heads, as indices; without numbers, two stand for all."""
-    return range(
-        min(2, len(head_group.heads)) if head_group.residual_keys.is_meta else len(head_group.heads)
-    )
+def _looked_at(head_group: KVHeadGroup) -> range:
+    """Indices of a head group's heads; of meta tensors, two stand for all."""
+    heads = len(head_group.heads)
+    return range(min(2, heads) if head_group.residual_keys.is_meta else heads)
 
 
-def _reduce(scores: "Tensor", how: Reduce) -> "Tensor":
+def _reduce(scores: Tensor, how: Reduce) -> Tensor:
     if how == "max":
         return scores.amax(1)
     return scores.mean(1) if how == "mean" else scores.sum(1)
 
 
-def pool(scores: "Tensor", kernel: int, kind: Pooling) -> "Tensor":
+def pool(scores: Tensor, kernel: int, kind: Pooling) -> Tensor:
     """Smooth scores `(batch, heads, n)` over `kernel` neighbours, so that spans are kept, not
     single tokens. The kernel shrinks to the largest odd number that fits; 1 changes nothing."""
     import torch.nn.functional as F
@@ -231,7 +213,7 @@ def pool(scores: "Tensor", kernel: int, kind: Pooling) -> "Tensor":
     return pooled
 
 
-def top(scores: "Tensor", count: int) -> "Tensor":
+def top(scores: Tensor, count: int) -> Tensor:
     """Indices of the `count` largest scores along the last dimension, ascending; ties go to the
     lower index, which `torch.topk` does not promise."""
     best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]

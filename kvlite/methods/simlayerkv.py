@@ -2,20 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from kvlite.errors import SettingError
-from kvlite.methods.across import Across, ResolveLayer
-from kvlite.methods.base import LayerView, Method, Needs
-from kvlite.methods.decoding import Decoding
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import Across, Decoding, Needs, ResolveLayer
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.types import KVHeadGroup, Selection
 from kvlite.methods.wrapper import Holding
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from kvlite.cache import KVHeadGroup, Selection
 
 _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
@@ -25,13 +22,12 @@ class SimLayerKV(Holding):
     """Tests each layer for laziness, trims the lazy ones to sink and window, and leaves the others
     to another method: `simlayerkv+kvx`; alone, they keep everything.
 
-    Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction", sections 5.1 and
-    5.2. A layer is lazy if its attention to what it would keep exceeds the threshold, averaged
-    over heads and queries. Tested once it was read, it is trimmed before the next layer runs, so
-    the peak falls too; tested at the first step of the answer, as in the paper's main results,
-    the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
-    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85; it does not
-    say how to find one, `kvlite calibrate` does.
+    A layer is lazy if its attention to what it would keep exceeds the threshold, averaged over
+    heads and queries (sections 5.1 and 5.2). Tested once it was read, it is trimmed before the next
+    layer runs, so the peak falls too; tested at the first step of the answer, as in the paper's
+    main results, the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
+    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85; it does not say
+    how to find one, `kvlite calibrate` does.
 
     Attributes:
         threshold: attention above which a layer is lazy; 0 trims all, 1 none; "auto" is the one
@@ -45,11 +41,9 @@ class SimLayerKV(Holding):
         bound_decode: let a lazy layer's window roll while answering; the paper lets it grow.
     """
 
-    name: ClassVar[str] = "simlayerkv"
-    summary: ClassVar[str] = "trims lazy layers to their ends; the rest as kvx (+kvx)"
-    paper: ClassVar[str] = (
-        "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
-    )
+    name = "simlayerkv"
+    summary = "trims lazy layers to their ends; the rest as kvx (+kvx)"
+    paper = "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
 
     threshold: float | Literal["auto"] = "auto"
     sinks: int = 4
@@ -59,12 +53,13 @@ class SimLayerKV(Holding):
     own: bool = True
     bound_decode: bool = False
 
+    at_least = {"sinks": 0, "recent": 1, "last": 1}
+    compresses = True
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threshold != "auto":
             self.require("threshold", 0 <= self.threshold <= 1, "from 0 to 1, or auto")
-        self.require("sinks", self.sinks >= 0, "0 or more")
-        self.require("recent", self.recent >= 1, "1 or more")
-        self.require("last", self.last >= 1, "1 or more")
         across = self.inner.across
         unfit = across.resolving is not None or across.merging is not None
         if unfit or not self.inner.prefilling.exact:
@@ -75,13 +70,7 @@ class SimLayerKV(Holding):
             f"prefill with {self.inner.name}, which cuts its layers before an answer begins",
         )
 
-    @property
-    def compresses(self) -> bool:
-        """Whatever the layers that are not lazy do."""
-        return True
-
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With this model's threshold, and the method it holds fitted too."""
         inner = self.inner.fitted(shape, calibration)
         if self.threshold != "auto":
             return replace(self, inner=inner)
@@ -98,41 +87,37 @@ class SimLayerKV(Holding):
 
     @cached_property
     def across(self) -> Across:
-        """As the method it holds, once `detect` says which layers are left to it."""
         when: Literal["read", "step"] = "read" if self.detect == "prefill" else "step"
         return replace(self.inner.across, resolving=ResolveLayer(when, self.resolve))
 
     @property
     def min_budget(self) -> int:
-        """Room for a lazy layer's sinks, and what the method it holds needs."""
         return max(self.sinks + 1, self.inner.min_budget)
 
     @cached_property
     def needs(self) -> Needs:
-        """Attention for the test, a calibration for its threshold, and what the method it holds
-        needs."""
         inner = self.inner.needs
         return replace(
             inner,
             queries=lambda budget: max(self.last, inner.num_queries(budget)),
             attention=True,
-            calibration=inner.calibration or self.threshold == "auto",
         )
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.inner.needs_calibration or self.threshold == "auto"
 
     @cached_property
     def decoding(self) -> Decoding:
-        """Bounded if all layers are; windows of lazy layers may roll."""
         inner = self.inner.decoding
         evict = inner.evict if self.bound_decode else None
         return replace(inner, evict=evict, drops=self.bound_decode or not inner.append_only)
 
     @property
     def respects_budget(self) -> bool:
-        """As the method it holds; alone, what is not lazy is kept whole."""
         return self.inner.compresses and self.inner.respects_budget
 
-    def select(self, view: LayerView) -> "list[Selection]":
-        """Never called: `resolve` names another method."""
+    def select(self, view: LayerView) -> list[Selection]:
         raise AssertionError("simlayerkv leaves selection to others")
 
     def resolve(self, view: LayerView) -> tuple[Method, int]:
@@ -146,11 +131,9 @@ class SimLayerKV(Holding):
             return self.inner, view.budget
         return Streaming(self.sinks, roll=self.bound_decode), line
 
-    def attention_to_line(
-        self, head_groups: "list[KVHeadGroup]", window: Window, line: int
-    ) -> float:
-        """Share of its attention that a layer pays to `line` entries of sink and window: the mean
-        over query heads and rows; of the sequences of a batch, the least."""
+    def attention_to_line(self, head_groups: list[KVHeadGroup], window: Window, line: int) -> float:
+        """The share of its attention that a layer pays to the sinks and the window, `line` entries:
+        the mean over query heads and rows, and the least of a batch's sequences."""
         import torch
 
         shares = []

@@ -1,10 +1,9 @@
 """SnapKV: what the end of the prompt looks at, in small clusters."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
-from kvlite.methods.base import Needs
+from kvlite.methods.capabilities import Needs
 from kvlite.methods.scored import Observed
 
 
@@ -12,35 +11,26 @@ from kvlite.methods.scored import Observed
 class SnapKV(Observed):
     """The last `window` tokens vote, with their attention, for the earlier entries to keep.
 
-    Source: "SnapKV: LLM Knows What You are Looking for Before Generation", section 4;
-    defaults of its repository (window 32, max pooling over 7). Scores are reduced over the query
-    heads of a KV head before they are pooled, so a KV head is stored once.
+    Defaults of the paper's repository (window 32, max pooling over 7). Scores are reduced over the
+    query heads of a KV head before they are pooled, so a KV head is stored once.
 
     Attributes:
         window: last tokens that vote, and stay.
     """
 
-    name: ClassVar[str] = "snapkv"
-    summary: ClassVar[str] = "keeps what the prompt's last tokens attend to"
-    paper: ClassVar[str] = "SnapKV: LLM Knows What You are Looking for Before Generation, section 4"
+    name = "snapkv"
+    summary = "keeps what the prompt's last tokens attend to"
+    paper = "SnapKV: LLM Knows What You are Looking for Before Generation, section 4"
 
     window: int = 32
     pool: int = 7
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("window", self.window >= 1, "1 or more")
-
-    def ends(self, budget: int) -> tuple[int, int]:
-        """No sinks; the window."""
-        return 0, self.window
+    at_least = {"window": 1}
 
     @property
     def beside(self) -> int:
-        """The window."""
         return self.window
 
     @cached_property
     def needs(self) -> Needs:
-        """The window's queries."""
-        return replace(super().needs, queries=self.window)
+        return Needs(queries=self.window, attention=True)

@@ -1,7 +1,7 @@
 """Spans, the default: KV-X set so that spans of text stay, found by a few of the last queries."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from kvlite.methods.allocation import LayerLine
 from kvlite.methods.kvx import KVX
@@ -18,9 +18,9 @@ class Spans(KVX):
     as versions up to 0.1.0 wrote it.
     """
 
-    name: ClassVar[str] = "spans"
-    summary: ClassVar[str] = "the default: keeps spans of text by the attention they get"
-    paper: ClassVar[str] = KVX.paper
+    name = "spans"
+    summary = "the default: keeps spans of text by the attention they get"
+    paper = KVX.paper
 
     pool: int = 31
     layers: LayerLine = "uniform"

@@ -2,34 +2,27 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
 
-from kvlite.methods.base import LayerView, Method, Needs
-from kvlite.methods.decoding import Decoding
-from kvlite.methods.prefilling import Prefilling, TokenPruning
+from kvlite.methods.base import LayerView, Method
+from kvlite.methods.capabilities import Decoding, Needs, Prefilling, TokenPruning
 from kvlite.methods.rank import layer_groups
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
-from kvlite.methods.token_pruning import going, votes_for_new
+from kvlite.methods.select import attended_tokens
+from kvlite.methods.types import KVHeadGroup, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvlite.cache import KVHeadGroup
 
 
 @dataclass(frozen=True)
 class UNComp(Observed):
     """Heads whose queries spread in more directions keep longer lines; the last few tokens vote,
     while reading and while answering, when each new token costs the entry with the fewest votes.
-    With `stage`, tokens are left behind between groups of layers, so that reading is faster too.
+    With `stage`, tokens are left behind between groups of layers, so that reading is faster, too.
 
-    Source: "UNComp: Can Matrix Entropy Uncover Sparsity? A Compressor Design from an
-    Uncertainty-Aware Perspective", section 3.3. Two groups of heads in the paper, the lower
-    one's lines half as long. Groups come from a calibration of the model. The paper does not force
-    the last tokens to go on between layers; here they do, for the next token depends on them.
+    The paper has two groups of heads, the lower one's lines half as long. Groups come from a
+    calibration of the model. The paper does not force the last tokens to go on between layers; here
+    they do, since the next token depends on them.
 
     Attributes:
         window: last tokens, which vote and stay.
@@ -39,9 +32,9 @@ class UNComp(Observed):
             similar head's output, by the window's attention, stands in for theirs.
     """
 
-    name: ClassVar[str] = "uncomp"
-    summary: ClassVar[str] = "budgets heads by their entropy; can also read faster"
-    paper: ClassVar[str] = "UNComp: Can Matrix Entropy Uncover Sparsity?, section 3.3"
+    name = "uncomp"
+    summary = "budgets heads by their entropy; can also read faster"
+    paper = "UNComp: Can Matrix Entropy Uncover Sparsity?, section 3.3"
 
     window: int = 8
     stage: bool = False
@@ -50,65 +43,56 @@ class UNComp(Observed):
     pool: int = 7
     groups: int = 2
 
+    at_least = {"delete": 0}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("window", 1 <= self.window <= 1024, "from 1 to 1024")
-        self.require("delete", self.delete >= 0, "0 or more")
         self.require("least", self.least >= self.window, "as many as the window, or more")
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With the model's ranks.
-
-        Raises:
-            SettingError: there are none, or a layer would lose all its heads.
-        """
         most = shape.kv_heads - 1
         self.require("delete", self.delete <= most, f"at most {most} with this model")
         return super().fitted(shape, calibration)
 
     @property
     def groups_layers(self) -> bool:
-        """Also where tokens are left behind between groups."""
         return self.stage or self.layers == "rank"
+
+    needs_calibration = True
+
+    @cached_property
+    def needs(self) -> Needs:
+        return Needs(queries=self.window, attention=True)
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """Whole, unless tokens are left behind."""
-        return Prefilling(pruning=TokenPruning(self.widths, self.narrow) if self.stage else None)
+        return Prefilling(
+            pruning=TokenPruning(self.widths, self.narrow) if self.stage else None,
+            head_substitutes=self.head_substitutes if self.delete else None,
+        )
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The window rolls on, and every line keeps its length."""
         return Decoding(rows=self.window, evict=self.evict)
 
     @property
     def beside(self) -> int:
-        """The window, which every line keeps."""
         return self.window
 
     @property
     def min_budget(self) -> int:
-        """So that the shortest lines hold their window and one entry."""
+        # The shortest lines, half as long, hold their window and one entry.
         return 2 * (self.window + 1)
-
-    @cached_property
-    def needs(self) -> Needs:
-        """The window's queries, and ranks in any case."""
-        return replace(super().needs, queries=self.window, calibration=True)
-
-    def ends(self, budget: int) -> tuple[int, int]:
-        """The window."""
-        return 0, self.window
 
     def head_substitutes(self, view: LayerView) -> dict[int, int]:
         """The heads that rank last, and those that look where they do, once in a conversation:
         cosine of the window's attention (the paper's "Result of Extreme Compression")."""
         from torch.nn.functional import cosine_similarity
 
-        if not self.delete or view.head_alias:
+        if view.head_alias:
             return {}
-        known = self.require_calibration(self.calibration)
-        lowest = known.heads_by_rank(view.layer)[-self.delete :]
+        lowest = self.measured.heads_by_rank(view.layer)[-self.delete :]
         window = view.window.last(self.window)
         rows: dict[int, Tensor] = {}
         for head_group in view.head_groups:
@@ -126,7 +110,7 @@ class UNComp(Observed):
             for head in lowest
         }
 
-    def evict(self, head_group: "KVHeadGroup", budget: int, position: int) -> "Tensor":
+    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
         """Of the entries before the window, the one with the least attention in its rows, pooled
         as while reading."""
         order = head_group.positions.argsort(-1)
@@ -137,14 +121,12 @@ class UNComp(Observed):
     def widths(self, layers: int, new: int, seen: int) -> list[int]:
         """Evenly falling from the model's context, in the first group of layers, to `least` in
         the last (Eq. 12 and 13)."""
-        known = self.require_calibration(self.calibration)
-        groups = layer_groups(known.layer_ranks, self.drop)
-        most, steps = known.max_context, max(groups)
+        groups = layer_groups(self.measured.layer_ranks, self.drop)
+        most, steps = self.measured.max_context, max(groups)
         fall = (most - min(self.least, most)) / max(1, steps)
         return [min(new, int(most - fall * group)) for group in groups]
 
-    def narrow(self, view: LayerView, through: int, width: int) -> "Tensor":
+    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
         """The window, and the tokens it looks at most, all heads together."""
         shown = replace(view, window=view.window.last(self.window))
-        votes = view.window.backend.scores(votes_for_new(shown, through))
-        return going(votes, width, view.window.queries.shape[2])
+        return attended_tokens(shown, through, width)

@@ -1,4 +1,4 @@
-"""Methods around another method: whatever they do not say themselves, the one they hold says."""
+"""Methods around another method: what they do not override, the inner method answers for."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,6 @@ _FULL = Full()
 
 
 def _inner(name: str) -> Any:
-    """A member that the method held answers for."""
     return property(lambda self: getattr(self.inner, name))
 
 
@@ -26,23 +25,21 @@ class Holding(Method):
 
     inner: Method = field(default=_FULL, metadata=NO_OPTION)
 
-    @property
-    def spec(self) -> str:
-        """Its own options, and the method it holds."""
-        return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")
-
-    compresses = _inner("compresses")
-    min_budget = _inner("min_budget")
-    variable_head_lens = _inner("variable_head_lens")
-    respects_budget = _inner("respects_budget")
-    layer_budgets = _inner("layer_budgets")
-    needs = _inner("needs")
     select = _inner("select")
-    head_substitutes = _inner("head_substitutes")
+    needs = _inner("needs")
     prefilling = _inner("prefilling")
     decoding = _inner("decoding")
     across = _inner("across")
+    min_budget = _inner("min_budget")
+    layer_budgets = _inner("layer_budgets")
+    needs_calibration = _inner("needs_calibration")
+    compresses = _inner("compresses")
+    respects_budget = _inner("respects_budget")
+    variable_head_lens = _inner("variable_head_lens")
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        """With the method it holds fitted."""
         return replace(self, inner=self.inner.fitted(shape, calibration))
+
+    @property
+    def spec(self) -> str:
+        return super().spec + (f"+{self.inner.spec}" if self.inner != _FULL else "")

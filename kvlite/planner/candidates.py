@@ -1,4 +1,4 @@
-"""From settings to a planner: which model, which device, what may be chosen."""
+"""From settings to a planner: which model, which device, and what may be chosen."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -30,16 +30,16 @@ def open_planner(
     reads_text: bool = False,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner from a model's config alone, also for a card that is not here.
+    """A planner from a model's config alone, also for a GPU that this machine does not have.
 
     Args:
-        notify: told before a download.
-        card: what a card that is not here is called.
-        reads_text: whether texts will be counted in tokens, for which the tokenizer is wanted.
+        notify: called before a download.
+        card: the name of that GPU.
+        reads_text: load the tokenizer, so that texts can be counted in tokens.
         cancel: set to end this, and plans that are being made.
 
     Raises:
-        ModelError: there is no config, or of a model that cannot be run.
+        ModelError: there is no config, or it is broken or of a model that cannot be run.
         SettingError: a setting is out of range, or does not fit the model.
         Stopped: `cancel` was set.
     """
@@ -48,12 +48,12 @@ def open_planner(
         device = choose_device(settings.device)
         return planner_here(settings, folder, device, reads_text=reads_text, cancel=cancel)
     room = _room(settings, card)
-    oom_actions = [
+    load_options = [
         (stream, weights)
         for stream in _streams(settings, room)
         for weights in _weights_elsewhere(settings, folder)
     ]
-    return _planner(settings, folder, room, oom_actions, reads_text, cancel)
+    return _planner(settings, folder, room, load_options, reads_text, cancel)
 
 
 def planner_here(
@@ -64,26 +64,18 @@ def planner_here(
     reads_text: bool,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner for the model in a folder, on a device of this machine.
-
-    Args:
-        reads_text, cancel: as for `open_planner`.
-
-    Raises:
-        ModelError: its config is broken.
-        SettingError: a setting is out of range, or does not fit the model or the device.
-        Stopped: `cancel` was set.
-    """
+    """A planner for the model in a folder, on a device of this machine; otherwise as
+    `open_planner`."""
     room = device_budget(device, settings.vram)
-    oom_actions = oom_actions_here(settings, device, folder, room)
-    return _planner(settings, folder, room, oom_actions, reads_text, cancel)
+    load_options = load_options_here(settings, device, folder, room)
+    return _planner(settings, folder, room, load_options, reads_text, cancel)
 
 
 def _planner(
     settings: Settings,
     folder: Path,
     room: DeviceBudget,
-    oom_actions: Sequence[tuple[str, Weights]],
+    load_options: Sequence[tuple[str, Weights]],
     reads_text: bool,
     cancel: Event | None,
 ) -> Planner:
@@ -95,11 +87,10 @@ def _planner(
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = EngineConfig.from_settings(settings)
-    return Planner(forecaster, room, config, oom_actions, in_files, cancel)
+    return Planner(forecaster, room, config, load_options, in_files, cancel)
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder, None if there is none."""
     from transformers import AutoTokenizer
 
     try:
@@ -108,21 +99,21 @@ def _read_tokenizer(folder: Path) -> Any:
         return None
 
 
-def oom_actions_here(
+def load_options_here(
     settings: Settings, device: torch.device, folder: Path, room: DeviceBudget
 ) -> list[tuple[str, Weights]]:
-    """Where a model's layers may stay, and what it may be loaded as, on a device of this machine,
-    the best first.
+    """Where a model's layers may stay (off, ram, disk) and what it may be loaded as, on a device of
+    this machine, the best first.
 
     Raises:
-        SettingError: what was asked for cannot be had.
+        SettingError: the settings leave nothing that works here.
     """
     first = choose_weights(settings.weights, device, folder)
     found = [first]
     shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
         found.append(choose_weights("nf4", device, folder))
-    oom_actions, refused = [], list[SettingError]()
+    load_options, refused = [], list[SettingError]()
     for stream in _streams(settings, room):
         for weights in found:
             try:
@@ -130,21 +121,20 @@ def oom_actions_here(
             except SettingError as error:
                 refused.append(error)
                 continue
-            oom_actions.append((stream, weights))
-    if not oom_actions:
+            load_options.append((stream, weights))
+    if not load_options:
         raise refused[0]
-    return oom_actions
+    return load_options
 
 
 def _streams(settings: Settings, room: DeviceBudget) -> tuple[str, ...]:
-    """Where layers may stay, the best first."""
     if settings.stream != "auto":
         return (settings.stream,)
     return ("off", "disk") if room.kind == "cpu" else ("off", "ram", "disk")
 
 
 def _elsewhere(settings: Settings) -> bool:
-    """Whether a plan is for a card that this machine has not."""
+    """Whether to plan for a GPU that this machine does not have."""
     if settings.device == "cpu" or torch.cuda.is_available():
         return False
     return settings.vram != "auto" or settings.device.startswith("cuda")

@@ -1,8 +1,8 @@
-"""What a turn will take: the engine itself, run on tensors that have no numbers.
+"""The memory that a turn will take, found by running the engine itself on meta tensors.
 
-Nothing is estimated by formulas that would have to follow the engine, or that a new method would
-have to bring along. Of layers that are treated alike one is run, and of the chunks of a layer the
-last ones, which see the most.
+There are no formulas that would have to follow the engine, or that a new method would have to bring
+along. Of layers that are treated alike one is run, and of the chunks of a layer the last ones,
+which see the most.
 """
 
 from collections import Counter
@@ -29,12 +29,11 @@ from kvlite.planner.meta_cache import MetaOpCache
 
 @dataclass(frozen=True)
 class Moment:
-    """A peak, by what it is made of, bytes of the device beside the model's weights.
+    """A peak by what it is made of, in bytes on the device, weights not included.
 
     Attributes:
-        kv: all layers' keys, values, positions and what is remembered of them, and the indexes of
-            what is recalled.
-        hidden: hidden states of all tokens on their way, their ids and rotations.
+        kv: all layers' keys, values, positions and attention rows, and the recall indexes.
+        hidden: hidden states of all tokens, their ids and rotations.
         layer: one layer with all it has read.
         work: everything else that lives for a moment: a chunk's activations, scores, logits.
     """
@@ -46,20 +45,20 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.kv + self.hidden + self.layer + self.work
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a turn will take.
+    """The memory that a turn will take.
 
     Attributes:
-        reading: while a chunk passes through a layer.
-        choosing: while it is chosen what a layer keeps.
+        reading: the peak while a chunk passes through a layer.
+        choosing: the peak while a layer is cut.
         answering: at the last token of the longest answer.
-        kv_bytes: of the cache after reading, indexes of recall included.
-        host_bytes: of host memory, or a disk, for everything that was read and answered.
+        kv_bytes: of the cache after reading, recall indexes included.
+        host_bytes: of host memory or disk, for everything read and answered.
     """
 
     reading: Moment
@@ -70,7 +69,7 @@ class Forecast:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest peak, beside the weights."""
+        """The highest peak, weights not included."""
         return max(each.total for each in (self.reading, self.choosing, self.answering))
 
 
@@ -81,7 +80,7 @@ class Task:
     Attributes:
         new: tokens to read.
         longest: tokens the answer may have.
-        known: tokens read before, that a method may have repeated.
+        known: tokens read before, which a method may have the model repeat.
         chunk: tokens that go through a layer together.
         recalled: entries that each token of the answer may bring back.
     """
@@ -99,10 +98,10 @@ class _Took:
 
     Attributes:
         reading, choosing: peaks.
-        whole: of these, its entries while it was read.
-        kept, host: what is live after it, on the device and beside it.
+        whole: bytes of its entries while it was read.
+        kept, host: what it leaves, on the device and in host memory.
         layer, policy: what was kept, and by which policy.
-        indexed: whether an index has taken the place of another, which is let go once all is read.
+        indexed: whether an index replaced another, which is freed once all is read.
     """
 
     reading: int
@@ -116,7 +115,7 @@ class _Took:
 
 
 class _Foresight(Prefill):
-    """Reads the last chunks of a layer, as if it had read the others."""
+    """Reads only the last chunks of a layer, as if it had read the others."""
 
     def __init__(self, meter: MetaMeter, *given: Any, **options: Any) -> None:
         self.meter = meter
@@ -141,19 +140,18 @@ class _Foresight(Prefill):
         )
 
     def _index(self, index: int) -> Any:
-        """The storage of a layer's index, if it has one."""
         made = None if self.store is None else self.store.layers[index].index
         return None if made is None else made.signs
 
     def read_layer(self, index: int) -> LayerPrefill:
-        """As `Prefill`; then the peak begins anew."""
+        """As `Prefill`; then the meter's peak begins anew."""
         layer_prefill = super().read_layer(index)
         self.passed, self.meter.peak = self.meter.peak, self.meter.live
         return layer_prefill
 
     def _begin(self, index: int) -> int:
-        """The last full chunk, but all that a method wants queries of; where chunks are compared,
-        one more."""
+        """The start of the last full chunk, or of the first whose queries the method wants; where
+        query statistics are joined, one chunk earlier."""
         policy = self.policies[index]
         length: int = self.hidden.shape[1]
         end = length - 1 if self._final(index) else length
@@ -183,27 +181,27 @@ def forecast(
     """What a turn will take, in bytes of live tensors.
 
     Args:
-        model: of the same shape and dtype, without numbers (`model.meta`).
-        cache: what is held before it, of any number of sequences, without numbers; consumed.
-        policies: one a layer, as for reading.
-        store: likewise, if what is read is to be kept aside.
-        op_cache: what operators returned in earlier forecasts, which makes this one shorter.
+        model: on the meta device (`model.meta`).
+        cache: what is held before the turn, as meta tensors; consumed.
+        policies: one for each layer.
+        store: as meta tensors, if what is read goes to host memory.
+        op_cache: from earlier forecasts, which makes this one faster.
 
     Raises:
-        ForecastError: something in it does not run without numbers.
+        ForecastError: something does not run on meta tensors.
     """
     index, aside = (store.index_tensors, store.tensors) if store else ([], [])
     held = [*model.tensors(), *cache.tensors, *index]
     meter = MetaMeter(held, host=aside, op_cache=op_cache or MetaOpCache())
     meter.live -= bytes_held(model.tensors())
-    del held, index, aside  # what a turn lets go of must be free
-    rotation(model.shape.head_dim, model.device)  # made once a process, and no layer's own
+    del held, index, aside  # or the meter would not see them freed
+    rotation(model.shape.head_dim, model.device)  # made once in a process, not by each layer
     try:
         with meter:
             return _forecast(meter, model, cache, [*policies], task, store)
     except KvliteError:
         raise
-    except Exception as error:  # of torch, or of a model that asks for numbers
+    except Exception as error:  # from torch, or a model that needs data
         raise ForecastError(f"no plan can be made: {reason(error)}") from error
 
 
@@ -284,7 +282,7 @@ def _answer(
     task: Task,
     store: HostKVStore | None,
 ) -> Moment:
-    """The last token of the longest answer, when all lines have grown as far as they will."""
+    """The last token of the longest answer, when all lines have grown as far as they can."""
     if not task.longest:
         return Moment(meter.live)
     recall = Recall(store, task.recalled) if store is not None else None
@@ -343,7 +341,7 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
 
 
 def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCache:
-    """Head groups of the same heads with so many slots, nothing quantized."""
+    """A layer with head groups of the same heads and these sizes, nothing quantized."""
     return LayerCache(
         [
             (head_group.heads, size)
@@ -364,12 +362,12 @@ def _fill(layer: LayerCache, wanted: Sequence[int]) -> None:
 
 
 def _kind(reading: _Foresight, index: int) -> Any:
-    """What decides what a layer takes."""
+    """A key for layers that take the same."""
     held, store = reading.cache.layers[index], reading.store
     aside = None if store is None else store.layers[index]
     return (
         reading.policies[index],
-        reading.policies[index + 1].narrowing if index + 1 < len(reading.policies) else "final",
+        reading.policies[index + 1].width if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],
         tuple(held.lines),
         held.nbytes,

@@ -1,4 +1,4 @@
-"""Forecasts for one model, whatever its settings, from its config alone."""
+"""Forecasts for one model from its config alone, whatever the settings."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,14 +20,8 @@ from kvlite.planner.meta_model import meta_model
 
 @dataclass
 class Forecaster:
-    """Forecasts for one model.
-
-    Attributes:
-        config: transformers' of the model.
-        shape: its sizes.
-        calibration: what was measured of it, if it was.
-        tokenizer: its own, or None: then words count as tokens where a method adds text.
-    """
+    """Forecasts for one model; `config` is transformers'. Without a tokenizer, a word counts as one
+    token where a method adds text."""
 
     config: Any
     shape: ModelShape
@@ -37,7 +31,7 @@ class Forecaster:
     _op_cache: MetaOpCache = field(default_factory=MetaOpCache)
 
     def model(self, weights: Weights) -> LoadedModel:
-        """The model without weights, that computes with the type these do."""
+        """The model on the meta device, with the compute dtype of these weights."""
         if weights.dtype not in self._models:
             self._models[weights.dtype] = meta_model(
                 self.config,
@@ -58,12 +52,12 @@ class Forecaster:
         longest: int,
         batch: int = 1,
     ) -> Forecast:
-        """Of a conversation's first turn.
+        """What a conversation's first turn will take.
 
         Args:
             chunk: tokens that go through a layer together.
-            tokens: to read, at least one.
-            longest: tokens the answer may have.
+            tokens: how many to read, at least one.
+            longest: how many the answer may have.
 
         Raises:
             SettingError: the settings do not fit the model, or each other.

@@ -1,4 +1,4 @@
-"""How long a text fits, for each kind of weights, method and bits."""
+"""The longest text that fits, for each kind of weights, method and bits."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,12 +12,11 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class MaxContext:
-    """One combination.
+    """One combination of settings.
 
     Attributes:
-        weights, method, kv_bits: as a user writes them.
         tokens: the longest prompt that fits, 0 if none does.
-        all_of_it: whether that is all that the model was trained for.
+        all_of_it: whether that is the model's whole context.
     """
 
     weights: str
@@ -47,10 +46,10 @@ def reaches(planner: Planner) -> list[MaxContext]:
     for method in methods:
         config = EngineConfig.from_settings(replace(settings, method=method))
         others = Planner(
-            planner.forecaster, planner.room, config, planner.oom_actions, cancel=planner.cancel
+            planner.forecaster, planner.room, config, planner.load_options, cancel=planner.cancel
         )
         bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
-        for weights in dict.fromkeys(weights for _, weights in planner.oom_actions):
+        for weights in dict.fromkeys(weights for _, weights in planner.load_options):
             for width in bits:
                 choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])
                 tokens = others.reach(choice)

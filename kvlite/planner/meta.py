@@ -1,7 +1,7 @@
-"""Tensors that have sizes and no numbers: a program that is run on them shows what it would take.
+"""Programs run on meta tensors (shapes without data) to see how much memory they would take.
 
-They are torch's meta tensors. Where a program asks for a number it gets one that leads where most
-memory is taken: a mask lets everything through, a test finds two things alike.
+Where a program asks for a number, it gets one that leads to the most memory: a mask lets everything
+through, two tensors compare equal.
 """
 
 from collections.abc import Iterable
@@ -23,21 +23,17 @@ _aten = torch.ops.aten
 
 
 class MetaMeter(TensorMeter):
-    """Counts bytes that tensors without numbers would take, and lets programs run on them."""
+    """Counts the bytes that meta tensors would take, and lets programs run on them."""
 
     def __init__(
         self, held: Iterable[Tensor] = (), *, host: Iterable[Tensor] = (), op_cache: MetaOpCache
     ) -> None:
-        """As a `TensorMeter`.
-
-        Args:
-            op_cache: what operators returned before, under this meter or another.
-        """
+        """As a `TensorMeter`; `op_cache` may have been used under other meters."""
         super().__init__(held, host=host)
         self.op_cache = op_cache
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator without numbers, count what it returned."""
+        """Run the operator on meta tensors, and count what it returned."""
         if func in (_aten._local_scalar_dense.default, _aten.item.default):
             return 0
         if func is _aten.is_nonzero.default:
@@ -73,8 +69,8 @@ class MetaMeter(TensorMeter):
 
 @cache
 def _multiplies_with_experts(func: Any) -> bool:
-    """Whether it is torch's product of rows with their experts, or transformers' own, which is
-    registered late."""
+    """Whether it is torch's grouped product of rows with their experts, or that of transformers,
+    which is registered late."""
     return func.name() in ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
 
@@ -90,12 +86,12 @@ def _let_through(index: Any) -> Any:
 
 
 def _without_numbers(tensor: Tensor) -> Tensor:
-    """The same size, of a constant that was made of a list."""
+    """A constant that was made from a list, as a meta tensor."""
     return tensor if tensor.is_meta else torch.empty_like(tensor, device=_META)
 
 
 class _MetaMode(TorchFunctionMode):
-    """Copies of tensors have no numbers, and share storage as these do."""
+    """Deep copies of tensors are meta tensors, and share storage as the originals do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +118,6 @@ class _MetaMode(TorchFunctionMode):
 
 
 def meta(thing: T) -> T:
-    """A copy of something that holds tensors, in which they have no numbers; nothing is read of
-    them, and next to no memory taken."""
+    """A deep copy of an object whose tensors become meta tensors; their data is not read."""
     with _MetaMode():
         return deepcopy(thing)

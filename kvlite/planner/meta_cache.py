@@ -1,44 +1,22 @@
-"""What operators make of tensors without numbers, remembered: it follows from sizes alone."""
+"""A cache of what operators return for meta tensors, which follows from shapes alone."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class _New:
-    """A tensor with storage of its own, by its sizes."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def found(self, given: list[Tensor]) -> Tensor:
-        """Another one."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A tensor that the operator was given, by its place."""
-
-    place: int
-
-    def found(self, given: list[Tensor]) -> Tensor:
-        """The one that is given now."""
-        return given[self.place]
+_Made: TypeAlias = int | tuple[torch.Size, tuple[int, ...], torch.dtype]
+"""A result: the place of an argument that is returned, or shape, stride and dtype of a new one."""
 
 
 class MetaOpCache:
-    """Runs operators on meta tensors, each once for arguments of the same sizes. The next time what
-    it returned is made anew, in a fraction of the time. An operator that returned a view, no
-    tensors, or changed sizes, is run every time."""
+    """Runs an operator on meta tensors once for arguments of the same shapes. Next time, what it
+    returned is made anew, in a fraction of the time. Operators that return views or no tensors, or
+    that change shapes, are run every time."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[type, list[_New | _Given]]] = {}
+        self._known: dict[Any, tuple[type, list[_Made]]] = {}
         self._run_always: set[Any] = set()
 
     def of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -55,8 +33,8 @@ class MetaOpCache:
             return self._learn(key, func, args, kwargs, given)
         kind, made = known
         if kind is Tensor:
-            return made[0].found(given)
-        return kind(each.found(given) for each in made)
+            return _again(made[0], given)
+        return kind(_again(each, given) for each in made)
 
     def _learn(
         self, key: Any, func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor]
@@ -76,8 +54,8 @@ class MetaOpCache:
 
 
 def _tell(arguments: Iterable[Any], told: list[Any], given: list[Tensor]) -> bool:
-    """Add what an operator depends on to `told`, its tensors to `given`; False if it is given
-    numbers."""
+    """Add what an operator's result depends on to `told`, and its tensors to `given`; False if one
+    of them is not a meta tensor."""
     for each in arguments:
         if isinstance(each, Tensor):
             if not each.is_meta:
@@ -93,26 +71,34 @@ def _tell(arguments: Iterable[Any], told: list[Any], given: list[Tensor]) -> boo
     return True
 
 
-def _recorded(found: Iterable[Any], given: list[Tensor]) -> list[_New | _Given] | None:
-    """How results come about; None if that is neither new storage nor an argument."""
+def _recorded(found: Iterable[Any], given: list[Tensor]) -> list[_Made] | None:
+    """How to make the results again; None if one is neither new storage nor an argument."""
     places = {id(each): place for place, each in enumerate(given)}
     taken = {_storage(each)[0] for each in given}
-    made: list[_New | _Given] = []
+    made: list[_Made] = []
     for each in found:
         if id(each) in places:
-            made.append(_Given(places[id(each)]))
+            made.append(places[id(each)])
             continue
         if not isinstance(each, Tensor) or not each.is_meta or _storage(each)[0] in taken:
             return None
-        new = _New(each.shape, each.stride(), each.dtype)
-        if each.storage_offset() or _storage(new.found(given))[1] != _storage(each)[1]:
+        new = each.shape, each.stride(), each.dtype
+        if each.storage_offset() or _storage(_again(new, given))[1] != _storage(each)[1]:
             return None
         taken.add(_storage(each)[0])
         made.append(new)
     return made
 
 
+def _again(made: _Made, given: list[Tensor]) -> Tensor:
+    """A result that was made before, for new arguments."""
+    if isinstance(made, int):
+        return given[made]
+    shape, stride, dtype = made
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    """Which storage a tensor has, and its bytes."""
+    """A tensor's storage, and its bytes."""
     storage = tensor.untyped_storage()
     return storage._cdata, storage.nbytes()

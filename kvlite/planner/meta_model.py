@@ -1,4 +1,4 @@
-"""A model without weights: its layers compute sizes and no numbers."""
+"""A model on the meta device: its layers compute shapes, not numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from kvlite.model.weights import Weights
 
 
 class Words:
-    """Stands for a tokenizer where only the number of tokens counts: one a word."""
+    """Stands in for a tokenizer where only the number of tokens matters: one for each word."""
 
     chat_template = None
     eos_token_id = None
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        """As many tokens as words."""
+        """As many zeros as the text has words."""
         return [0] * len(text.split())
 
 
@@ -31,12 +31,8 @@ def meta_model(
     tokenizer: Any = None,
     calibration: Calibration | None = None,
 ) -> LoadedModel:
-    """A model on the meta device, for forecasts; one layer stands for all, as they are alike.
-
-    Args:
-        config: transformers' of the model.
-        weights: of these only the dtype counts.
-    """
+    """A model on the meta device, for forecasts; one layer stands for all, since they are alike.
+    `config` is transformers'; of the weights only the dtype matters."""
     register_attention()
     module = meta_module(config, weights.dtype, layers=1, attention=ATTENTION)
     module.eval().requires_grad_(False)
@@ -49,7 +45,7 @@ def meta_model(
 
 
 def meta_model_of(model: LoadedModel) -> LoadedModel:
-    """A loaded model without its weights, made once."""
+    """A loaded model's copy on the meta device, made once."""
     if model.meta is None:
         model.meta = meta_model(
             model.module.config,

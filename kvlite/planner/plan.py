@@ -1,4 +1,4 @@
-"""What will fit, and why: a plan is made before a byte of weights is read."""
+"""What will fit, and why: a plan is made before any weights are read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,25 +14,18 @@ from kvlite.memory.device_budget import DeviceBudget
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
-from kvlite.model.shape import GROUPS, ModelShape
+from kvlite.model.shape import GROUPS
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.planner.forecast import Forecast, Moment
 from kvlite.planner.forecaster import Forecaster
 
 CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
-PCIE = 25e9
+PCIE = 25e9  # bytes a second
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings as a plan decided them.
-
-    Attributes:
-        weights: what the model is loaded as.
-        stream: where its layers stay: off, ram or disk.
-        budget, kv_bits: as a user writes them.
-        chunk: tokens that go through a layer together.
-    """
+    """Settings as a plan decided them; `budget` and `kv_bits` as a user writes them."""
 
     weights: Weights
     stream: str
@@ -42,31 +35,23 @@ class Choice:
 
     def applied(self, settings: Settings) -> Settings:
         """The settings with what was decided."""
-        return settings.replace(
-            {
-                "weights": settings.weights if self.weights.stored else self.weights.name,
-                "stream": self.stream,
-                "budget": self.budget,
-                "kv_bits": self.kv_bits,
-                "chunk": self.chunk,
-            }
-        )
+        weights = settings.weights if self.weights.stored else self.weights.name
+        return settings.replace({**vars(self), "weights": weights})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What reading and answering will take.
+    """The memory that reading and answering will take.
 
     Attributes:
-        model: its name.
         room: what the device offers.
         choice: how it will be done.
-        tokens, longest: to read, and of the answer.
-        weights: bytes by group, as they are held while the model runs.
-        passing: bytes of the largest weight, of which another copy is there while it is loaded.
+        tokens, longest: how many to read, and at most to answer.
+        weights: bytes by group, while the model runs.
+        passing: bytes of the largest weight, which is there twice while it is loaded.
         forecast: of everything else.
         reasons: why each setting that was left open is as it is, a sentence each.
-        tokens_per_s: what the memory's bandwidth allows an answer at most; None if not known.
+        tokens_per_s: the most that the memory's bandwidth allows; None if it is not known.
     """
 
     model: str
@@ -88,13 +73,13 @@ class Plan:
     @property
     def phases(self) -> dict[str, dict[str, int]]:
         """Bytes at the peak of each phase, item by item."""
-        found = {"load": {"weights": self.weight_bytes, "a weight on its way": self.passing}}
-        moments = (
-            ("read", self.forecast.reading),
-            ("choose", self.forecast.choosing),
-            ("answer", self.forecast.answering),
-        )
-        return found | {name: self._items(moment) for name, moment in moments}
+        made = self.forecast
+        return {
+            "load": {"weights": self.weight_bytes, "a weight on its way": self.passing},
+            "read": self._items(made.reading),
+            "choose": self._items(made.choosing),
+            "answer": self._items(made.answering),
+        }
 
     def _items(self, moment: Moment) -> dict[str, int]:
         return {
@@ -107,17 +92,17 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest of all phases, of tensors."""
+        """Bytes of tensors in the phase that takes most."""
         return max(sum(items.values()) for items in self.phases.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the device offers as much."""
+        """Whether the device offers that much."""
         return self.peak_bytes <= self.room.tensors
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The reasons, if anything is not as it would be with memory enough."""
+        """The reasons, if anything was given up for lack of memory."""
         return self.reasons if len(self.reasons) > 1 else ()
 
     def to_json(self) -> dict[str, Any]:
@@ -155,17 +140,16 @@ class Planner:
         forecaster: Forecaster,
         room: DeviceBudget,
         config: EngineConfig,
-        oom_actions: Sequence[tuple[str, Weights]],
+        load_options: Sequence[tuple[str, Weights]],
         in_files: int = 0,
         cancel: Event | None = None,
     ) -> None:
-        """For some settings, of which those left open are chosen.
+        """Plan for some settings, and choose those left open.
 
         Args:
-            oom_actions: where the model's layers may stay, and what it may be loaded as, the best
+            load_options: where the model's layers may stay and what it may be loaded as, the best
                 first.
-            in_files: bytes of the model's files, if there are any: what a checkpoint that is
-                quantized already takes.
+            in_files: bytes of the model's files, which a quantized checkpoint takes in memory, too.
             cancel: set to end a plan that is being made, which raises Stopped.
         """
         self.forecaster = forecaster
@@ -174,19 +158,18 @@ class Planner:
         self.config = config
         self.settings = config.settings
         self.method = config.method
-        self.oom_actions = list(oom_actions)
+        self.load_options = list(load_options)
         self.in_files = in_files
         self.cancel = cancel
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
-        """Tokens of a text, which may be more than fit; without the model's tokenizer, four bytes
-        for one."""
+        """Tokens of a text; without the model's tokenizer, a quarter of its characters."""
         tokenizer = self.forecaster.tokenizer
         return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else len(text) // 4 + 1
 
     def plan(self, choice: Choice, tokens: int) -> Plan:
-        """What a choice takes for so many tokens; `best` gives reasons."""
+        """What a choice takes for so many tokens, without reasons."""
         held = self._held(choice.weights, choice.stream)
         made = self.forecast(choice, tokens)
         return Plan(
@@ -203,7 +186,7 @@ class Planner:
         )
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
-        """All but the weights."""
+        """What a choice takes beside the weights."""
         dtype = choice.weights.dtype
         key = dtype, choice.budget, choice.kv_bits, choice.chunk, tokens
         if key not in self.known:
@@ -218,16 +201,23 @@ class Planner:
         return self.known[key]
 
     def _longest(self, tokens: int) -> int:
-        """Tokens that an answer may have, as far as the model goes."""
+        """Tokens that an answer may have within the model's context."""
         return max(0, min(self.settings.max_new_tokens, self.shape.max_context - tokens))
 
     def _held(self, weights: Weights, stream: str) -> dict[str, int]:
         """Bytes of weights on the device, by group."""
-        if not weights.stored:
-            return weights_held(self.shape, weights, stream)
-        if self.in_files:
+        if weights.stored and self.in_files:
             return dict.fromkeys(GROUPS, 0) | {"mlp": self.in_files}
-        return weights_held(self.shape, Weights("nf4", weights.dtype), stream)
+        kind = Weights("nf4", weights.dtype) if weights.stored else weights
+        sizes = self.shape.weight_bytes(kind)
+        if stream == "off":
+            return sizes
+        layers = self.shape.layers
+        buffers = min(2, layers) / layers  # of layers that come in turn, two are there
+        return {
+            group: size if group in ("embedding", "head") else int(size * buffers)
+            for group, size in sizes.items()
+        }
 
     def config_for(self, choice: Choice) -> EngineConfig:
         """The planner's, with a choice's budget and bits."""
@@ -241,47 +231,46 @@ class Planner:
         next to nothing, then 4 bits, then a smaller budget, from which recall brings back what is
         wanted; then weights of 4 bits; and streamed weights last, which cost most time.
         """
-        frugal: Plan | None = None
-        for stream, weights in self.oom_actions:
-            choices = list(self._choices(weights, stream))
-            usual = self.plan(choices[0], tokens)
-            if usual.fits:
-                return replace(usual, reasons=tuple(self._reasons(usual)))
-            least = self.plan(choices[-1], tokens)
-            if frugal is None or least.peak_bytes < frugal.peak_bytes:
-                frugal = least
-            if not least.fits:
-                continue
-            fitting = (self.plan(choice, tokens) for choice in choices)
-            chosen = next((plan for plan in fitting if plan.fits), least)
-            return replace(chosen, reasons=tuple(self._reasons(chosen)))
-        assert frugal is not None
-        return replace(frugal, reasons=tuple(self._reasons(frugal)))
+        plans: list[Plan] = []
+        for stream, weights in self.load_options:
+            plans.append(self._first_fit(list(self._choices(weights, stream)), tokens))
+            if plans[-1].fits:
+                break
+        chosen = min(plans, key=lambda plan: (not plan.fits, plan.peak_bytes))
+        return replace(chosen, reasons=tuple(self._reasons(chosen)))
+
+    def _first_fit(self, choices: Sequence[Choice], tokens: int) -> Plan:
+        """The first choice that fits; if none does, the last, which takes least."""
+        usual = self.plan(choices[0], tokens)
+        if usual.fits:
+            return usual
+        least = self.plan(choices[-1], tokens)
+        if not least.fits:
+            return least
+        plans = (self.plan(choice, tokens) for choice in choices)
+        return next(plan for plan in plans if plan.fits)
 
     def usual(self) -> Choice:
-        """What is chosen where nothing is known."""
-        stream, weights = self.oom_actions[0]
+        """What is chosen where no plan can be made."""
+        stream, weights = self.load_options[0]
         return next(self._choices(weights, stream))
 
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
-        """What may be left open, the best first."""
+        """Values of the settings that were left open, the best first."""
         settings = self.settings
         budgets = [settings.budget]
         lossy = not settings.never_lossy
         if settings.budget == "auto" and self.method.compresses and lossy:
             budgets += [str(least) for least in LEASTS if least >= self.method.min_budget]
         bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
-        if settings.kv_bits == AUTO and self._quantizable and lossy:
+        quantizable = self.shape.head_dim % 2 == 0 and self.method.prefilling.mask is None
+        if settings.kv_bits == AUTO and quantizable and lossy:
             bits = BITS
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
         for budget in budgets:
             for width in bits:
                 for chunk in chunks:
                     yield Choice(weights, stream, budget, width, chunk)
-
-    @property
-    def _quantizable(self) -> bool:
-        return self.shape.head_dim % 2 == 0 and self.method.prefilling.mask is None
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
         settings, choice, room = self.settings, plan.choice, plan.room
@@ -312,8 +301,10 @@ class Planner:
 
     def _passing(self, weights: Weights) -> int:
         """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU."""
-        twice = self.room.kind == "cpu" or weights.name not in PLAIN
-        return largest_weight(self.shape, weights) if twice else 0
+        if self.room.kind != "cpu" and weights.name in PLAIN:
+            return 0
+        largest = max(part.numbers() // part.count for part in self.shape.parts)
+        return largest * weights.dtype.itemsize
 
     def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:
         if self.room.bandwidth is None:
@@ -362,23 +353,6 @@ class Planner:
 def _share(offered: int, low: int, high: int, tokens: int) -> int:
     """How many of so many tokens, which take a phase from `low` to `high`, are offered."""
     return tokens if high <= offered else int(tokens * (offered - low) / (high - low))
-
-
-def weights_held(shape: ModelShape, weights: Weights, stream: str) -> dict[str, int]:
-    """Bytes of weights on the device by group; of layers that come in turn, two."""
-    sizes = shape.weight_bytes(weights)
-    if stream == "off":
-        return sizes
-    slots = min(2, shape.layers) / shape.layers
-    return {
-        group: size if group in ("embedding", "head") else int(size * slots)
-        for group, size in sizes.items()
-    }
-
-
-def largest_weight(shape: ModelShape, weights: Weights) -> int:
-    """Bytes of the largest weight before it is quantized."""
-    return max(part.numbers() // part.count for part in shape.parts) * weights.dtype.itemsize
 
 
 def refusal(plan: Plan) -> SettingError:

@@ -1,4 +1,4 @@
-"""Where every byte is now: what a conversation holds, on its device, in host memory and on disk."""
+"""Where memory goes now: what a conversation holds on its device, in host memory and on disk."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,7 @@ FREE = "free"
 
 @dataclass(frozen=True)
 class Part:
-    """What takes memory: its name, its bytes, what there is to say of it, and whether this program
-    holds it."""
+    """Something that takes memory; `mine` if this program holds it."""
 
     name: str
     nbytes: int
@@ -34,10 +33,8 @@ class Place:
     """Memory of one kind.
 
     Attributes:
-        name: for people.
         short: VRAM, RAM or disk.
-        total: bytes it has.
-        parts: what takes them, in an order that stays; the last is what is free.
+        parts: what takes its bytes, in a fixed order; the last is what is free.
     """
 
     name: str
@@ -47,25 +44,19 @@ class Place:
 
     @property
     def free(self) -> int:
-        """Bytes nobody uses."""
+        """Bytes that nobody uses."""
         return self.parts[-1].nbytes
 
     @property
     def used(self) -> int:
-        """The others."""
+        """Bytes that are not free."""
         return max(0, self.total - self.free)
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What a conversation holds at one moment.
-
-    Attributes:
-        device: on the model's device, the weights first.
-        host: beside it, in host memory.
-        disk: in a file, None where there is none.
-        folder: which that file is in.
-    """
+    """What a conversation holds at one moment: on the model's device, the weights first; in host
+    memory; and in a file on disk, which is in `folder`."""
 
     device: tuple[Part, ...]
     host: tuple[Part, ...] = ()
@@ -81,13 +72,12 @@ def holding(
     *,
     weights: Part | None = None,
 ) -> Holding:
-    """Weights, keys and values by kind of layer, the index of what is to be recalled, and what is
-    kept elsewhere.
+    """Weights, keys and values by kind of layer, the recall index, and what is kept off the device.
 
     Args:
         cache: None where there is no conversation.
-        checkpoints: bytes of host memory that points of return take.
-        weights: the model's, if they were looked at before: there are hundreds of them.
+        checkpoints: bytes of host memory that checkpoints take.
+        weights: from `weights_of`, if known; summing hundreds of tensors takes a while.
     """
     weights = weights or weights_of(model)
     beside, disk, folder = list[Part](), None, ""
@@ -106,7 +96,7 @@ def holding(
 
 
 def weights_of(model: LoadedModel) -> Part:
-    """What a model's weights take of its device."""
+    """What a model's weights take on its device."""
     return Part("weights", bytes_held(model.tensors()), model.weights.name)
 
 
@@ -126,12 +116,8 @@ def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> I
 
 
 def places(device: torch.device, held: Holding, vram: str) -> list[Place]:
-    """The device first, then what is beside it.
-
-    Args:
-        held: on that device and beside it.
-        vram: as `Settings.vram`: of a CPU, what live tensors are held to.
-    """
+    """The device, then host memory and disk; `vram` as in `Settings`, which on a CPU limits live
+    tensors."""
     elsewhere = [] if held.disk is None else [_disk(held.disk, held.folder)]
     if device.type == "cuda":
         return [_card(device, held.device), host(held.host), *elsewhere]
@@ -149,7 +135,7 @@ def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
 
 def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
     live, use = torch.cuda.memory_allocated(device), card_use(device)
-    if use is None:  # its driver cannot be asked
+    if use is None:  # NVML is not available
         free, total = torch.cuda.mem_get_info(device)
         use = CardUse(total, total - free, torch.cuda.memory_reserved(device))
     rest = (
@@ -163,11 +149,7 @@ def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
 
 
 def host(parts: tuple[Part, ...]) -> Place:
-    """Host memory.
-
-    Args:
-        parts: what this program is known to hold there.
-    """
+    """Host memory, of which this program is known to hold `parts`."""
     memory, mine = psutil.virtual_memory(), psutil.Process().memory_info().rss
     program = max(0, mine - _sum(parts))
     others = max(0, memory.total - memory.available - program - _sum(parts))

@@ -1,0 +1,15 @@
+"""Names of types for annotations: what declares a method does without torch."""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+    import kvlite.cache
+
+Tensor: TypeAlias = "torch.Tensor"
+KVHeadGroup: TypeAlias = "kvlite.cache.KVHeadGroup"
+LayerCache: TypeAlias = "kvlite.cache.LayerCache"
+Line: TypeAlias = "kvlite.cache.Line"
+Segment: TypeAlias = "kvlite.cache.CompressedSegment"
+Selection: TypeAlias = "kvlite.cache.Selection"
