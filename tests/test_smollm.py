@@ -10,8 +10,9 @@ import kvlite
 from kvlite.bench.fork import Choice
 from kvlite.bench.niah import niah_cases
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.questions import ask, tallies
+from kvlite.bench.questions import ask
 from kvlite.bench.speed import peak_over_weights, run_reference
+from kvlite.bench.task import measure, tallies
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
@@ -121,8 +122,10 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
         kinds=["number"],
         repeats=1,
     )
-    rows = ask(smollm.model, recipes, choices, ["known"])
-    found = {tally.method.split(":")[0]: tally.hits for tally in tallies(list(rows))}
+    rows = measure(ask(smollm.model, recipes, choices, ["known"]))
+    found = {
+        tally.rows[0].method.split(":")[0]: sum(tally.values("hit")) for tally in tallies(rows)
+    }
     assert found == {"full": 2, "spans": 2, "random": 0}
 
 

@@ -1,13 +1,11 @@
-"""Several caches of the same length in tokens take steps together: weights are read once a step.
+"""Decode for several caches that have seen equally many tokens, as one batch.
 
-Each branch's attention is its own, over its own entries; only the products with weights are
-shared. So a branch gets what it would get alone, to rounding. Branches whose tokens bring entries
-back go one after the other: they share the host store, which takes an answer's tokens too.
+Each branch attends over its own entries; only the products with weights are shared. So a branch
+gets what it would get alone, to rounding. Branches that recall while answering take turns: they
+share the host store, which takes an answer's tokens too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,27 +31,24 @@ class _Side:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """As `model.hook.Attender`."""
-        rows = [slice(i, i + 1) for i in range(len(self.steps))]
+        """As `model.attention_interface.Attender`."""
+        rows = zip(q.split(1), k.split(1), v.split(1), strict=True)
         return torch.cat(
-            [
-                step.attend(q[row], k[row], v[row], scale, softcap)
-                for step, row in zip(self.steps, rows, strict=True)
-            ]
+            [step.attend(*row, scale, softcap) for step, row in zip(self.steps, rows, strict=True)]
         )
 
 
 @torch.inference_mode()
 def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
-    """Put one token a branch through the model; each gets its next logits.
+    """One decode step for each branch, which gets its next logits.
 
     Args:
-        branches: that have seen equally many tokens; one alone, if its tokens bring entries back.
+        branches: that have seen equally many tokens; if one recalls while answering, it alone.
     """
     (seen,) = {branch.cache.seen for branch in branches}
     hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
     rotations = model.rotations(seen, 1)
-    seeing = [sparse_masks(model, branch.policies) for branch in branches]
+    masks = [sparse_masks(model, branch.policies) for branch in branches]
     for index, module in enumerate(model.layers):
         steps = [
             LayerStep(
@@ -62,10 +57,10 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
                 branch.policies[index],
                 seen,
                 rotations[index],
-                sparse_mask[index],
+                mask[index],
                 branch.recall,
             )
-            for branch, sparse_mask in zip(branches, seeing, strict=True)
+            for branch, mask in zip(branches, masks, strict=True)
         ]
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
         for branch, step in zip(branches, steps, strict=True):
@@ -95,8 +90,8 @@ def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> lis
 
 
 def _abreast(branches: Sequence[Branch]) -> Iterator[list[int]]:
-    """Which branches, as indices, can take steps together; before one that recalls, its host store
-    forgets what another said."""
+    """Which branches, as indices, can take steps together. Before one that recalls, its host store
+    forgets the answer of the one before."""
     together = [index for index, branch in enumerate(branches) if branch.recall is None]
     if together:
         yield together
@@ -110,10 +105,10 @@ Judge = Callable[[int, int, Tensor], None]
 
 
 def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge) -> None:
-    """Tell every branch the same tokens, whatever it would have said. Branches stay as they are.
+    """Force the same tokens on every branch (teacher forcing). Branches stay as they are.
 
-    Lines that only grow are told all in one pass, which comes to the same; others step by step, as
-    they evict, quantize or recall.
+    Append-only caches take all tokens in one pass, which comes to the same; others step by step,
+    as they evict, quantize or recall.
 
     Args:
         judge: given the branch's index, an index into `ids` and the logits `(n, vocab)` from which
@@ -128,12 +123,7 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
             judge(index, 1, _one_pass(model, branch, ids[:-1]))
     for group in _abreast([branches[index] for index in stepping]):
         at_once = [stepping[each] for each in group]
-        apart = [
-            replace(
-                branches[i], cache=deepcopy(branches[i].cache), policies=[*branches[i].policies]
-            )
-            for i in at_once
-        ]
+        apart = [branches[i].copy() for i in at_once]
         for at, token in enumerate(ids[:-1]):
             step_together(model, apart, [token] * len(apart))
             for index, branch in zip(at_once, apart, strict=True):
@@ -155,7 +145,7 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
 
 
 def _only_grows(policy: LayerPolicy) -> bool:
-    """Whether tokens that follow change nothing of what a layer holds."""
+    """Whether later tokens change nothing of what a layer holds."""
     method = policy.method
     only_appends = method.decoding.append_only and method.across.resolving is None
     return policy.bits is None and (policy.window is not None or only_appends)

@@ -1,4 +1,4 @@
-"""A folder that a run writes to as it goes, and goes on from when it was stopped."""
+"""The folder of a run: it is written as the run goes, and a stopped run goes on from it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from kvlite.errors import SettingError
 
 CONFIG, ROWS = "config.json", "rows.jsonl"
-# Names of values in rows of older versions, and of this one.
+# Columns of older versions, by what they are called now.
 RENAMED = {"tier_bytes": "host_kv_bytes"}
 
 
@@ -17,7 +17,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        rows: plain values by name, oldest first.
+        rows: plain values by column, oldest first.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class RunFolder:
 
         Args:
             config: all that decides what the rows will be.
-            key: names of the values that tell a row from every other.
-            absent: values of rows that were written before there were any of that name.
+            key: columns that tell a row from every other.
+            absent: values for columns that rows of older runs do not have.
 
         Raises:
             SettingError: it holds the run of another configuration, or something else.
@@ -55,11 +55,11 @@ class RunFolder:
         return frozenset(map(self.key, self.rows))
 
     def key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What tells a row from every other."""
+        """The values that tell a row from every other."""
         return tuple(row[name] for name in self._key)
 
     def begin(self) -> None:
-        """Make the folder and write the configuration, or take away a half-written last row."""
+        """Make the folder, write the configuration, and remove a half-written last row."""
         self.path.mkdir(parents=True, exist_ok=True)
         rows = self.path / ROWS
         if rows.exists():
@@ -69,7 +69,7 @@ class RunFolder:
         (self.path / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a row, on the disk before the next one begins."""
+        """Write a row to disk, before the next one begins."""
         line = json.dumps(row)
         with (self.path / ROWS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -93,19 +93,15 @@ def _read(path: Path) -> Any:
 
 
 def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Bytes of the whole lines of a file, and what they hold; a last line that was cut off, as by
-    a kill, is no row."""
+    """Bytes of the complete lines of a file, and their rows. A last line that was cut off, as by
+    a kill, does not count."""
     text = path.read_bytes() if path.exists() else b""
     whole = text.rfind(b"\n") + 1
     try:
-        return whole, [_renamed(json.loads(line)) for line in text[:whole].splitlines()]
+        rows = [json.loads(line) for line in text[:whole].splitlines()]
     except ValueError:
         raise SettingError(f"{path} is damaged: name a new folder (--out)") from None
-
-
-def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row by the names of this version."""
-    return {RENAMED.get(name, name): value for name, value in row.items()}
+    return whole, [{RENAMED.get(name, name): row[name] for name in row} for row in rows]
 
 
 def _flat(values: Any, name: str = "") -> dict[str, Any]:

@@ -12,8 +12,7 @@ from random import Random
 from typing import Any
 
 from kvlite.bench.case import Made, Puzzle, Recipe
-from kvlite.bench.prose import begun_elsewhere, hidden_in
-from kvlite.bench.words import names, numbers
+from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 
 KINDS = ("number", "sentence", "pairs")
 TOKENS_A_PAIR, MOST_PAIRS = 100, 1000

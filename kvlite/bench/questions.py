@@ -1,7 +1,12 @@
-"""Questions about a text, asked of many methods: the one runner of every question task."""
+"""Questions about a text: needles in a haystack, and tasks after RULER."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import product
+from math import inf
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -9,12 +14,13 @@ from torch import Tensor
 
 from kvlite.bench.batch_decode import answers, each_token, told
 from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
-from kvlite.bench.fork import NO_RECALL, Branch, Choice
-from kvlite.bench.grid import fitted, label, require_memory, require_room
-from kvlite.bench.intervals import Estimate, mean_of, share_of
+from kvlite.bench.fork import Branch, Choice, parties, read_turns
+from kvlite.bench.grid import require_known, require_memory, require_room
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.bench.multi_turn import parties, read_turns
-from kvlite.config.units import readable
+from kvlite.bench.niah import KINDS, niah_cases
+from kvlite.bench.prose import bundled_prose
+from kvlite.bench.ruler import TASKS, ruler_cases
+from kvlite.bench.task import Cells, GridTask, QualityRow, Work, tallies
 from kvlite.conversation.runner import Runner
 from kvlite.model.load import LoadedModel
 
@@ -22,46 +28,32 @@ KNOWN, UNKNOWN = "known", "unknown"
 ASKED = {KNOWN: (KNOWN,), UNKNOWN: (UNKNOWN,), "both": (KNOWN, UNKNOWN)}
 
 
-@dataclass(frozen=True)
-class QuestionRow:
-    """One answer of the grid.
+@dataclass(frozen=True, kw_only=True)
+class QuestionRow(QualityRow):
+    """One answer.
 
     Attributes:
-        task, kind, length, depth, seed: which case, as in `Case`.
+        task, kind, depth, seed: which case, as in `Case`.
         question: "known" while the cache was cut, or "unknown".
-        method, budget, kv_bits: as asked for.
-        recall: "off", or how what was dropped came back, as in "128 of 4 bits".
         tokens: the prompt's.
-        entries_mean, kv_bytes: what the cache held when the prompt was read.
-        index_bytes, host_kv_bytes: what recall took beside it then, on the device and in host
-            memory.
         hit: all keys are in the answer.
         found, leading, rouge: see `marks`.
         surprise: nats a token of the keys, had the model answered in the needle's own words; 0 if
             it was sure of each, 10.8 if all of 49,152 tokens were alike to it.
-        answer: what was said.
     """
 
     KEY: ClassVar = (
         "task", "kind", "length", "depth", "seed", "question", "method", "budget", "kv_bits",
         "recall",
     )  # fmt: skip
+    BOUNDS: ClassVar = {"found": (0, 1), "leading": (0, 1), "rouge": (0, 1), "surprise": (0, inf)}
 
     task: str
     kind: str
-    length: int
     depth: float | None
     seed: int
     question: str
-    method: str
-    budget: int
-    kv_bits: str
-    recall: str = field(default=NO_RECALL, kw_only=True)
     tokens: int
-    entries_mean: float
-    kv_bytes: int
-    index_bytes: int = field(default=0, kw_only=True)
-    host_kv_bytes: int = field(default=0, kw_only=True)
     hit: bool
     found: float
     leading: float
@@ -69,120 +61,171 @@ class QuestionRow:
     surprise: float
     answer: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
 
+@dataclass(kw_only=True)
+class QuestionTask(GridTask[QuestionRow]):
+    """Questions, asked of every choice.
 
-def measured(
-    runner: Runner,
-    prose: str,
-    recipes: Sequence[Recipe],
-    choices: Sequence[Choice],
-    questions: Sequence[str],
-    done: frozenset[tuple[Any, ...]],
-) -> tuple[int, Iterator[QuestionRow]]:
-    """How many rows a grid has, and `ask` for those that are missing.
-
-    Args:
-        prose: what prompts are made of.
-
-    Raises:
-        SettingError: prompts are too long for the prose or the model, or too short for a task; or
-            host memory is too small for recall.
+    Attributes:
+        question: a key of `ASKED`.
+        repeats: prompts of each kind, from different seeds.
     """
-    longest = max(recipe.length for recipe in recipes)
-    held = len(runner.tokenizer.encode(prose))
-    require_room(longest, MOST_ANSWER, held, runner.shape.max_context)
-    require_fit(recipes, runner.tokenizer)
-    require_memory(choices, runner.model, longest + MOST_ANSWER)
-    total = len(recipes) * len(questions) * len(choices)
-    return total, ask(runner.model, recipes, choices, questions, done)
+
+    row: ClassVar = QuestionRow
+    from_seeds: ClassVar = True
+
+    question: str
+    repeats: int
+
+    def __post_init__(self) -> None:
+        require_known("--question", [self.question], ASKED)
+        super().__post_init__()
+
+    @abstractmethod
+    def recipes(self, tokenizer: Any, prose: str) -> list[Recipe]:
+        """Of all prompts."""
+
+    def work(self, runner: Runner) -> list[Work[QuestionRow]]:
+        """Every prompt and setting; what shares a host store is one unit."""
+        prose, model, longest = bundled_prose(), runner.model, max(self.tokens) + MOST_ANSWER
+        recipes = self.recipes(model.tokenizer, prose)
+        held = len(model.tokenizer.encode(prose))
+        require_room(longest - MOST_ANSWER, MOST_ANSWER, held, model.shape.max_context)
+        require_fit(recipes, model.tokenizer)
+        require_memory(self.choices, model, longest)
+        return ask(model, recipes, self.fitted(model), ASKED[self.question])
+
+    def table(self, rows: Sequence[QuestionRow]) -> list[Cells]:
+        """A line for each kind, setting and choice."""
+        return [
+            {
+                "kind": tally.rows[0].kind,
+                "question": tally.rows[0].question,
+                **tally.setting(),
+                "all found": tally.shown_hits(),
+                "found": tally.estimate("found").shown(),
+                "leading": tally.estimate("leading").shown(),
+                "ROUGE-1": tally.estimate("rouge").shown(),
+                "surprise": tally.estimate("surprise").shown(),
+            }
+            for tally in tallies(rows, "kind", "question")
+        ]
+
+    def draw(self, rows: Sequence[QuestionRow], folder: Path) -> None:
+        """Found and surprise against bytes of each kind and setting, and heat maps by depth."""
+        from kvlite.bench.plots import Curve, draw_depths, draw_quality
+
+        curves = [
+            Curve("hit", "all keys found (share)", share=True),
+            Curve("surprise", "surprise (nats a key token)"),
+        ]
+        for kind, question in dict.fromkeys((row.kind, row.question) for row in rows):
+            own = [row for row in rows if (row.kind, row.question) == (kind, question)]
+            title, name = f"{self.name} {kind}, question {question}", f"{kind}-{question}"
+            draw_quality(folder / f"quality-{name}.png", title, tallies(own), curves)
+            if own[0].depth is not None:
+                draw_depths(folder, f"depths-{name}", title, tallies(own, "depth"))
+
+
+@dataclass(kw_only=True)
+class Niah(QuestionTask):
+    """Needles in a haystack; `depths` places of each."""
+
+    name: ClassVar = "niah"
+    title: ClassVar = "Needles in a haystack"
+
+    depths: int
+    kinds: list[str]
+
+    def __post_init__(self) -> None:
+        require_known("--kind", self.kinds, KINDS)
+        super().__post_init__()
+
+    def recipes(self, tokenizer: Any, prose: str) -> list[Recipe]:
+        """Depth x length x kind x seed."""
+        depths = [index / max(1, self.depths - 1) for index in range(self.depths)]
+        return niah_cases(
+            tokenizer, prose, lengths=self.tokens, kinds=self.kinds, depths=depths,
+            repeats=self.repeats,
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Ruler(QuestionTask):
+    """Tasks after RULER."""
+
+    name: ClassVar = "ruler"
+    title: ClassVar = "Tasks after RULER"
+
+    tasks: list[str]
+
+    def __post_init__(self) -> None:
+        require_known("--task", self.tasks, TASKS)
+        super().__post_init__()
+
+    def recipes(self, tokenizer: Any, prose: str) -> list[Recipe]:
+        """Length x task x seed."""
+        return ruler_cases(
+            tokenizer, prose, lengths=self.tokens, kinds=self.tasks, repeats=self.repeats
+        )
 
 
 def ask(
     model: LoadedModel,
-    recipes: Iterable[Recipe],
+    recipes: Sequence[Recipe],
     choices: Sequence[Choice],
     questions: Sequence[str],
-    done: frozenset[tuple[Any, ...]] = frozenset(),
-) -> Iterator[QuestionRow]:
-    """Every row of the grid that is not done yet. Each prompt is read once for all choices that
-    one host store serves.
+) -> list[Work[QuestionRow]]:
+    """Every prompt of every choice; each is read once for all that one host store serves.
 
     Args:
-        choices: what is compared.
         questions: "known", "unknown" or both.
-        done: keys of rows there are. Where rows of choices that share their steps are only partly
-            there, all of these are asked again.
     """
-    choices = fitted(choices, model)
+
+    @lru_cache(maxsize=1)  # units of one prompt follow one another
+    def case_of(recipe: Recipe) -> Case:
+        return recipe.case(model.tokenizer)
+
     shared = [[choices[index] for index in party] for party in parties(choices)]
-    for recipe in recipes:
-        about = (recipe.task, recipe.kind, recipe.length, recipe.depth, recipe.seed)
-        missing = [
-            (question, party, keys)
-            for question in questions
-            for party in shared
-            if not done.issuperset(keys := [(*about, question, *_key(each)) for each in party])
-        ]
-        if not missing:
-            continue
-        case = recipe.case(model.tokenizer)
-        for question, party, keys in missing:
-            read = read_known if question == KNOWN else read_unknown
-            rows = _rows(model, case, question, read(model, case, party))
-            yield from (row for row, key in zip(rows, keys, strict=True) if key not in done)
+    work: list[Work[QuestionRow]] = []
+    for recipe, question, party in product(recipes, questions, shared):
+        about = {**recipe.columns, "question": question}
+        keys = [QuestionRow.key({**about, **choice.columns}) for choice in party]
+        work.append((keys, partial(_rows, model, case_of, recipe, question, party)))
+    return work
 
 
-def _key(choice: Choice) -> tuple[Any, ...]:
-    return choice.method.spec, choice.budget, choice.kv_bits, choice.recalls
-
-
-def read_known(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
-    """The prompt read as one turn, so that what is kept is chosen with the question in view.
+def read(model: LoadedModel, case: Case, question: str, choices: Sequence[Choice]) -> list[Branch]:
+    """The prompt as one turn, so that what is kept is chosen with the question in view; or, if it
+    is "unknown", the context first and the question in a turn of its own.
 
     Args:
         choices: a party.
     """
-    return read_turns(model, [case.prompt], choices, reserve=case.new_tokens)
-
-
-def read_unknown(model: LoadedModel, case: Case, choices: Sequence[Choice]) -> list[Branch]:
-    """The context read and cut, and then the question, as a later turn is.
-
-    Args:
-        choices: a party.
-    """
-    return read_turns(model, [case.context, case.question], choices, reserve=case.new_tokens)
+    turns = [case.prompt] if question == KNOWN else [case.context, case.question]
+    return read_turns(model, turns, choices, reserve=case.new_tokens)
 
 
 def _rows(
-    model: LoadedModel, case: Case, question: str, branches: Sequence[Branch]
-) -> list[QuestionRow]:
-    held = [(branch.cache.entries_mean, branch.cache.nbytes) for branch in branches]
+    model: LoadedModel,
+    case_of: Callable[[Recipe], Case],
+    recipe: Recipe,
+    question: str,
+    choices: Sequence[Choice],
+) -> Iterator[QuestionRow]:
+    case = case_of(recipe)
+    branches = read(model, case, question, choices)
+    held = [branch.columns for branch in branches]
     surprises = surprise(model, case, branches)
     said = answers(model, branches, case.new_tokens)
-    rows = []
-    for branch, (entries, nbytes), nats, ids in zip(branches, held, surprises, said, strict=True):
+    for columns, nats, ids in zip(held, surprises, said, strict=True):
         text: str = model.tokenizer.decode(ids, skip_special_tokens=True)
         share = found(case.keys, text)
-        row = QuestionRow(
-            task=case.task,
-            kind=case.kind,
-            length=case.length,
-            depth=case.depth,
-            seed=case.seed,
+        yield QuestionRow(
+            **recipe.columns,
+            **columns,
             question=question,
-            method=branch.choice.method.spec,
-            budget=branch.choice.budget,
-            kv_bits=branch.choice.kv_bits,
-            recall=branch.choice.recalls,
             tokens=len(case.prompt),
-            entries_mean=entries,
-            kv_bytes=nbytes,
-            index_bytes=branch.index_bytes,
-            host_kv_bytes=branch.host_kv_bytes,
             hit=share == 1,
             found=share,
             leading=leading(case.keys, text),
@@ -190,12 +233,10 @@ def _rows(
             surprise=nats,
             answer=text,
         )
-        rows.append(row)
-    return rows
 
 
 def surprise(model: LoadedModel, case: Case, branches: Sequence[Branch]) -> list[float]:
-    """Nats a token of the keys, with the needle's own words put in the model's mouth."""
+    """Nats a token of the keys, had each branch answered in the needle's own words."""
     nats: list[list[float]] = [[] for _ in branches]
     wanted = frozenset(case.at_keys)
 
@@ -206,76 +247,3 @@ def surprise(model: LoadedModel, case: Case, branches: Sequence[Branch]) -> list
 
     told(model, branches, case.forced, judge)
     return [fmean(each) for each in nats]
-
-
-@dataclass(frozen=True)
-class QuestionTally:
-    """All prompts of one kind, length, setting, method, budget and recall.
-
-    Attributes:
-        asked: prompts.
-        hit: share of prompts whose keys were all found.
-        found, leading, rouge, surprise: means of the rows'.
-        entries_mean: mean of the rows'.
-        kv_bytes: mean of the rows', recall's index on the device included.
-    """
-
-    kind: str
-    question: str
-    length: int
-    method: str
-    budget: int
-    kv_bits: str
-    recall: str
-    asked: int
-    hits: int
-    hit: Estimate
-    found: Estimate
-    leading: Estimate
-    rouge: Estimate
-    surprise: Estimate
-    entries_mean: float
-    kv_bytes: float
-
-    def cells(self) -> dict[str, str]:
-        """What a table shows, by column."""
-        low, high = self.hit.low or 0.0, self.hit.high or 0.0
-        return {
-            "kind": self.kind,
-            "question": self.question,
-            "tokens": f"{self.length:,}",
-            "method": label(self.method, self.kv_bits),
-            "budget": "all" if self.method == "full" else f"{self.budget:,}",
-            "recall": self.recall,
-            "entries": f"{self.entries_mean:,.0f}",
-            "KV": readable(self.kv_bytes),
-            "all found": f"{self.hits} of {self.asked} ({low:.0%} to {high:.0%})",
-            "found": self.found.shown(),
-            "leading": self.leading.shown(),
-            "ROUGE-1": self.rouge.shown(),
-            "surprise": self.surprise.shown(),
-        }
-
-
-def tallies(rows: Iterable[QuestionRow]) -> list[QuestionTally]:
-    """Rows added up over depths and seeds, in their order."""
-    groups: dict[tuple[str, str, int, str, int, str, str], list[QuestionRow]] = {}
-    for row in rows:
-        how = (row.method, row.budget, row.kv_bits, row.recall)
-        group = (row.kind, row.question, row.length, *how)
-        groups.setdefault(group, []).append(row)
-    return [
-        QuestionTally(
-            *group,
-            asked=len(cells),
-            hits=sum(row.hit for row in cells),
-            hit=share_of(sum(row.hit for row in cells), len(cells)),
-            found=mean_of([row.found for row in cells], 0, 1),
-            leading=mean_of([row.leading for row in cells], 0, 1),
-            rouge=mean_of([row.rouge for row in cells], 0, 1),
-            surprise=mean_of([row.surprise for row in cells], 0),
-            entries_mean=fmean(row.entries_mean for row in cells),
-            kv_bytes=fmean(row.kv_bytes + row.index_bytes for row in cells),
-        )
-        for group, cells in groups.items()
-    ]

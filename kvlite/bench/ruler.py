@@ -15,8 +15,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from kvlite.bench.case import Made, Puzzle, Recipe
-from kvlite.bench.prose import begun_elsewhere, hidden_in
-from kvlite.bench.words import names, numbers
+from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 
 NEEDLES, HOPS, COMMON, TIMES, RARE_TIMES = 4, 4, 10, 30, 3
 
@@ -26,12 +25,17 @@ _NOISE = (
 
 
 def ruler_cases(
-    tokenizer: Any, prose: str, *, lengths: Sequence[int], kinds: Sequence[str], repeats: int
+    tokenizer: Any,
+    prose: str,
+    *,
+    lengths: Sequence[int],
+    kinds: Sequence[str],
+    repeats: int,
 ) -> list[Recipe]:
     """Every prompt of the grid."""
     return [
         Recipe(
-            "ruler", kind, length, None, seed, partial(KINDS[kind], tokenizer, prose, seed, length)
+            "ruler", kind, length, None, seed, partial(TASKS[kind], tokenizer, prose, seed, length)
         )
         for seed, length, kind in product(range(repeats), lengths, kinds)
     ]
@@ -131,7 +135,7 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-KINDS: dict[str, Callable[[Any, str, int, int], Made]] = {
+TASKS: dict[str, Callable[[Any, str, int, int], Made]] = {
     "single": _needles(1, 1, 1),
     "multi-key": _needles(NEEDLES, 1, 1),
     "multi-value": _needles(1, NEEDLES, 1),

@@ -1,0 +1,246 @@
+"""What a benchmark is: rows to measure, and how they are summed up in a table and plots."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from math import inf
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, Generic, TypeVar
+
+from kvlite.bench.fork import NO_RECALL, Choice
+from kvlite.bench.grid import choices, recalled
+from kvlite.bench.intervals import Estimate, mean_of, share_of
+from kvlite.cache.bits import UNCHANGED
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
+from kvlite.model.load import LoadedModel
+
+Key = tuple[Any, ...]
+Cells = dict[str, str]
+"""A line of a table: text by column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement.
+
+    Columns with a default were added later: rows of older runs do not have them.
+    """
+
+    KEY: ClassVar[tuple[str, ...]]
+    """Columns that tell a row from every other."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by column."""
+        return asdict(self)
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """What rows of older runs have in columns that were added later."""
+        return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
+
+    @classmethod
+    def key(cls, columns: Mapping[str, Any]) -> Key:
+        """The values of `KEY`."""
+        return tuple(columns[name] for name in cls.KEY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityRow(Row):
+    """How well one prompt is remembered.
+
+    Attributes:
+        length: tokens asked for.
+        recall: "off", or what was recalled, as in "128 of 4 bits".
+        entries_mean, kv_bytes: what the cache held after reading.
+        index_bytes, host_kv_bytes: what recall took besides, on the device and in host memory.
+    """
+
+    BOUNDS: ClassVar[Mapping[str, tuple[float, float]]]
+    """Columns that are averaged, with the lowest and highest value that each can have."""
+
+    length: int
+    method: str
+    budget: int
+    kv_bits: str
+    recall: str = NO_RECALL
+    entries_mean: float
+    kv_bytes: int
+    index_bytes: int = 0
+    host_kv_bytes: int = 0
+
+
+R = TypeVar("R", bound=Row)
+Q = TypeVar("Q", bound=QualityRow)
+Work = tuple[Sequence[Key], Callable[[], Iterable[R]]]
+"""Rows that are measured together: their keys, and what measures them, in this order."""
+
+
+def measure(work: Iterable[Work[R]], done: frozenset[Key] = frozenset()) -> Iterator[R]:
+    """The rows that are not done yet. Where some rows of a unit are done, the whole unit is
+    measured again."""
+    for keys, run in work:
+        if not done.issuperset(keys):
+            yield from (row for key, row in zip(keys, run(), strict=True) if key not in done)
+
+
+def label(method: str, kv_bits: str, recall: str = NO_RECALL) -> str:
+    """A method with its bits and recall, as tables and plots name it."""
+    width = "" if kv_bits == UNCHANGED else f", {kv_bits} bits"
+    return method + width + ("" if recall == NO_RECALL else f", recall {recall}")
+
+
+def shown_budget(method: str, budget: int) -> str:
+    """A budget for a table."""
+    return "all" if method == "full" else f"{budget:,}"
+
+
+@dataclass(frozen=True)
+class Tally(Generic[Q]):
+    """Rows of one way to keep a prompt, summed up."""
+
+    rows: list[Q]
+
+    @property
+    def label(self) -> str:
+        """The method with its bits and recall."""
+        row = self.rows[0]
+        return label(row.method, row.kv_bits, row.recall)
+
+    def values(self, column: str) -> list[float]:
+        """A column of the rows."""
+        return [getattr(row, column) for row in self.rows]
+
+    @property
+    def kv_bytes(self) -> float:
+        """Mean bytes on the device, recall's index included."""
+        return fmean(row.kv_bytes + row.index_bytes for row in self.rows)
+
+    def estimate(self, column: str) -> Estimate:
+        """The mean of a column, or the share of rows where it is true."""
+        values = self.values(column)
+        if column == "hit":
+            return share_of(int(sum(values)), len(values))
+        return mean_of(values, *self.rows[0].BOUNDS.get(column, (-inf, inf)))
+
+    def shown_hits(self) -> str:
+        """`5 of 9 (27% to 81%)`."""
+        share = self.estimate("hit")
+        return (
+            f"{sum(self.values('hit'))} of {len(self.rows)} ({share.low:.0%} to {share.high:.0%})"
+        )
+
+    def setting(self) -> Cells:
+        """The columns that all tables of quality have."""
+        row = self.rows[0]
+        return {
+            "tokens": f"{row.length:,}",
+            "method": label(row.method, row.kv_bits),
+            "budget": shown_budget(row.method, row.budget),
+            "recall": row.recall,
+            "entries": f"{fmean(self.values('entries_mean')):,.0f}",
+            "KV": readable(self.kv_bytes),
+        }
+
+
+def tallies(rows: Iterable[Q], *by: str) -> list[Tally[Q]]:
+    """Rows in groups of one length, method, budget, bits and recall, in their order.
+
+    Args:
+        by: further columns in which the rows of a group are equal.
+    """
+    groups: dict[Key, list[Q]] = {}
+    for row in rows:
+        setting = (row.length, row.method, row.budget, row.kv_bits, row.recall)
+        groups.setdefault((*(getattr(row, name) for name in by), *setting), []).append(row)
+    return [Tally(group) for group in groups.values()]
+
+
+@dataclass(kw_only=True)
+class Task(ABC, Generic[R]):
+    """A benchmark. Its fields are the options that decide the rows.
+
+    Attributes:
+        name: of the command.
+        title: for the progress bar, the table and plots.
+        row: the class of the rows.
+        draws: whether there are plots.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    row: ClassVar[type[Any]]
+    draws: ClassVar[bool] = True
+
+    def options(self) -> dict[str, Any]:
+        """What decides the rows, for the configuration of a run."""
+        return {each.name.replace("_", " "): getattr(self, each.name) for each in fields(self)}
+
+    def settings(self, given: Settings) -> Settings:
+        """What the model is opened with."""
+        return given
+
+    @abstractmethod
+    def work(self, runner: Runner) -> Sequence[Work[R]]:
+        """All rows of the run, unit by unit.
+
+        Raises:
+            SettingError: something does not fit the model, the text or host memory.
+        """
+
+    @abstractmethod
+    def table(self, rows: Sequence[R]) -> list[Cells]:
+        """The rows for people; every line has the same columns."""
+
+    def draw(self, rows: Sequence[R], folder: Path) -> None:
+        """Plots of the rows; needs matplotlib."""
+
+
+@dataclass(kw_only=True)
+class GridTask(Task[R]):
+    """A benchmark of methods x budgets x bits x recall.
+
+    Attributes:
+        tokens: lengths of the prompts.
+        budgets: mean entries a KV head and layer.
+        records_recall: whether a run without recall says so in its configuration; older runs of
+            some commands do not, and must go on.
+        from_seeds: whether `repeats` are seeds, and so in the configuration.
+    """
+
+    records_recall: ClassVar[bool] = False
+    from_seeds: ClassVar[bool] = False
+
+    tokens: list[int]
+    methods: list[str]
+    budgets: list[int]
+    kv_bits: list[str]
+    recall: list[str] = field(default_factory=lambda: [NO_RECALL])
+    recall_bits: list[str] = field(default_factory=lambda: [UNCHANGED])
+
+    def __post_init__(self) -> None:
+        """Raises SettingError if an option is not valid."""
+        ways = recalled(self.recall, self.recall_bits)
+        self.choices = choices(self.methods, self.budgets, max(self.tokens), self.kv_bits, ways)
+
+    def options(self) -> dict[str, Any]:
+        """What decides the rows."""
+        options = super().options()
+        if self.from_seeds:
+            options["seeds"] = list(range(options.pop("repeats")))
+        if self.recall == [NO_RECALL] and not self.records_recall:
+            del options["recall"], options["recall bits"]
+        return options
+
+    def fitted(self, model: LoadedModel) -> list[Choice]:
+        """What is compared, on one model.
+
+        Raises:
+            SettingError: a method needs a calibration of the model, and there is none.
+        """
+        return [
+            replace(each, method=each.method.fitted(model.shape, model.calibration))
+            for each in self.choices
+        ]
