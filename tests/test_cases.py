@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from kvlite.bench.case import Case, Recipe, require_fit
+from kvlite.bench import niah, ruler
+from kvlite.bench.case import Case, Recipe, recipes, require_fit
 from kvlite.bench.niah import KINDS as NEEDLES
-from kvlite.bench.niah import niah_cases
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names, numbers
-from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS, ruler_cases
+from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
 from kvlite.model.chat_template import user_turn
@@ -28,13 +28,22 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def needles(tokenizer: Any) -> list[Recipe]:
     return partial(
-        niah_cases, tokenizer, bundled_prose(), lengths=[900], kinds=NEEDLES, depths=DEPTHS
+        recipes,
+        "niah",
+        niah.made,
+        tokenizer,
+        bundled_prose(),
+        lengths=[900],
+        kinds=NEEDLES,
+        depths=DEPTHS,
     )(repeats=2)
 
 
 @pytest.fixture(scope="module")
 def tasks(tokenizer: Any) -> list[Recipe]:
-    return ruler_cases(tokenizer, bundled_prose(), lengths=[900], kinds=list(TASKS), repeats=2)
+    return recipes(
+        "ruler", ruler.made, tokenizer, bundled_prose(), lengths=[900], kinds=list(TASKS), repeats=2
+    )
 
 
 Cases = list[tuple[Recipe, Case]]
@@ -153,15 +162,28 @@ def test_forced_tokens_are_the_words_up_to_the_last_key(tokenizer: Any, cases: C
 
 
 def test_too_short_is_refused(tokenizer: Any) -> None:
-    recipes = niah_cases(
-        tokenizer, bundled_prose(), lengths=[400, 100], kinds=["pairs"], depths=[0], repeats=1
+    found = recipes(
+        "niah",
+        niah.made,
+        tokenizer,
+        bundled_prose(),
+        lengths=[400, 100],
+        kinds=["pairs"],
+        depths=[0],
+        repeats=1,
     )
-    require_fit(recipes, tokenizer)
-    recipes = ruler_cases(
-        tokenizer, bundled_prose(), lengths=[400, 100], kinds=["multi-query"], repeats=1
+    require_fit(found, tokenizer)
+    found = recipes(
+        "ruler",
+        ruler.made,
+        tokenizer,
+        bundled_prose(),
+        lengths=[400, 100],
+        kinds=["multi-query"],
+        repeats=1,
     )
     with pytest.raises(SettingError, match=r"--tokens 100 is too short for ruler multi-query: "):
-        require_fit(recipes, tokenizer)
+        require_fit(found, tokenizer)
 
 
 def test_hiding() -> None:

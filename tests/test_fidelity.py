@@ -6,7 +6,8 @@ import torch
 from kvlite.bench.fidelity import Fidelity, FidelityRow, fidelity, parts
 from kvlite.bench.fork import Choice, Recalled, read_turns
 from kvlite.bench.memory import Memory, MemoryRow, memory
-from kvlite.bench.task import Key, measure, tallies
+from kvlite.bench.rows import Key, tallies
+from kvlite.bench.task import measure
 from kvlite.cache import KVBits
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlite.bench import batch_decode as together
-from kvlite.bench.batch_decode import answers
+from kvlite.bench.batch_decode import answers, surprise
 from kvlite.bench.case import Case, Recipe
 from kvlite.bench.fork import Choice, Recalled, parties
-from kvlite.bench.questions import Niah, QuestionRow, ask, read, surprise
-from kvlite.bench.task import measure, tallies
+from kvlite.bench.questions import Niah, QuestionRow, ask, read
+from kvlite.bench.rows import tallies
+from kvlite.bench.task import measure
 from kvlite.cache import KVBits, KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -125,10 +126,10 @@ def settings_of(choice: Choice) -> Settings:
 def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choice]) -> None:
     """Each choice that recalls does what a conversation with its settings does."""
     for party in parties(grid):
-        branches = read(model, case, question, [grid[index] for index in party])
+        branches = read(model, case, question, party)
         assert len({id(each.store) for each in branches if each.choice.recall}) <= 1
         before = [(each.cache.nbytes, each.cache.entries_mean) for each in branches]
-        surprise(model, case, branches)
+        surprise(model, branches, case.forced, case.at_keys)
         said = answers(model, branches, case.new_tokens)
         for branch, held, ids in zip(branches, before, said, strict=True):
             if branch.choice.recall is None:
@@ -180,14 +181,19 @@ def test_a_party_answers_as_each_of_its_choices_by_itself(llama: Tiny, question:
     case = make_case(5)
     grid = [Choice(parse_method(spec), budget, None, way) for spec, budget in RECALLING[:5]
             for way in (None, *WAYS[:2], Recalled(60))]  # fmt: skip
-    assert parties(grid) == [list(range(len(grid)))]
+    assert parties(grid) == [grid]
     branches = read(llama.model, case, question, grid)
-    together = surprise(llama.model, case, branches), answers(llama.model, branches, 8)
-    again = surprise(llama.model, case, read(llama.model, case, question, grid))
+    together = (
+        surprise(llama.model, branches, case.forced, case.at_keys),
+        answers(llama.model, branches, 8),
+    )
+    again = surprise(
+        llama.model, read(llama.model, case, question, grid), case.forced, case.at_keys
+    )
     assert again == together[0]
     for index, choice in enumerate(grid):
         apart = read(llama.model, case, question, [choice])
-        (nats,) = surprise(llama.model, case, apart)
+        (nats,) = surprise(llama.model, apart, case.forced, case.at_keys)
         assert nats == pytest.approx(together[0][index], abs=1e-4)
         assert answers(llama.model, apart, 8)[0] == together[1][index]
 
@@ -235,8 +241,9 @@ def test_parties_share_a_tier_and_only_one_is_filled_at_a_time() -> None:
         Choice(parse_method("h2o"), 40, None, eight),
         Choice(parse_method("tova"), 40),
     ]
-    assert parties(grid) == [[0, 2, 6, 8], [1], [3, 4], [5], [7]]
-    assert parties(grid[:1]) == [[0]]
+    expected = [[0, 2, 6, 8], [1], [3, 4], [5], [7]]
+    assert parties(grid) == [[grid[index] for index in party] for party in expected]
+    assert parties(grid[:1]) == [grid[:1]]
 
 
 def alone(tiny: Tiny, case: Case, choice: Any) -> float:
@@ -255,7 +262,7 @@ def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
     case = make_case(3)
     branches = read(tiny.model, case, "known", CHOICES)
     before = [positions(branch.cache) for branch in branches]
-    ours = surprise(tiny.model, case, branches)
+    ours = surprise(tiny.model, branches, case.forced, case.at_keys)
     for choice, nats in zip(CHOICES, ours, strict=True):
         assert nats == pytest.approx(alone(tiny, case, choice), abs=1e-4), choice.method.spec
     distinct = {round(nats, 5) for nats in ours}

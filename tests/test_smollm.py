@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import kvlite
+from kvlite.bench.case import recipes
 from kvlite.bench.fork import Choice
-from kvlite.bench.niah import niah_cases
+from kvlite.bench.niah import made
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.questions import ask
+from kvlite.bench.rows import tallies
 from kvlite.bench.speed import peak_over_weights, run_reference
-from kvlite.bench.task import measure, tallies
+from kvlite.bench.task import measure
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
@@ -114,7 +116,9 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     choices = [
         Choice(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")
     ]
-    recipes = niah_cases(
+    prompts = recipes(
+        "niah",
+        made,
         smollm.tokenizer,
         bundled_prose(),
         lengths=[2000],
@@ -122,7 +126,7 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
         kinds=["number"],
         repeats=1,
     )
-    rows = measure(ask(smollm.model, recipes, choices, ["known"]))
+    rows = measure(ask(smollm.model, prompts, choices, ["known"]))
     found = {
         tally.rows[0].method.split(":")[0]: sum(tally.values("hit")) for tally in tallies(rows)
     }

@@ -11,7 +11,8 @@ import torch
 import kvlite
 from kvlite.bench.fork import Choice, Recalled
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.task import measure, tallies
+from kvlite.bench.rows import tallies
+from kvlite.bench.task import measure
 from kvlite.bench.turns import Interview, TurnRow, Turns, interview, turns
 from kvlite.cache import KVBits
 from kvlite.errors import SettingError

@@ -5,7 +5,8 @@ gets what it would get alone, to rounding. Branches that recall while answering 
 share the host store, which takes an answer's tokens too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -74,8 +75,7 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
 def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> list[list[int]]:
     """Each branch's greedy answer, the ending token left out; the branches go on with it."""
     said: list[list[int]] = [[] for _ in branches]
-    for group in _abreast(branches):
-        going = group
+    for going in _batches(branches, range(len(branches))):
         while True:
             drawn = {i: int(branches[i].logits.argmax()) for i in going}
             going = [i for i in going if drawn[i] not in model.stop_ids and len(said[i]) < longest]
@@ -89,23 +89,25 @@ def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> lis
     return said
 
 
-def _abreast(branches: Sequence[Branch]) -> Iterator[list[int]]:
-    """Which branches, as indices, can take steps together. Before one that recalls, its host store
-    forgets the answer of the one before."""
-    together = [index for index, branch in enumerate(branches) if branch.recall is None]
-    if together:
+def _batches(branches: Sequence[Branch], indices: Iterable[int]) -> Iterator[list[int]]:
+    """Which of some branches, by index, can take steps together. Before one that recalls, its host
+    store forgets the answer of the one before."""
+    own = {index: branches[index].recall for index in indices}
+    if together := [index for index, recall in own.items() if recall is None]:
         yield together
-    for index, branch in enumerate(branches):
-        if branch.recall is not None:
-            branch.recall.store.forget_answer()
+    for index, recall in own.items():
+        if recall is not None:
+            recall.store.forget_answer()
             yield [index]
 
 
 Judge = Callable[[int, int, Tensor], None]
 
 
-def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge) -> None:
-    """Force the same tokens on every branch (teacher forcing). Branches stay as they are.
+def teacher_force(
+    model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge
+) -> None:
+    """Make every branch say the same tokens. Branches stay as they are.
 
     Append-only caches take all tokens in one pass, which comes to the same; others step by step,
     as they evict, quantize or recall.
@@ -121,12 +123,11 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
             stepping.append(index)
         elif len(ids) > 1:
             judge(index, 1, _one_pass(model, branch, ids[:-1]))
-    for group in _abreast([branches[index] for index in stepping]):
-        at_once = [stepping[each] for each in group]
-        apart = [branches[i].copy() for i in at_once]
+    for batch in _batches(branches, stepping):
+        apart = [branches[index].copy() for index in batch]
         for at, token in enumerate(ids[:-1]):
             step_together(model, apart, [token] * len(apart))
-            for index, branch in zip(at_once, apart, strict=True):
+            for index, branch in zip(batch, apart, strict=True):
                 judge(index, at + 1, branch.logits[None])
 
 
@@ -151,7 +152,17 @@ def _only_grows(policy: LayerPolicy) -> bool:
     return policy.bits is None and (policy.window is not None or only_appends)
 
 
-def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """What a judge is given, token by token: index, token, its logits `(vocab,)`."""
-    for offset, row in enumerate(logits):
-        yield at + offset, ids[at + offset], row
+def surprise(
+    model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], at: Collection[int]
+) -> list[float]:
+    """Mean negative log-likelihood in nats, of the tokens at some indices of `ids`, for each
+    branch that is made to say all of them."""
+    nats: list[list[float]] = [[] for _ in branches]
+
+    def judge(index: int, begin: int, logits: Tensor) -> None:
+        for place, row in enumerate(logits, begin):
+            if place in at:
+                nats[index].append(-float(row.log_softmax(-1)[ids[place]]))
+
+    teacher_force(model, branches, ids, judge)
+    return [fmean(each) for each in nats]

@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from kvlite.bench.batch_decode import each_token, told
+from kvlite.bench.batch_decode import surprise
 from kvlite.bench.fork import Choice, read_turns
 from kvlite.engine.prefill import Prefill, Progress
 from kvlite.engine.probe import Probe
@@ -145,11 +145,4 @@ def _recall(model: LoadedModel, piece: list[int], methods: list[SimLayerKV]) -> 
     passage = piece[at + CUE : at + CUE + RECALLED]
     choices = [Choice(method, len(piece)) for method in methods]
     branches = read_turns(model, [prompt], choices, reserve=RECALLED)
-    nats: list[list[float]] = [[] for _ in branches]
-
-    def judge(index: int, at: int, logits: Tensor) -> None:
-        for _, token, row in each_token(passage, at, logits):
-            nats[index].append(-float(row.log_softmax(-1)[token]))
-
-    told(model, branches, passage, judge)
-    return [fmean(each) for each in nats]
+    return surprise(model, branches, passage, range(len(passage)))

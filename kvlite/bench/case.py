@@ -7,6 +7,8 @@ tokens are the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 from kvlite.documents import whole_characters
@@ -106,6 +108,32 @@ class Recipe:
         )
 
 
+def recipes(
+    task: str,
+    make: Callable[[Any, str, str, int, float | None, int], Made],
+    tokenizer: Any,
+    prose: str,
+    *,
+    lengths: Sequence[int],
+    kinds: Sequence[str],
+    depths: Sequence[float | None] = (None,),
+    repeats: int,
+) -> list[Recipe]:
+    """Every prompt of a grid.
+
+    Args:
+        make: given tokenizer, prose, kind, length, depth and seed; each seed has other prose and
+            other facts.
+    """
+    return [
+        Recipe(
+            task, kind, length, depth, seed,
+            partial(make, tokenizer, prose, kind, length, depth, seed),
+        )
+        for seed, length, kind, depth in product(range(repeats), lengths, kinds, depths)
+    ]  # fmt: skip
+
+
 def longest(tokenizer: Any, made: Made, length: int, about: str) -> Puzzle:
     """The longest puzzle whose prompt has at most `length` tokens.
 
@@ -159,7 +187,8 @@ def _common(ids: list[int], others: list[int]) -> int:
     """How many tokens two prompts begin with alike: those of the context, since one of them has
     no question."""
     pairs = zip(ids, others, strict=False)
-    return next(index for index, (one, other) in enumerate(pairs) if one != other)
+    least = min(len(ids), len(others))
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), least)
 
 
 def _forced(tokenizer: Any, puzzle: Puzzle) -> tuple[list[int], list[int]]:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import inf
-from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kvlite.bench.batch_decode import told
+from kvlite.bench.batch_decode import teacher_force
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
 from kvlite.bench.grid import require_memory
 from kvlite.bench.prose import bundled_prose, digest
-from kvlite.bench.task import Cells, GridTask, QualityRow, Work, tallies
+from kvlite.bench.rows import Cells, Curve, QualityRow, tallies
+from kvlite.bench.task import GridTask, Work
 from kvlite.cache import KVCache, KVHeadGroup
 from kvlite.conversation.runner import Runner
 from kvlite.documents import read_document
@@ -68,6 +68,11 @@ class Fidelity(GridTask[FidelityRow]):
     name: ClassVar = "fidelity"
     title: ClassVar = "Fidelity to the full cache"
     row: ClassVar = FidelityRow
+    curves: ClassVar = (
+        Curve("kl", "KL from the full cache (nats)", log=True),
+        Curve("agreement", "same top token (share)"),
+        Curve("attention_kept", "attention kept (share)"),
+    )
     records_recall: ClassVar = True
 
     file: str
@@ -104,17 +109,6 @@ class Fidelity(GridTask[FidelityRow]):
             for tally in tallies(rows)
         ]
 
-    def draw(self, rows: Sequence[FidelityRow], folder: Path) -> None:
-        """KL, agreement and attention kept against bytes."""
-        from kvlite.bench.plots import Curve, draw_quality
-
-        curves = [
-            Curve("kl", "KL from the full cache (nats)", log=True),
-            Curve("agreement", "same top token (share)"),
-            Curve("attention_kept", "attention kept (share)"),
-        ]
-        draw_quality(folder / "quality-fidelity.png", self.title, tallies(rows), curves)
-
 
 def fidelity(
     model: LoadedModel,
@@ -131,7 +125,7 @@ def fidelity(
         choices: what is compared; `full`, not quantized, is one of them.
         starts: of each length, where parts begin; `length + after` tokens follow each.
     """
-    shared = [[choices[index] for index in party] for party in parties(choices)]
+    shared = parties(choices)
     work: list[Work[FidelityRow]] = []
     for length, own in starts.items():
         for start in own:
@@ -181,16 +175,18 @@ def _rows(
         branches = read_turns(model, [part[:length]], choices, reserve=len(after))
         # What the full cache holds needs no recall, so it is in the first party.
         whole = whole or next(each for each in branches if each.choice.is_full)
-        found = _beside(model, whole, branches, after)
-        for branch, columns in zip(branches, found, strict=True):
-            yield FidelityRow(**about, **branch.columns, **columns)
-        del branches, branch  # a host store is freed before the next is filled
+        yield from _beside(model, whole, branches, after, about)
+        del branches  # a host store is freed before the next is filled
 
 
 def _beside(
-    model: LoadedModel, whole: Branch, branches: Sequence[Branch], after: list[int]
-) -> list[dict[str, Any]]:
-    """What is measured of branches that have read the same as the full cache, by column."""
+    model: LoadedModel,
+    whole: Branch,
+    branches: Sequence[Branch],
+    after: list[int],
+    about: dict[str, Any],
+) -> list[FidelityRow]:
+    """Rows of branches that have read the same as the full cache."""
     truth, kept = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)
 
@@ -199,17 +195,20 @@ def _beside(
             wanted = torch.tensor(after[at : at + len(logits)], device=logits.device)
             sums[index] += _distance(truth[at - 1 : at - 1 + len(logits)], logits, wanted).cpu()
 
-    told(model, branches, after, judge)
+    teacher_force(model, branches, after, judge)
     scored = len(after) - 1
+    means = (sums / scored).tolist()
     return [
-        {
-            "scored": scored,
-            "kl": kl,
-            "agreement": agreed,
-            "nll_change": change,
-            "attention_kept": share,
-        }
-        for (kl, agreed, change), share in zip((sums / scored).tolist(), kept, strict=True)
+        FidelityRow(
+            **about,
+            **branch.columns,
+            scored=scored,
+            kl=kl,
+            agreement=agreement,
+            nll_change=change,
+            attention_kept=share,
+        )
+        for branch, (kl, agreement, change), share in zip(branches, means, kept, strict=True)
     ]
 
 
@@ -263,16 +262,10 @@ def attention_kept(view: LayerView, kept: Sequence[KVHeadGroup], seen: int) -> f
     shares = []
     for head_group in view.head_groups:
         for row, head in enumerate(head_group.heads):
-            weights = _attention(view, head_group, row, seen)
-            held = positions.get(head, weights.new_zeros(0, dtype=torch.int64))  # none if deleted
-            shares.append(weights[:, held].sum(-1) / weights.sum(-1))
+            # What all queries together pay to each entry, (heads of the group, seen).
+            paid = torch.zeros((), dtype=torch.float64, device=view.window.place)
+            for _, weights in view.window.blocks(head_group, row):
+                paid = paid + weights[0, :, :, :seen].double().sum(1)
+            held = positions.get(head, paid.new_zeros(0, dtype=torch.int64))  # none if deleted
+            shares.append(paid[:, held].sum(-1) / paid.sum(-1))
     return float(torch.cat(shares).mean())
-
-
-def _attention(view: LayerView, head_group: KVHeadGroup, row: int, seen: int) -> Tensor:
-    """What all queries together pay to each of the first entries, `(heads of the group, seen)`
-    float64."""
-    total = torch.zeros((), dtype=torch.float64, device=view.window.place)
-    for _, weights in view.window.blocks(head_group, row):
-        total = total + weights[0, :, :, :seen].double().sum(1)
-    return total

@@ -150,20 +150,20 @@ class Branch:
         return replace(self, cache=cache, policies=policies, **changes)
 
 
-def parties(choices: Sequence[Choice]) -> list[list[int]]:
-    """Choices, as indices, in groups that need one host store each. A host store holds all that
-    was read, so there should never be two at a time. Choices without recall are in the first
-    group, beside recall with the same bits."""
+def parties(choices: Sequence[Choice]) -> list[list[Choice]]:
+    """Choices in groups that need one host store each. A host store holds all that was read, so
+    there should never be two at a time. Choices without recall are in the first group, beside
+    recall with the same bits."""
     bits = next((each.recall.bits for each in choices if each.recall), None)
     plain: tuple[Any, ...] = (bits, None, None, None)
-    groups: dict[tuple[Any, ...], list[int]] = {plain: []}
-    for index, choice in enumerate(choices):
+    groups: dict[tuple[Any, ...], list[Choice]] = {plain: []}
+    for choice in choices:
         method, recall = choice.method, choice.recall
         key = plain
         if recall is not None:
             alone = None if method.prefilling.exact else choice.read
             key = (recall.bits, method.prefilling.reconstruction, method.needs.outlook, alone)
-        groups.setdefault(key, []).append(index)
+        groups.setdefault(key, []).append(choice)
     return [group for group in groups.values() if group]
 
 
@@ -184,7 +184,13 @@ def read_turns(
         A branch for each choice, with the cache that a conversation would have.
     """
     seen = sum(map(len, turns))
-    own = [_in_effect(choice, seen, reserve) for choice in choices]
+    # A choice that drops nothing has nothing to recall, as in a conversation.
+    own = [
+        choice
+        if loses(choice.method, choice.budget, seen, reserve, choice.bits)
+        else replace(choice, recall=None)
+        for choice in choices
+    ]
     recalling = [each for each in own if each.recall]
     store = None
     if recalling:
@@ -207,12 +213,6 @@ def read_turns(
     return [
         replace(branch, choice=choice) for branch, choice in zip(branches, choices, strict=True)
     ]
-
-
-def _in_effect(choice: Choice, seen: int, reserve: int) -> Choice:
-    """A choice that drops nothing has nothing to recall, as in a conversation."""
-    lost = loses(choice.method, choice.budget, seen, reserve, choice.bits)
-    return choice if lost else replace(choice, recall=None)
 
 
 class _Reading:

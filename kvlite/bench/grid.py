@@ -23,8 +23,8 @@ def choices(
     specs: Sequence[str],
     budgets: Sequence[int],
     longest: int,
-    kv_bits: Sequence[str] = ("16",),
-    recalls: Sequence[Recalled | None] = (None,),
+    kv_bits: Sequence[str],
+    recalls: Sequence[Recalled | None],
 ) -> list[Choice]:
     """Every method with every budget, bits and recall; `full` first and `random` last, if not
     named, and `full` unquantized in any case. A method that cannot recall is measured once

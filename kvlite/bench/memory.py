@@ -9,8 +9,9 @@ from typing import ClassVar
 from kvlite.bench.fork import Choice
 from kvlite.bench.grid import require_room
 from kvlite.bench.prose import bundled_prose
+from kvlite.bench.rows import Cells, Row, label, shown_budget
 from kvlite.bench.speed import peak_over_weights
-from kvlite.bench.task import Cells, GridTask, Row, Work, label, shown_budget
+from kvlite.bench.task import GridTask, Work
 from kvlite.cache.bits import UNCHANGED
 from kvlite.cache.segment import bytes_held
 from kvlite.config.units import readable
@@ -50,7 +51,6 @@ class Memory(GridTask[MemoryRow]):
     name: ClassVar = "memory"
     title: ClassVar = "Memory of reading"
     row: ClassVar = MemoryRow
-    draws: ClassVar = False
 
     def work(self, runner: Runner) -> list[Work[MemoryRow]]:
         """Every length and choice."""

@@ -1,7 +1,7 @@
 """Plots of a run: where needles are found, and quality against bytes. Needs matplotlib."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvlite.bench.intervals import Estimate
-from kvlite.bench.task import Tally
+from kvlite.bench.rows import Curve, Tally
 
 MIB = 1 << 20
 # Okabe and Ito's colors, which stay apart for the color-blind; markers tell more methods apart.
@@ -34,23 +34,6 @@ STYLE: Any = {
     "figure.dpi": 100,
     "savefig.dpi": 160,
 }
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A quality to plot.
-
-    Attributes:
-        column: of the rows.
-        label: of the vertical axis, with its unit.
-        share: it lies between 0 and 1.
-        log: it spans powers of ten.
-    """
-
-    column: str
-    label: str
-    share: bool = False
-    log: bool = False
 
 
 Series = dict[str, list[tuple[float, Estimate]]]
@@ -126,13 +109,8 @@ def _label_logarithms(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """One method at one budget: share of prompts with all keys found, at (length, depth)."""
-
-    method: str
-    budget: str
-    shares: Mapping[tuple[int, float], float]
+Shares = dict[tuple[int, float], float]
+"""Share of prompts with all keys found, at (length, depth)."""
 
 
 def draw_depths(folder: Path, name: str, title: str, tallies: Sequence[Tally[Any]]) -> None:
@@ -141,38 +119,34 @@ def draw_depths(folder: Path, name: str, title: str, tallies: Sequence[Tally[Any
     Args:
         tallies: of rows of one depth each.
     """
-    shares: dict[tuple[str, str], dict[tuple[int, float], float]] = {}
+    maps: dict[str, dict[str, Shares]] = {}
     for tally in tallies:
         row = tally.rows[0]
         size = "all entries" if row.method == "full" else f"{row.budget:,} entries"
-        own = shares.setdefault((tally.label, size), {})
-        own[row.length, row.depth] = tally.estimate("hit").value
-    maps = [HeatMap(*which, own) for which, own in shares.items()]
-    methods = list(dict.fromkeys(each.method for each in maps))
-    starts = range(0, len(methods), METHODS_A_PAGE)
+        shares = maps.setdefault(tally.label, {}).setdefault(size, {})
+        shares[row.length, row.depth] = tally.estimate("hit").value
+    starts = range(0, len(maps), METHODS_A_PAGE)
     for number, start in enumerate(starts, 1):
-        page = methods[start : start + METHODS_A_PAGE]
         path = folder / (f"{name}-{number}.png" if len(starts) > 1 else f"{name}.png")
-        _page(path, title, [each for each in maps if each.method in page])
+        _page(path, title, dict(islice(maps.items(), start, start + METHODS_A_PAGE)))
 
 
-def _page(path: Path, title: str, maps: Sequence[HeatMap]) -> None:
-    methods = list(dict.fromkeys(each.method for each in maps))
-    columns = max(sum(each.method == method for each in maps) for method in methods)
-    lengths = sorted({length for each in maps for length, _ in each.shares})
-    depths = sorted({depth for each in maps for _, depth in each.shares})
+def _page(path: Path, title: str, maps: Mapping[str, Mapping[str, Shares]]) -> None:
+    """A row of heat maps for each method, one for each budget."""
+    places = [place for own in maps.values() for shares in own.values() for place in shares]
+    lengths, depths = (sorted(set(values)) for values in zip(*places, strict=True))
+    columns = max(map(len, maps.values()))
     width, height = max(1.5, 0.42 * len(lengths) + 0.9), max(1.3, 0.2 * len(depths) + 0.7)
     with matplotlib.rc_context(STYLE):
-        size = (max(5.0, width * columns + 1.6), height * len(methods) + 1.3)
+        size = (max(5.0, width * columns + 1.6), height * len(maps) + 1.3)
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(methods), columns, squeeze=False, sharex=True, sharey=True)
+        axes = figure.subplots(len(maps), columns, squeeze=False, sharex=True, sharey=True)
         for axis in axes.flat:
             axis.axis("off")
-        for at, method in enumerate(methods):
-            own = [each for each in maps if each.method == method]
-            for axis, each in zip(axes[at], own, strict=False):
-                image = _heat_map(axis, each, lengths, depths)
-            axes[at, 0].set_title(f"{_shortened(method)}\n{own[0].budget}", loc="left")
+        for row, (method, own) in zip(axes, maps.items(), strict=True):
+            for axis, (budget, shares) in zip(row, own.items(), strict=False):
+                image = _heat_map(axis, budget, shares, lengths, depths)
+            row[0].set_title(f"{_shortened(method)}\n{next(iter(own))}", loc="left")
         figure.supxlabel("tokens of the prompt", fontsize=10)
         figure.supylabel("depth of the needle (%)", fontsize=10)
         figure.suptitle(title, fontsize=12)
@@ -182,15 +156,17 @@ def _page(path: Path, title: str, maps: Sequence[HeatMap]) -> None:
         figure.savefig(path)
 
 
-def _heat_map(axis: Axes, each: HeatMap, lengths: Sequence[int], depths: Sequence[float]) -> Any:
+def _heat_map(
+    axis: Axes, budget: str, shares: Shares, lengths: Sequence[int], depths: Sequence[float]
+) -> Any:
     axis.axis("on")
-    grid = [[each.shares.get((n, depth), float("nan")) for n in lengths] for depth in depths]
+    grid = [[shares.get((n, depth), float("nan")) for n in lengths] for depth in depths]
     image = axis.imshow(grid, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     axis.grid(visible=False)
     axis.set_xticks([n - 0.5 for n in range(1, len(lengths))], minor=True)
     axis.set_yticks([n - 0.5 for n in range(1, len(depths))], minor=True)
     axis.grid(which="minor", color="white", linewidth=0.8)
-    axis.set_title(f"\n{each.budget}", loc="left")
+    axis.set_title(f"\n{budget}", loc="left")
     axis.set_xticks(range(len(lengths)), [_thousands(n) for n in lengths], fontsize=8)
     step = max(1, len(depths) // 4)
     places = range(0, len(depths), step)

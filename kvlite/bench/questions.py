@@ -7,20 +7,17 @@ from functools import lru_cache, partial
 from itertools import product
 from math import inf
 from pathlib import Path
-from statistics import fmean
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from kvlite.bench.batch_decode import answers, each_token, told
-from kvlite.bench.case import MOST_ANSWER, Case, Recipe, require_fit
+from kvlite.bench import niah, ruler
+from kvlite.bench.batch_decode import answers, surprise
+from kvlite.bench.case import MOST_ANSWER, Case, Recipe, recipes, require_fit
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
 from kvlite.bench.grid import require_known, require_memory, require_room
 from kvlite.bench.marks import found, leading, rouge_1
-from kvlite.bench.niah import KINDS, niah_cases
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.ruler import TASKS, ruler_cases
-from kvlite.bench.task import Cells, GridTask, QualityRow, Work, tallies
+from kvlite.bench.rows import Cells, Curve, QualityRow, tallies
+from kvlite.bench.task import GridTask, Work
 from kvlite.conversation.runner import Runner
 from kvlite.model.load import LoadedModel
 
@@ -72,6 +69,10 @@ class QuestionTask(GridTask[QuestionRow]):
     """
 
     row: ClassVar = QuestionRow
+    curves: ClassVar = (
+        Curve("hit", "all keys found (share)", share=True),
+        Curve("surprise", "surprise (nats a key token)"),
+    )
     from_seeds: ClassVar = True
 
     question: str
@@ -82,21 +83,21 @@ class QuestionTask(GridTask[QuestionRow]):
         super().__post_init__()
 
     @abstractmethod
-    def recipes(self, tokenizer: Any, prose: str) -> list[Recipe]:
-        """Of all prompts."""
+    def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
+        """All prompts of the run."""
 
     def work(self, runner: Runner) -> list[Work[QuestionRow]]:
-        """Every prompt and setting; what shares a host store is one unit."""
-        prose, model, longest = bundled_prose(), runner.model, max(self.tokens) + MOST_ANSWER
-        recipes = self.recipes(model.tokenizer, prose)
+        """Every prompt and question; choices that share a host store are one unit."""
+        prose, model, longest = bundled_prose(), runner.model, max(self.tokens)
+        prompts = self.prompts(model.tokenizer, prose)
         held = len(model.tokenizer.encode(prose))
-        require_room(longest - MOST_ANSWER, MOST_ANSWER, held, model.shape.max_context)
-        require_fit(recipes, model.tokenizer)
-        require_memory(self.choices, model, longest)
-        return ask(model, recipes, self.fitted(model), ASKED[self.question])
+        require_room(longest, MOST_ANSWER, held, model.shape.max_context)
+        require_fit(prompts, model.tokenizer)
+        require_memory(self.choices, model, longest + MOST_ANSWER)
+        return ask(model, prompts, self.fitted(model), ASKED[self.question])
 
     def table(self, rows: Sequence[QuestionRow]) -> list[Cells]:
-        """A line for each kind, setting and choice."""
+        """A line for each kind, question, length and choice."""
         return [
             {
                 "kind": tally.rows[0].kind,
@@ -112,17 +113,13 @@ class QuestionTask(GridTask[QuestionRow]):
         ]
 
     def draw(self, rows: Sequence[QuestionRow], folder: Path) -> None:
-        """Found and surprise against bytes of each kind and setting, and heat maps by depth."""
-        from kvlite.bench.plots import Curve, draw_depths, draw_quality
+        """For each kind and question, quality against bytes, and heat maps if there are depths."""
+        from kvlite.bench.plots import draw_depths, draw_quality
 
-        curves = [
-            Curve("hit", "all keys found (share)", share=True),
-            Curve("surprise", "surprise (nats a key token)"),
-        ]
         for kind, question in dict.fromkeys((row.kind, row.question) for row in rows):
             own = [row for row in rows if (row.kind, row.question) == (kind, question)]
             title, name = f"{self.name} {kind}, question {question}", f"{kind}-{question}"
-            draw_quality(folder / f"quality-{name}.png", title, tallies(own), curves)
+            draw_quality(folder / f"quality-{name}.png", title, tallies(own), self.curves)
             if own[0].depth is not None:
                 draw_depths(folder, f"depths-{name}", title, tallies(own, "depth"))
 
@@ -138,15 +135,15 @@ class Niah(QuestionTask):
     kinds: list[str]
 
     def __post_init__(self) -> None:
-        require_known("--kind", self.kinds, KINDS)
+        require_known("--kind", self.kinds, niah.KINDS)
         super().__post_init__()
 
-    def recipes(self, tokenizer: Any, prose: str) -> list[Recipe]:
+    def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
         """Depth x length x kind x seed."""
         depths = [index / max(1, self.depths - 1) for index in range(self.depths)]
-        return niah_cases(
-            tokenizer, prose, lengths=self.tokens, kinds=self.kinds, depths=depths,
-            repeats=self.repeats,
+        return recipes(
+            self.name, niah.made, tokenizer, prose, lengths=self.tokens, kinds=self.kinds,
+            depths=depths, repeats=self.repeats,
         )  # fmt: skip
 
 
@@ -160,14 +157,15 @@ class Ruler(QuestionTask):
     tasks: list[str]
 
     def __post_init__(self) -> None:
-        require_known("--task", self.tasks, TASKS)
+        require_known("--task", self.tasks, ruler.TASKS)
         super().__post_init__()
 
-    def recipes(self, tokenizer: Any, prose: str) -> list[Recipe]:
+    def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
         """Length x task x seed."""
-        return ruler_cases(
-            tokenizer, prose, lengths=self.tokens, kinds=self.tasks, repeats=self.repeats
-        )
+        return recipes(
+            self.name, ruler.made, tokenizer, prose, lengths=self.tokens, kinds=self.tasks,
+            repeats=self.repeats,
+        )  # fmt: skip
 
 
 def ask(
@@ -186,9 +184,8 @@ def ask(
     def case_of(recipe: Recipe) -> Case:
         return recipe.case(model.tokenizer)
 
-    shared = [[choices[index] for index in party] for party in parties(choices)]
     work: list[Work[QuestionRow]] = []
-    for recipe, question, party in product(recipes, questions, shared):
+    for recipe, question, party in product(recipes, questions, parties(choices)):
         about = {**recipe.columns, "question": question}
         keys = [QuestionRow.key({**about, **choice.columns}) for choice in party]
         work.append((keys, partial(_rows, model, case_of, recipe, question, party)))
@@ -216,7 +213,7 @@ def _rows(
     case = case_of(recipe)
     branches = read(model, case, question, choices)
     held = [branch.columns for branch in branches]
-    surprises = surprise(model, case, branches)
+    surprises = surprise(model, branches, case.forced, case.at_keys)
     said = answers(model, branches, case.new_tokens)
     for columns, nats, ids in zip(held, surprises, said, strict=True):
         text: str = model.tokenizer.decode(ids, skip_special_tokens=True)
@@ -233,17 +230,3 @@ def _rows(
             surprise=nats,
             answer=text,
         )
-
-
-def surprise(model: LoadedModel, case: Case, branches: Sequence[Branch]) -> list[float]:
-    """Nats a token of the keys, had each branch answered in the needle's own words."""
-    nats: list[list[float]] = [[] for _ in branches]
-    wanted = frozenset(case.at_keys)
-
-    def judge(index: int, at: int, logits: Tensor) -> None:
-        for place, token, row in each_token(case.forced, at, logits):
-            if place in wanted:
-                nats[index].append(-float(row.log_softmax(-1)[token]))
-
-    told(model, branches, case.forced, judge)
-    return [fmean(each) for each in nats]

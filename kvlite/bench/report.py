@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvlite.bench.task import Cells
+from kvlite.bench.rows import Cells
 
 TABLE = "table.md"
 NO_PLOTS = 'no plots: matplotlib is not installed (pip install "kvlite[bench]")'

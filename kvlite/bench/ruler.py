@@ -8,13 +8,12 @@ of words hold each word less often.
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from random import Random
 from string import ascii_uppercase
 from typing import Any
 
-from kvlite.bench.case import Made, Puzzle, Recipe
+from kvlite.bench.case import Made, Puzzle
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 
 NEEDLES, HOPS, COMMON, TIMES, RARE_TIMES = 4, 4, 10, 30, 3
@@ -24,21 +23,11 @@ _NOISE = (
 )
 
 
-def ruler_cases(
-    tokenizer: Any,
-    prose: str,
-    *,
-    lengths: Sequence[int],
-    kinds: Sequence[str],
-    repeats: int,
-) -> list[Recipe]:
-    """Every prompt of the grid."""
-    return [
-        Recipe(
-            "ruler", kind, length, None, seed, partial(TASKS[kind], tokenizer, prose, seed, length)
-        )
-        for seed, length, kind in product(range(repeats), lengths, kinds)
-    ]
+def made(
+    tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
+) -> Made:
+    """A task, which has no depth."""
+    return TASKS[kind](tokenizer, prose, seed, length)
 
 
 def _needles(keys: int, values: int, asked: int) -> Callable[[Any, str, int, int], Made]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kvlite.bench.grid import require_room
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.task import Cells, Row, Task, Work, label
+from kvlite.bench.rows import Cells, Row, label
+from kvlite.bench.task import Task, Work
 from kvlite.cache import parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.config.units import parse_number, readable
@@ -66,7 +67,6 @@ class Speed(Task[SpeedRow]):
     name: ClassVar = "speed"
     title: ClassVar = "Speed beside transformers"
     row: ClassVar = SpeedRow
-    draws: ClassVar = False
 
     tokens: list[int]
     method: str

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
@@ -16,7 +15,8 @@ from kvlite.bench.grid import require_memory, require_room
 from kvlite.bench.marks import found, leading
 from kvlite.bench.niah import codes
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
-from kvlite.bench.task import Cells, GridTask, Key, QualityRow, Tally, Work, tallies
+from kvlite.bench.rows import Cells, Curve, Key, QualityRow, Tally, tallies
+from kvlite.bench.task import GridTask, Work
 from kvlite.cache.bits import UNCHANGED, written
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -114,6 +114,10 @@ class Turns(GridTask[TurnRow]):
     name: ClassVar = "turns"
     title: ClassVar = "Questions one after the other"
     row: ClassVar = TurnRow
+    curves: ClassVar = (
+        Curve("hit", "questions answered (share)", share=True),
+        Curve("leading", "leading digits right (share)", share=True),
+    )
     from_seeds: ClassVar = True
     records_recall: ClassVar = True
 
@@ -141,16 +145,6 @@ class Turns(GridTask[TurnRow]):
             if (row.method, row.kv_bits) == ("full", UNCHANGED) and row.hit
         }
         return [_line(tally, full) for tally in tallies(rows)]
-
-    def draw(self, rows: Sequence[TurnRow], folder: Path) -> None:
-        """Questions answered, and digits right, against bytes."""
-        from kvlite.bench.plots import Curve, draw_quality
-
-        curves = [
-            Curve("hit", "questions answered (share)", share=True),
-            Curve("leading", "leading digits right (share)", share=True),
-        ]
-        draw_quality(folder / "quality-turns.png", self.title, tallies(rows), curves)
 
 
 def turns(
@@ -200,12 +194,12 @@ def _rows(
 
 def _settings(choice: Choice) -> Settings:
     """A choice as a user would set it."""
-    method, recall = choice.method.spec, choice.recall
-    plain = Settings(method=method, budget=str(choice.budget), kv_bits=choice.kv_bits, recall="off")
+    recall = choice.recall
+    own = {"method": choice.method.spec, "budget": str(choice.budget), "kv_bits": choice.kv_bits}
     if recall is None:
-        return plain
-    bits = written(recall.bits)
-    return plain.replace({"recall": "ram", "recall_entries": recall.entries, "recall_bits": bits})
+        return Settings().replace({**own, "recall": "off"})
+    ways = {"recall": "ram", "recall_entries": recall.entries, "recall_bits": written(recall.bits)}
+    return Settings().replace({**own, **ways})
 
 
 def _require_recall(choice: Choice, metrics: GenerationMetrics) -> None:

@@ -32,6 +32,8 @@ def measures(task: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @wraps(command)
         def body(settings: Settings, *, out: Path | None, as_json: bool, **options: Any) -> None:
+            file = options.get("file")
+            require_files([file] if file else [], settings)
             module, name = task.split(".")
             made = getattr(import_module(f"kvlite.bench.{module}"), name)(**options)
             run(made, settings, out, as_json)
@@ -233,6 +235,7 @@ def turns(
 
 @app.command()
 @with_model
+@measures("fidelity.Fidelity")
 def fidelity(
     settings: Settings,
     file: Annotated[
@@ -271,21 +274,6 @@ def fidelity(
 
       kvlite bench fidelity novel.txt --method snapkv --method h2o --repeats 8 --out run3
     """
-    require_files([file] if file else [], settings)
-    from kvlite.bench.fidelity import Fidelity
-
-    task = Fidelity(
-        file=file,
-        tokens=tokens,
-        after=after,
-        methods=methods,
-        budgets=budgets,
-        kv_bits=kv_bits,
-        recall=recall,
-        recall_bits=recall_bits,
-        repeats=repeats,
-    )
-    run(task, settings, out, as_json)
 
 
 @app.command()

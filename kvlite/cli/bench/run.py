@@ -16,13 +16,13 @@ from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
-    from kvlite.bench.task import Cells, Task
+    from kvlite.bench.rows import Cells
+    from kvlite.bench.task import Task
 
 
 def run(task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool) -> None:
     """Measure what the folder does not have yet; Ctrl-C keeps what is done."""
-    from kvlite.bench.config import configuration
-    from kvlite.bench.folder import RunFolder
+    from kvlite.bench.folder import RunFolder, configuration
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
     from kvlite.model.load import choose_device
@@ -68,7 +68,7 @@ def _report(
     rows = [task.row(**row) for row in folder.rows]
     lines = task.table(rows)
     write_table(folder.path, task.title, lines, machine, done=len(rows), total=total)
-    if rows and task.draws:
+    if rows and task.curves:
         if can_draw():
             task.draw(rows, folder.path)
         else:
