@@ -1,23 +1,22 @@
 """Prompts of question tasks: what is hidden is there, once, where it should be, and repeatable."""
 
 import re
-from functools import partial
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from kvlite.bench import niah, ruler
-from kvlite.bench.case import Case, Recipe, recipes, require_fit
+from kvlite.bench.case import Case, Recipe, require_fit
 from kvlite.bench.niah import KINDS as NEEDLES
+from kvlite.bench.niah import Niah
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names, numbers
-from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS
+from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS, Ruler
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
 from kvlite.model.chat_template import user_turn
 from kvlite.model.source import find_model
 
-DEPTHS = [0.0, 0.3, 0.5, 1.0]
+GRID: dict[str, Any] = {"methods": [], "budgets": [64], "kv_bits": ["16"], "question": "known"}
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +26,14 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def needles(tokenizer: Any) -> list[Recipe]:
-    return partial(
-        recipes,
-        "niah",
-        niah.made,
-        tokenizer,
-        bundled_prose(),
-        lengths=[900],
-        kinds=NEEDLES,
-        depths=DEPTHS,
-    )(repeats=2)
+    task = Niah(tokens=[900], kinds=list(NEEDLES), depths=4, repeats=2, **GRID)
+    return task.prompts(tokenizer, bundled_prose())
 
 
 @pytest.fixture(scope="module")
 def tasks(tokenizer: Any) -> list[Recipe]:
-    return recipes(
-        "ruler", ruler.made, tokenizer, bundled_prose(), lengths=[900], kinds=list(TASKS), repeats=2
-    )
+    task = Ruler(tokens=[900], tasks=list(TASKS), repeats=2, **GRID)
+    return task.prompts(tokenizer, bundled_prose())
 
 
 Cases = list[tuple[Recipe, Case]]
@@ -162,28 +152,11 @@ def test_forced_tokens_are_the_words_up_to_the_last_key(tokenizer: Any, cases: C
 
 
 def test_too_short_is_refused(tokenizer: Any) -> None:
-    found = recipes(
-        "niah",
-        niah.made,
-        tokenizer,
-        bundled_prose(),
-        lengths=[400, 100],
-        kinds=["pairs"],
-        depths=[0],
-        repeats=1,
-    )
-    require_fit(found, tokenizer)
-    found = recipes(
-        "ruler",
-        ruler.made,
-        tokenizer,
-        bundled_prose(),
-        lengths=[400, 100],
-        kinds=["multi-query"],
-        repeats=1,
-    )
+    niah = Niah(tokens=[400, 100], kinds=["pairs"], depths=1, repeats=1, **GRID)
+    require_fit(niah.prompts(tokenizer, bundled_prose()), tokenizer)
+    ruler = Ruler(tokens=[400, 100], tasks=["multi-query"], repeats=1, **GRID)
     with pytest.raises(SettingError, match=r"--tokens 100 is too short for ruler multi-query: "):
-        require_fit(found, tokenizer)
+        require_fit(ruler.prompts(tokenizer, bundled_prose()), tokenizer)
 
 
 def test_hiding() -> None:

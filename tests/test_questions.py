@@ -14,7 +14,8 @@ from kvlite.bench import batch_decode as together
 from kvlite.bench.batch_decode import answers, surprise
 from kvlite.bench.case import Case, Recipe
 from kvlite.bench.fork import Choice, Recalled, parties
-from kvlite.bench.questions import Niah, QuestionRow, ask, read
+from kvlite.bench.niah import Niah
+from kvlite.bench.questions import QuestionRow, ask, read
 from kvlite.bench.rows import tallies
 from kvlite.bench.task import measure
 from kvlite.cache import KVBits, KVCache

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import kvlite
-from kvlite.bench.case import recipes
 from kvlite.bench.fork import Choice
-from kvlite.bench.niah import made
+from kvlite.bench.niah import Niah
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.questions import ask
 from kvlite.bench.rows import tallies
@@ -116,16 +115,12 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     choices = [
         Choice(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")
     ]
-    prompts = recipes(
-        "niah",
-        made,
-        smollm.tokenizer,
-        bundled_prose(),
-        lengths=[2000],
-        depths=[0.0, 0.8],
-        kinds=["number"],
-        repeats=1,
-    )
+    task = Niah(
+        tokens=[2000], methods=[], budgets=[256], kv_bits=["16"], question="known", depths=6,
+        kinds=["number"], repeats=1,
+    )  # fmt: skip
+    made = task.prompts(smollm.tokenizer, bundled_prose())
+    prompts = [each for each in made if each.depth in (0.0, 0.8)]
     rows = measure(ask(smollm.model, prompts, choices, ["known"]))
     found = {
         tally.rows[0].method.split(":")[0]: sum(tally.values("hit")) for tally in tallies(rows)

@@ -7,8 +7,6 @@ tokens are the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
 from typing import Any
 
 from kvlite.documents import whole_characters
@@ -106,32 +104,6 @@ class Recipe:
             at_keys=tuple(at_keys),
             new_tokens=answer_tokens(len(forced)),
         )
-
-
-def recipes(
-    task: str,
-    make: Callable[[Any, str, str, int, float | None, int], Made],
-    tokenizer: Any,
-    prose: str,
-    *,
-    lengths: Sequence[int],
-    kinds: Sequence[str],
-    depths: Sequence[float | None] = (None,),
-    repeats: int,
-) -> list[Recipe]:
-    """Every prompt of a grid.
-
-    Args:
-        make: given tokenizer, prose, kind, length, depth and seed; each seed has other prose and
-            other facts.
-    """
-    return [
-        Recipe(
-            task, kind, length, depth, seed,
-            partial(make, tokenizer, prose, kind, length, depth, seed),
-        )
-        for seed, length, kind, depth in product(range(repeats), lengths, kinds, depths)
-    ]  # fmt: skip
 
 
 def longest(tokenizer: Any, made: Made, length: int, about: str) -> Puzzle:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from kvlite.bench.fork import NO_RECALL, Choice, Recalled
+from kvlite.bench.prose import bundled_prose
 from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import parse_method
@@ -107,17 +109,21 @@ def require_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None
             raise SettingError(f"{flag} {each!r} is not one of {', '.join(offered)}")
 
 
-def require_room(longest: int, extra: int, held: int, trained: int) -> None:
-    """Raises SettingError if prompts are longer than the text or the model.
+def fitting_prose(runner: Runner, longest: int, extra: int) -> list[int]:
+    """Token ids of the bundled prose.
 
     Args:
         longest, extra: tokens of the longest prompt, and of an answer.
-        held: tokens of the text.
-        trained: tokens the model was trained for.
+
+    Raises:
+        SettingError: prompts are longer than the prose or the model's context.
     """
-    limit = min(held, trained - extra)
+    ids: list[int] = runner.tokenizer.encode(bundled_prose())
+    trained = runner.shape.max_context
+    limit = min(len(ids), trained - extra)
     if longest > limit:
         raise SettingError(
-            f"--tokens {longest} is too long: give up to {limit} (the text has {held:,} tokens, "
-            f"the model was trained for {trained:,})"
+            f"--tokens {longest} is too long: give up to {limit} (the text has {len(ids):,} "
+            f"tokens, the model was trained for {trained:,})"
         )
+    return ids

@@ -7,8 +7,7 @@ from itertools import product
 from typing import ClassVar
 
 from kvlite.bench.fork import Choice
-from kvlite.bench.grid import require_room
-from kvlite.bench.prose import bundled_prose
+from kvlite.bench.grid import fitting_prose
 from kvlite.bench.rows import Cells, Row, label, shown_budget
 from kvlite.bench.speed import peak_over_weights
 from kvlite.bench.task import GridTask, Work
@@ -54,8 +53,7 @@ class Memory(GridTask[MemoryRow]):
 
     def work(self, runner: Runner) -> list[Work[MemoryRow]]:
         """Every length and choice."""
-        ids = runner.tokenizer.encode(bundled_prose())
-        require_room(max(self.tokens), 0, len(ids), runner.shape.max_context)
+        ids = fitting_prose(runner, max(self.tokens), 0)
         return memory(runner, ids, self.choices, lengths=self.tokens)
 
     def table(self, rows: Sequence[MemoryRow]) -> list[Cells]:

@@ -4,12 +4,16 @@ As in "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Fu
 section 5.3, and KV-X, section 4: depth x length x method x budget.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from kvlite.bench.case import Made, Puzzle
+from kvlite.bench.grid import require_known
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
+from kvlite.bench.questions import QuestionTask
 
 KINDS = ("number", "sentence", "pairs")
 TOKENS_A_PAIR, MOST_PAIRS = 100, 1000
@@ -17,20 +21,44 @@ TOKENS_A_PAIR, MOST_PAIRS = 100, 1000
 _SIGHTS = "eat a sandwich and sit in Dolores Park on a sunny day"
 
 
-def made(
-    tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
-) -> Made:
-    """A needle at a depth of the prose."""
-    assert depth is not None
-    text = begun_elsewhere(prose, seed)
-    ids = tokenizer.encode(text, add_special_tokens=False)[:length]
-    needle, others = _needles(kind, depth, seed, length)
-    sentences = [(depth, needle.context), *others]
+@dataclass(kw_only=True)
+class Niah(QuestionTask):
+    """Needles in a haystack.
 
-    def build(units: int) -> Puzzle:
-        return replace(needle, context=hidden_in(tokenizer.decode(ids[:units]), sentences))
+    Attributes:
+        depths: how many places of the needle, evenly spread.
+    """
 
-    return build, len(ids)
+    name: ClassVar = "niah"
+    title: ClassVar = "Needles in a haystack"
+
+    depths: int
+    kinds: list[str]
+
+    def __post_init__(self) -> None:
+        require_known("--kind", self.kinds, KINDS)
+        super().__post_init__()
+
+    @property
+    def places(self) -> Iterable[tuple[str, float | None]]:
+        """Every kind at every depth."""
+        depths = [index / max(1, self.depths - 1) for index in range(self.depths)]
+        return product(self.kinds, depths)
+
+    def make(
+        self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
+    ) -> Made:
+        """A needle at a depth of the prose."""
+        assert depth is not None
+        text = begun_elsewhere(prose, seed)
+        ids = tokenizer.encode(text, add_special_tokens=False)[:length]
+        needle, others = _needles(kind, depth, seed, length)
+        sentences = [(depth, needle.context), *others]
+
+        def build(units: int) -> Puzzle:
+            return replace(needle, context=hidden_in(tokenizer.decode(ids[:units]), sentences))
+
+        return build, len(ids)
 
 
 def _needles(

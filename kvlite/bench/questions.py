@@ -1,7 +1,7 @@
 """Questions about a text: needles in a haystack, and tasks after RULER."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -9,11 +9,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvlite.bench import niah, ruler
 from kvlite.bench.batch_decode import answers, surprise
-from kvlite.bench.case import MOST_ANSWER, Case, Recipe, recipes, require_fit
+from kvlite.bench.case import MOST_ANSWER, Case, Made, Recipe, require_fit
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
-from kvlite.bench.grid import require_known, require_memory, require_room
+from kvlite.bench.grid import fitting_prose, require_known, require_memory
 from kvlite.bench.marks import found, leading, rouge_1
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.rows import Cells, Curve, QualityRow, tallies
@@ -82,16 +81,34 @@ class QuestionTask(GridTask[QuestionRow]):
         require_known("--question", [self.question], ASKED)
         super().__post_init__()
 
+    @property
     @abstractmethod
+    def places(self) -> Iterable[tuple[str, float | None]]:
+        """Kind and depth of the prompts of each length and seed."""
+
+    @abstractmethod
+    def make(
+        self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
+    ) -> Made:
+        """The text of one prompt."""
+
     def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
-        """All prompts of the run."""
+        """All prompts; each seed has other prose and other facts."""
+        return [
+            Recipe(
+                self.name, kind, length, depth, seed,
+                partial(self.make, tokenizer, prose, kind, length, depth, seed),
+            )
+            for seed, length, (kind, depth) in product(
+                range(self.repeats), self.tokens, self.places
+            )
+        ]  # fmt: skip
 
     def work(self, runner: Runner) -> list[Work[QuestionRow]]:
         """Every prompt and question; choices that share a host store are one unit."""
-        prose, model, longest = bundled_prose(), runner.model, max(self.tokens)
-        prompts = self.prompts(model.tokenizer, prose)
-        held = len(model.tokenizer.encode(prose))
-        require_room(longest, MOST_ANSWER, held, model.shape.max_context)
+        model, longest = runner.model, max(self.tokens)
+        prompts = self.prompts(model.tokenizer, bundled_prose())
+        fitting_prose(runner, longest, MOST_ANSWER)
         require_fit(prompts, model.tokenizer)
         require_memory(self.choices, model, longest + MOST_ANSWER)
         return ask(model, prompts, self.fitted(model), ASKED[self.question])
@@ -122,50 +139,6 @@ class QuestionTask(GridTask[QuestionRow]):
             draw_quality(folder / f"quality-{name}.png", title, tallies(own), self.curves)
             if own[0].depth is not None:
                 draw_depths(folder, f"depths-{name}", title, tallies(own, "depth"))
-
-
-@dataclass(kw_only=True)
-class Niah(QuestionTask):
-    """Needles in a haystack; `depths` places of each."""
-
-    name: ClassVar = "niah"
-    title: ClassVar = "Needles in a haystack"
-
-    depths: int
-    kinds: list[str]
-
-    def __post_init__(self) -> None:
-        require_known("--kind", self.kinds, niah.KINDS)
-        super().__post_init__()
-
-    def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
-        """Depth x length x kind x seed."""
-        depths = [index / max(1, self.depths - 1) for index in range(self.depths)]
-        return recipes(
-            self.name, niah.made, tokenizer, prose, lengths=self.tokens, kinds=self.kinds,
-            depths=depths, repeats=self.repeats,
-        )  # fmt: skip
-
-
-@dataclass(kw_only=True)
-class Ruler(QuestionTask):
-    """Tasks after RULER."""
-
-    name: ClassVar = "ruler"
-    title: ClassVar = "Tasks after RULER"
-
-    tasks: list[str]
-
-    def __post_init__(self) -> None:
-        require_known("--task", self.tasks, ruler.TASKS)
-        super().__post_init__()
-
-    def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
-        """Length x task x seed."""
-        return recipes(
-            self.name, ruler.made, tokenizer, prose, lengths=self.tokens, kinds=self.tasks,
-            repeats=self.repeats,
-        )  # fmt: skip
 
 
 def ask(

@@ -7,14 +7,17 @@ of words hold each word less often.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
 from random import Random
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, ClassVar
 
 from kvlite.bench.case import Made, Puzzle
+from kvlite.bench.grid import require_known
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
+from kvlite.bench.questions import QuestionTask
 
 NEEDLES, HOPS, COMMON, TIMES, RARE_TIMES = 4, 4, 10, 30, 3
 
@@ -23,11 +26,29 @@ _NOISE = (
 )
 
 
-def made(
-    tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
-) -> Made:
-    """A task, which has no depth."""
-    return TASKS[kind](tokenizer, prose, seed, length)
+@dataclass(kw_only=True)
+class Ruler(QuestionTask):
+    """Tasks after RULER."""
+
+    name: ClassVar = "ruler"
+    title: ClassVar = "Tasks after RULER"
+
+    tasks: list[str]
+
+    def __post_init__(self) -> None:
+        require_known("--task", self.tasks, TASKS)
+        super().__post_init__()
+
+    @property
+    def places(self) -> Iterable[tuple[str, float | None]]:
+        """Every task; they have no depth."""
+        return product(self.tasks, [None])
+
+    def make(
+        self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
+    ) -> Made:
+        """One task."""
+        return TASKS[kind](tokenizer, prose, seed, length)
 
 
 def _needles(keys: int, values: int, asked: int) -> Callable[[Any, str, int, int], Made]:

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.grid import require_room
-from kvlite.bench.prose import bundled_prose
+from kvlite.bench.grid import fitting_prose
 from kvlite.bench.rows import Cells, Row, label
 from kvlite.bench.task import Task, Work
 from kvlite.cache import parse_kv_bits
@@ -95,8 +94,7 @@ class Speed(Task[SpeedRow]):
 
     def work(self, runner: Runner) -> list[Work[SpeedRow]]:
         """Every length."""
-        ids = runner.tokenizer.encode(bundled_prose())
-        require_room(max(self.tokens), self.new_tokens, len(ids), runner.shape.max_context)
+        ids = fitting_prose(runner, max(self.tokens), self.new_tokens)
         reference = cache(partial(load_reference, runner))
         one = partial(compare, runner, reference, new_tokens=self.new_tokens, repeats=self.repeats)
         return [([(length,)], partial(one, ids[:length])) for length in self.tokens]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from kvlite.bench.case import Puzzle, answer_tokens, asked, longest
 from kvlite.bench.fork import Choice
-from kvlite.bench.grid import require_memory, require_room
+from kvlite.bench.grid import fitting_prose, require_memory
 from kvlite.bench.marks import found, leading
 from kvlite.bench.niah import codes
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
@@ -129,7 +129,7 @@ class Turns(GridTask[TurnRow]):
         """Every conversation."""
         prose, tokenizer, tokens = bundled_prose(), runner.tokenizer, max(self.tokens)
         most = self.questions * TURN_TOKENS
-        require_room(tokens, most, len(tokenizer.encode(prose)), runner.shape.max_context)
+        fitting_prose(runner, tokens, most)
         require_memory(self.choices, runner.model, tokens + most)
         make = partial(interview, tokenizer, prose, questions=self.questions)
         interviews = [

@@ -127,7 +127,7 @@ Tasks = Annotated[
 
 @app.command()
 @with_model
-@measures("questions.Niah")
+@measures("niah.Niah")
 def niah(
     settings: Settings,
     tokens: Tokens = [2000],
@@ -163,7 +163,7 @@ def niah(
 
 @app.command()
 @with_model
-@measures("questions.Ruler")
+@measures("ruler.Ruler")
 def ruler(
     settings: Settings,
     tokens: Tokens = [2000],
