@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def recalls(self) -> str:
-        """How what is dropped comes back, as tables name it."""
+        """The recall, as tables name it."""
         return NO_RECALL if self.recall is None else str(self.recall)
 
     @property
@@ -174,10 +174,10 @@ def read_turns(
     *,
     reserve: int,
 ) -> list[Branch]:
-    """Read tokens turn by turn, none of which is answered before the last.
+    """Read tokens turn by turn; only the last turn will be answered.
 
     Args:
-        choices: a party.
+        choices: that need one host store at most (see `parties`).
         reserve: tokens that will be generated.
 
     Returns:
@@ -303,7 +303,7 @@ class _Reading:
         sums = any(policy.method.decoding.cumulative for policy in policies)
         queries = max(map(_queries, policies))
         probe = replace(probe, queries=queries, sums=sums)
-        # What a sliding window holds no method judges.
+        # No method chooses among what a sliding window holds.
         watching = [
             LayerPolicy(probe if window is None else Probe(queries), 0, window)
             for window in shape.windows
@@ -340,7 +340,7 @@ class _Reading:
 
 
 def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list[LayerCache]:
-    """What each branch's policy keeps of one layer."""
+    """What each branch keeps of one layer."""
     cuts = []
     for policies in branches:
         policy = policies[view.layer]

@@ -166,11 +166,11 @@ def ask(
 
 
 def read(model: LoadedModel, case: Case, question: str, choices: Sequence[Choice]) -> list[Branch]:
-    """The prompt as one turn, so that what is kept is chosen with the question in view; or, if it
-    is "unknown", the context first and the question in a turn of its own.
+    """Read a prompt as one turn, so that what is kept is chosen with the question in view; or, if
+    the question is "unknown", the context first and then the question in a turn of its own.
 
     Args:
-        choices: a party.
+        choices: that need one host store at most (see `parties`).
     """
     turns = [case.prompt] if question == KNOWN else [case.context, case.question]
     return read_turns(model, turns, choices, reserve=case.new_tokens)
