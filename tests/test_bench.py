@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from kvlite.bench.fork import Choice, read_once
-from kvlite.bench.grid import fitted
+from kvlite.bench.fork import Choice, read_turns
 from kvlite.bench.speed import peak_over_weights
 from kvlite.cache import KVCache
 from kvlite.engine.prefill import prefill
@@ -43,8 +42,11 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]
     alone = [("lminfinite:sinks=4,limit=false", 40)]
     specs = CHOICES + (alone if any(shape.windows) else alone + narrowing)
-    choices = fitted([Choice(parse_method(spec), budget) for spec, budget in specs], model)
-    branches = read_once(model, ids[0].tolist(), choices, reserve=8)
+    choices = [
+        Choice(parse_method(spec).fitted(shape, model.calibration), budget)
+        for spec, budget in specs
+    ]
+    branches = read_turns(model, [ids[0].tolist()], choices, reserve=8)
     for branch in branches:
         method, budget, forked = branch.choice.method, branch.choice.budget, branch.cache
         alone = KVCache.empty(

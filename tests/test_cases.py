@@ -1,7 +1,6 @@
 """Prompts of question tasks: what is hidden is there, once, where it should be, and repeatable."""
 
 import re
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,17 +8,15 @@ from transformers import AutoTokenizer
 
 from kvlite.bench.case import Case, Recipe, require_fit
 from kvlite.bench.niah import KINDS as NEEDLES
-from kvlite.bench.niah import niah_cases
-from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
-from kvlite.bench.ruler import COMMON, RARE_TIMES, ruler_cases
-from kvlite.bench.ruler import KINDS as TASKS
-from kvlite.bench.words import names, numbers
+from kvlite.bench.niah import Niah
+from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names, numbers
+from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS, Ruler
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
 from kvlite.model.chat_template import user_turn
 from kvlite.model.source import find_model
 
-DEPTHS = [0.0, 0.3, 0.5, 1.0]
+GRID: dict[str, Any] = {"methods": [], "budgets": [64], "kv_bits": ["16"], "question": "known"}
 
 
 @pytest.fixture(scope="module")
@@ -29,36 +26,39 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def needles(tokenizer: Any) -> list[Recipe]:
-    return partial(
-        niah_cases, tokenizer, bundled_prose(), lengths=[900], kinds=NEEDLES, depths=DEPTHS
-    )(repeats=2)
+    task = Niah(tokens=[900], kinds=list(NEEDLES), depths=4, repeats=2, **GRID)
+    return task.prompts(tokenizer, bundled_prose())
 
 
 @pytest.fixture(scope="module")
 def tasks(tokenizer: Any) -> list[Recipe]:
-    return ruler_cases(tokenizer, bundled_prose(), lengths=[900], kinds=list(TASKS), repeats=2)
+    task = Ruler(tokens=[900], tasks=list(TASKS), repeats=2, **GRID)
+    return task.prompts(tokenizer, bundled_prose())
+
+
+Cases = list[tuple[Recipe, Case]]
 
 
 @pytest.fixture(scope="module")
-def cases(tokenizer: Any, needles: list[Recipe], tasks: list[Recipe]) -> list[Case]:
-    return [recipe.case(tokenizer) for recipe in [*needles, *tasks]]
+def cases(tokenizer: Any, needles: list[Recipe], tasks: list[Recipe]) -> Cases:
+    return [(recipe, recipe.case(tokenizer)) for recipe in [*needles, *tasks]]
 
 
-def of(cases: list[Case], kind: str) -> list[Case]:
-    chosen = [case for case in cases if case.kind == kind]
+def of(cases: Cases, kind: str) -> list[Case]:
+    chosen = [case for recipe, case in cases if recipe.kind == kind]
     assert chosen
     return chosen
 
 
 @pytest.mark.long
-def test_prompts_fill_their_length_and_no_more(cases: list[Case]) -> None:
-    for case in cases:
-        assert case.length - 50 < len(case.prompt) <= case.length, case.kind
+def test_prompts_fill_their_length_and_no_more(cases: Cases) -> None:
+    for recipe, case in cases:
+        assert recipe.length - 50 < len(case.prompt) <= recipe.length, recipe.kind
 
 
-def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: list[Case]) -> None:
+def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: Cases) -> None:
     """Both settings read these tokens: at once, or cut where the question begins."""
-    for case in cases:
+    for _, case in cases:
         text = tokenizer.decode(case.prompt)
         message = re.search(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<\|im_start\|>ass", text, re.S)
         assert message is not None
@@ -69,30 +69,31 @@ def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: list[Case]
         assert not re.search(r"What (is|are)|Find all", tokenizer.decode(case.context))
 
 
-def test_a_needle_is_there_once_at_its_depth(tokenizer: Any, cases: list[Case]) -> None:
-    for case in [each for kind in NEEDLES for each in of(cases, kind)]:
+def test_a_needle_is_there_once_at_its_depth(tokenizer: Any, cases: Cases) -> None:
+    for recipe, case in [each for each in cases if each[0].kind in NEEDLES]:
         context = tokenizer.decode(case.context)
-        assert case.depth is not None
+        assert recipe.depth is not None
         (key,) = case.keys
         assert context.count(case.words) == context.count(key) == 1
         assert key not in tokenizer.decode(case.question)
         begin = context.index("<|im_start|>user\n") + len("<|im_start|>user\n")
         room = len(context) - begin - len(case.words)
-        assert (context.index(case.words) - begin) / room == pytest.approx(case.depth, abs=0.12)
+        assert (context.index(case.words) - begin) / room == pytest.approx(recipe.depth, abs=0.12)
 
 
 @pytest.mark.long
 def test_seeds_make_other_prompts_and_the_same_again(
-    tokenizer: Any, needles: list[Recipe], tasks: list[Recipe], cases: list[Case]
+    tokenizer: Any, needles: list[Recipe], tasks: list[Recipe], cases: Cases
 ) -> None:
-    assert [recipe.case(tokenizer) for recipe in [*needles, *tasks]][::3] == cases[::3]
-    prompts = {tuple(case.prompt) for case in cases}
+    again = [(recipe, recipe.case(tokenizer)) for recipe in [*needles, *tasks]]
+    assert again[::3] == cases[::3]
+    prompts = {tuple(case.prompt) for _, case in cases}
     assert len(prompts) == len(cases)
-    keys = [case.keys for case in cases if case.kind != "sentence"]
+    keys = [case.keys for recipe, case in cases if recipe.kind != "sentence"]
     assert len(set(keys)) == len(keys)
 
 
-def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: list[Case]) -> None:
+def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: Cases) -> None:
     for case in of(cases, "pairs"):
         context = tokenizer.decode(case.context)
         pairs = dict(re.findall(r"The code of the (\w+ \w+) is (\d{7})\.", context))
@@ -112,7 +113,7 @@ def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: list[Ca
     ],
 )
 def test_magic_numbers(
-    tokenizer: Any, cases: list[Case], kind: str, said: int, wanted: int, asked: int
+    tokenizer: Any, cases: Cases, kind: str, said: int, wanted: int, asked: int
 ) -> None:
     for case in of(cases, kind):
         context, question = tokenizer.decode(case.context), tokenizer.decode(case.question)
@@ -122,7 +123,7 @@ def test_magic_numbers(
         assert sorted(case.keys) == sorted(number for name, number in found if name in about)
 
 
-def test_variables_are_a_chain(tokenizer: Any, cases: list[Case]) -> None:
+def test_variables_are_a_chain(tokenizer: Any, cases: Cases) -> None:
     for case in of(cases, "variables"):
         links = re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", tokenizer.decode(case.context))
         value = re.search(r"the value (\d+) in", tokenizer.decode(case.question))
@@ -131,7 +132,7 @@ def test_variables_are_a_chain(tokenizer: Any, cases: list[Case]) -> None:
         assert [held for _, held in links] == [value[1], *case.keys[:-1]]
 
 
-def test_common_words_are_the_most_common(tokenizer: Any, cases: list[Case]) -> None:
+def test_common_words_are_the_most_common(tokenizer: Any, cases: Cases) -> None:
     for case in of(cases, "words"):
         listed = re.findall(r"\d+\. ([a-z]+)", tokenizer.decode(case.context))
         counts = {word: listed.count(word) for word in listed}
@@ -140,8 +141,8 @@ def test_common_words_are_the_most_common(tokenizer: Any, cases: list[Case]) -> 
         assert counts[most[COMMON]] <= RARE_TIMES < counts[most[COMMON - 1]]
 
 
-def test_forced_tokens_are_the_words_up_to_the_last_key(tokenizer: Any, cases: list[Case]) -> None:
-    for case in cases:
+def test_forced_tokens_are_the_words_up_to_the_last_key(tokenizer: Any, cases: Cases) -> None:
+    for _, case in cases:
         said = tokenizer.decode(case.forced)
         assert case.words.startswith(said)
         assert said.endswith(case.keys[-1])
@@ -151,15 +152,11 @@ def test_forced_tokens_are_the_words_up_to_the_last_key(tokenizer: Any, cases: l
 
 
 def test_too_short_is_refused(tokenizer: Any) -> None:
-    recipes = niah_cases(
-        tokenizer, bundled_prose(), lengths=[400, 100], kinds=["pairs"], depths=[0], repeats=1
-    )
-    require_fit(recipes, tokenizer)
-    recipes = ruler_cases(
-        tokenizer, bundled_prose(), lengths=[400, 100], kinds=["multi-query"], repeats=1
-    )
+    niah = Niah(tokens=[400, 100], kinds=["pairs"], depths=1, repeats=1, **GRID)
+    require_fit(niah.prompts(tokenizer, bundled_prose()), tokenizer)
+    ruler = Ruler(tokens=[400, 100], tasks=["multi-query"], repeats=1, **GRID)
     with pytest.raises(SettingError, match=r"--tokens 100 is too short for ruler multi-query: "):
-        require_fit(recipes, tokenizer)
+        require_fit(ruler.prompts(tokenizer, bundled_prose()), tokenizer)
 
 
 def test_hiding() -> None:

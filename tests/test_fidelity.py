@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from kvlite.bench.fidelity import FidelityRow, fidelity, parts, tallies
-from kvlite.bench.fork import Choice, Recalled, read_once
-from kvlite.bench.memory import MemoryRow, lines, memory
+from kvlite.bench.fidelity import Fidelity, FidelityRow, fidelity, parts
+from kvlite.bench.fork import Choice, Recalled, read_turns
+from kvlite.bench.memory import Memory, MemoryRow, memory
+from kvlite.bench.rows import Key, tallies
+from kvlite.bench.task import measure
 from kvlite.cache import KVBits
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -35,9 +37,11 @@ def text() -> list[int]:
     return [int(token) for token in ids]
 
 
-def rows_of(tiny: Tiny, **given: object) -> list[FidelityRow]:
-    grid = {"lengths": [LENGTH], "starts": {LENGTH: [START]}, "after": AFTER, **given}
-    return list(fidelity(tiny.model, text(), CHOICES, **grid))  # type: ignore[arg-type]
+def rows_of(
+    tiny: Tiny, starts: tuple[int, ...] = (START,), done: frozenset[Key] = frozenset()
+) -> list[FidelityRow]:
+    work = fidelity(tiny.model, text(), CHOICES, starts={LENGTH: starts}, after=AFTER)
+    return list(measure(work, done))
 
 
 @pytest.mark.cases(6)
@@ -54,7 +58,7 @@ def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
     with torch.no_grad():
         full = tiny.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
     for row, choice in zip(rows_of(tiny), CHOICES, strict=True):
-        (branch,) = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        (branch,) = read_turns(tiny.model, [part[:LENGTH]], [choice], reserve=AFTER)
         cache, policies = branch.cache, branch.policies
         assert (row.entries_mean, row.kv_bytes) == (cache.entries_mean, cache.nbytes)
         other = [
@@ -84,9 +88,8 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
     part = text()[START : START + LENGTH + AFTER]
     with torch.no_grad():
         full = llama.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
-    rows = list(
-        fidelity(llama.model, text(), grid, lengths=[LENGTH], starts={LENGTH: [START]}, after=AFTER)
-    )
+    work = fidelity(llama.model, text(), grid, starts={LENGTH: [START]}, after=AFTER)
+    rows = list(measure(work))
     assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(grid)
     assert {row.recall for row in rows if not row.host_kv_bytes} == {"off"}
     for choice in ways:
@@ -134,7 +137,7 @@ def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
         attentions = tiny.reference(torch.tensor([part]), output_attentions=True).attentions
     rows = rows_of(tiny)
     for row, choice in zip(rows, CHOICES, strict=True):
-        (branch,) = read_once(tiny.model, part[:LENGTH], [choice], reserve=AFTER)
+        (branch,) = read_turns(tiny.model, [part[:LENGTH]], [choice], reserve=AFTER)
         cache = branch.cache
         shares = []
         for index in tiny.model.shape.full_layers:
@@ -150,10 +153,10 @@ def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
 
 
 def test_what_is_done_is_left_out(llama: Tiny) -> None:
-    starts = {"starts": {LENGTH: [0, START]}}
-    whole = rows_of(llama, **starts)
+    starts = (0, START)
+    whole = rows_of(llama, starts)
     done = frozenset(tuple(row.to_json()[name] for name in row.KEY) for row in whole[:8])
-    assert [*whole[:8], *rows_of(llama, **starts, done=done)] == whole
+    assert [*whole[:8], *rows_of(llama, starts, done)] == whole
 
 
 def test_parts_spread_over_the_text() -> None:
@@ -170,15 +173,23 @@ def test_parts_spread_over_the_text() -> None:
         parts(5000, [950], 100, 1, 1024)
 
 
-def test_tallies_are_means_over_parts() -> None:
+GRID = {"tokens": [100], "methods": [], "budgets": [64], "kv_bits": ["16"]}
+
+
+def test_lines_are_means_over_parts() -> None:
     def row(start: int, kl: float) -> FidelityRow:
         return FidelityRow(
-            100, start, "snapkv", 64, "16", "off", 9, 64.0, 1000, 24, 0, kl, 0.5, -0.1, 0.9
-        )
+            length=100, start=start, method="snapkv", budget=64, kv_bits="16", scored=9,
+            entries_mean=64.0, kv_bytes=1000, index_bytes=24, kl=kl, agreement=0.5,
+            nll_change=-0.1, attention_kept=0.9,
+        )  # fmt: skip
 
-    (tally,) = tallies([row(0, 0.1), row(5, 0.3)])
-    assert (tally.parts, tally.kl.value, tally.kl.low) == (2, pytest.approx(0.2), 0)
-    assert tally.cells()["attention kept"] == "0.900 (0.900 to 0.900)"
+    rows = [row(0, 0.1), row(5, 0.3)]
+    (tally,) = tallies(rows)
+    kl = tally.estimate("kl")
+    assert (len(tally.rows), kl.value, kl.low) == (2, pytest.approx(0.2), 0)
+    (line,) = Fidelity(**GRID, file="", after=9, repeats=2).table(rows)  # type: ignore[arg-type]
+    assert (line["parts"], line["attention kept"]) == ("2", "0.900 (0.900 to 0.900)")
     assert tally.kv_bytes == 1024
 
 
@@ -186,7 +197,8 @@ def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
     shape = tiny.model.shape
     grid = [CHOICES[0], CHOICES[2]]
     runner = Runner(tiny.model, Settings())
-    full, cut = memory(runner, text(), grid, lengths=[120])
+    work = memory(runner, text(), grid, lengths=[120])
+    full, cut = measure(work)
     entries = [min(120, window or 120) for window in shape.windows]
     # Keys and values in float32, and an int32 position, of every entry of every KV head.
     assert full.kv_bytes == sum(entries) * shape.kv_heads * (2 * shape.head_dim * 4 + 4)
@@ -195,15 +207,19 @@ def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
     assert full.peak_bytes > full.kv_bytes
     if shape.full_layers:
         assert cut.kv_bytes < full.kv_bytes
-    assert not list(memory(runner, text(), grid, lengths=[120], done=frozenset({
-        (120, "full", 90, "16"), (120, "snapkv:window=8", 30, "16")
-    })))  # fmt: skip
+    done = frozenset({(120, "full", 90, "16"), (120, "snapkv:window=8", 30, "16")})
+    assert not list(measure(work, done))
 
 
 def test_memory_lines_are_beside_full() -> None:
-    full = MemoryRow(100, "full", 100, "16", 100.0, 4096, 4000, 8192)
-    cut = MemoryRow(100, "snapkv", 50, "16", 50.0, 2048, 4000, 6144)
-    alone = MemoryRow(200, "snapkv", 50, "16", 50.0, 2048, 4000, 6144)
-    cells = [line.cells() for line in lines([full, cut, alone])]
+    def row(length: int, method: str, budget: int, kv_bytes: int, peak: int) -> MemoryRow:
+        return MemoryRow(
+            length=length, method=method, budget=budget, kv_bits="16", entries_mean=budget,
+            kv_bytes=kv_bytes, full_kv_bytes=4000, peak_bytes=peak,
+        )  # fmt: skip
+
+    full, cut = row(100, "full", 100, 4096, 8192), row(100, "snapkv", 50, 2048, 6144)
+    alone = row(200, "snapkv", 50, 2048, 6144)
+    cells = Memory(**GRID).table([full, cut, alone])  # type: ignore[arg-type]
     assert [each["share of full's"] for each in cells] == ["100.0%", "50.0%", "?"]
     assert [each["share of full's peak"] for each in cells] == ["100.0%", "75.0%", "?"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvlite
-from kvlite.bench.fork import Choice, read_once
+from kvlite.bench.fork import Choice, read_turns
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
@@ -264,14 +264,14 @@ def test_a_passage_is_no_longer_than_the_model_can_see(llama: Tiny) -> None:
 
 def test_a_grid_repeats_nothing_where_all_is_kept(llama: Tiny) -> None:
     methods = [Choice(parse_method("kvzip"), 90), Choice(parse_method("kvzip:window=4"), 40)]
-    within, cut = read_once(llama.model, prompt(90), methods, reserve=0)
+    within, cut = read_turns(llama.model, [prompt(90)], methods, reserve=0)
     assert (within.cache.reconstructed, cut.cache.reconstructed) == (0, 90)
 
 
 def test_a_grid_gives_what_each_gets_alone(llama: Tiny) -> None:
     specs = ["kvzip:window=4", "h2o", "kvzip:pool=3,layers=uniform,window=4", "kvzip:passage=30"]
     choices = [Choice(parse_method(spec), 40) for spec in specs]
-    branches = read_once(llama.model, prompt(90), choices, reserve=0)
+    branches = read_turns(llama.model, [prompt(90)], choices, reserve=0)
     for spec, branch in zip(specs, branches, strict=True):
         alone = conversation(llama, method=spec, budget=40)
         alone.read(prompt(90))

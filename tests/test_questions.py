@@ -11,18 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlite.bench import batch_decode as together
-from kvlite.bench.batch_decode import answers
+from kvlite.bench.batch_decode import answers, surprise
 from kvlite.bench.case import Case, Recipe
-from kvlite.bench.fork import Choice, Recalled
-from kvlite.bench.multi_turn import parties
-from kvlite.bench.questions import (
-    QuestionRow,
-    ask,
-    read_known,
-    read_unknown,
-    surprise,
-    tallies,
-)
+from kvlite.bench.fork import Choice, Recalled, parties
+from kvlite.bench.niah import Niah
+from kvlite.bench.questions import QuestionRow, ask, read
+from kvlite.bench.rows import tallies
+from kvlite.bench.task import measure
 from kvlite.cache import KVBits, KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -53,11 +48,6 @@ def make_case(seed: int = 0, context: int = 90, question: int = 12) -> Case:
     forced = ids[context + question :]
     words = " ".join(map(str, forced))
     return Case(
-        task="made",
-        kind="up",
-        length=context + question,
-        depth=0.5,
-        seed=seed,
         context=tuple(ids[:context]),
         question=tuple(ids[context : context + question]),
         keys=(str(forced[2]), f"{forced[4]} {forced[5]}"),
@@ -85,8 +75,7 @@ def recipes(seeds: Sequence[int]) -> list[Recipe]:
 def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -> None:
     """Known: one turn. Unknown: the context is read, then the question is a turn of its own."""
     case, model = make_case(), tiny.model
-    read = read_known if question == "known" else read_unknown
-    branches = read(model, case, CHOICES)
+    branches = read(model, case, question, CHOICES)
     before = [(branch.cache.entries_mean, branch.cache.nbytes) for branch in branches]
     said = answers(model, branches, case.new_tokens)
     for (spec, budget), branch, held, ids in zip(SPECS, branches, before, said, strict=True):
@@ -137,12 +126,11 @@ def settings_of(choice: Choice) -> Settings:
 
 def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choice]) -> None:
     """Each choice that recalls does what a conversation with its settings does."""
-    read = read_known if question == "known" else read_unknown
     for party in parties(grid):
-        branches = read(model, case, [grid[index] for index in party])
+        branches = read(model, case, question, party)
         assert len({id(each.store) for each in branches if each.choice.recall}) <= 1
         before = [(each.cache.nbytes, each.cache.entries_mean) for each in branches]
-        surprise(model, case, branches)
+        surprise(model, branches, case.forced, case.at_keys)
         said = answers(model, branches, case.new_tokens)
         for branch, held, ids in zip(branches, before, said, strict=True):
             if branch.choice.recall is None:
@@ -191,17 +179,22 @@ def test_branches_recall_alike_on_other_models(name: str) -> None:
 @pytest.mark.parametrize("question", ["known", "unknown"])
 def test_a_party_answers_as_each_of_its_choices_by_itself(llama: Tiny, question: str) -> None:
     """Nothing that one branch brings back or says is seen by another."""
-    case, read = make_case(5), read_known if question == "known" else read_unknown
+    case = make_case(5)
     grid = [Choice(parse_method(spec), budget, None, way) for spec, budget in RECALLING[:5]
             for way in (None, *WAYS[:2], Recalled(60))]  # fmt: skip
-    assert parties(grid) == [list(range(len(grid)))]
-    branches = read(llama.model, case, grid)
-    together = surprise(llama.model, case, branches), answers(llama.model, branches, 8)
-    again = surprise(llama.model, case, read(llama.model, case, grid))
+    assert parties(grid) == [grid]
+    branches = read(llama.model, case, question, grid)
+    together = (
+        surprise(llama.model, branches, case.forced, case.at_keys),
+        answers(llama.model, branches, 8),
+    )
+    again = surprise(
+        llama.model, read(llama.model, case, question, grid), case.forced, case.at_keys
+    )
     assert again == together[0]
     for index, choice in enumerate(grid):
-        apart = read(llama.model, case, [choice])
-        (nats,) = surprise(llama.model, case, apart)
+        apart = read(llama.model, case, question, [choice])
+        (nats,) = surprise(llama.model, apart, case.forced, case.at_keys)
         assert nats == pytest.approx(together[0][index], abs=1e-4)
         assert answers(llama.model, apart, 8)[0] == together[1][index]
 
@@ -211,21 +204,28 @@ def test_with_recall_the_question_may_as_well_be_known(llama: Tiny) -> None:
     queries than the question has tokens hears fewer of them.)"""
     case, specs = make_case(6), [RECALLING[0], *RECALLING[2:6]]
     grid = [Choice(parse_method(spec), size, None, WAYS[1]) for spec, size in specs]
-    known, unknown = read_known(llama.model, case, grid), read_unknown(llama.model, case, grid)
+    known, unknown = (
+        read(llama.model, case, "known", grid),
+        read(llama.model, case, "unknown", grid),
+    )
     for one, other in zip(known, unknown, strict=True):
         assert positions(one.cache) == positions(other.cache), one.choice.method.spec
         torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
     off = [replace(each, recall=None) for each in grid]
-    apart = [positions(each.cache) for each in read_unknown(llama.model, case, off)]
+    apart = [positions(each.cache) for each in read(llama.model, case, "unknown", off)]
     assert sum(a != positions(b.cache) for a, b in zip(apart, unknown, strict=True)) > 3
 
 
 def test_what_drops_nothing_recalls_nothing(llama: Tiny) -> None:
     case = make_case()
     grid = [Choice(parse_method("snapkv"), 102, None, way) for way in (None, Recalled(20))]
-    off, on = read_unknown(llama.model, case, grid)
+    off, on = read(llama.model, case, "unknown", grid)
     assert on.store is None and on.recall is None and on.choice.recalls == "20"
     assert positions(off.cache) == positions(on.cache)
+    (alone,) = read(llama.model, case, "unknown", grid[:1])
+    said = answers(llama.model, [off, on], 8)
+    assert off.cache.seen == on.cache.seen == 102 + 7
+    assert said == 2 * answers(llama.model, [alone], 8)
 
 
 def test_parties_share_a_tier_and_only_one_is_filled_at_a_time() -> None:
@@ -242,13 +242,14 @@ def test_parties_share_a_tier_and_only_one_is_filled_at_a_time() -> None:
         Choice(parse_method("h2o"), 40, None, eight),
         Choice(parse_method("tova"), 40),
     ]
-    assert parties(grid) == [[0, 2, 6, 8], [1], [3, 4], [5], [7]]
-    assert parties(grid[:1]) == [[0]]
+    expected = [[0, 2, 6, 8], [1], [3, 4], [5], [7]]
+    assert parties(grid) == [[grid[index] for index in party] for party in expected]
+    assert parties(grid[:1]) == [grid[:1]]
 
 
 def alone(tiny: Tiny, case: Case, choice: Any) -> float:
     """Surprise by decode steps of one method by itself."""
-    (branch,) = read_known(tiny.model, case, [choice])
+    (branch,) = read(tiny.model, case, "known", [choice])
     logits, nats = branch.logits[None], []
     for at, token in enumerate(case.forced):
         if at in case.at_keys:
@@ -260,9 +261,9 @@ def alone(tiny: Tiny, case: Case, choice: Any) -> float:
 @pytest.mark.cases(5)
 def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
     case = make_case(3)
-    branches = read_known(tiny.model, case, CHOICES)
+    branches = read(tiny.model, case, "known", CHOICES)
     before = [positions(branch.cache) for branch in branches]
-    ours = surprise(tiny.model, case, branches)
+    ours = surprise(tiny.model, branches, case.forced, case.at_keys)
     for choice, nats in zip(CHOICES, ours, strict=True):
         assert nats == pytest.approx(alone(tiny, case, choice), abs=1e-4), choice.method.spec
     distinct = {round(nats, 5) for nats in ours}
@@ -271,7 +272,7 @@ def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
         assert positions(branch.cache) == held
         assert branch.cache.seen == len(case.prompt)
     told = answers(tiny.model, branches, 8)
-    untold = answers(tiny.model, read_known(tiny.model, case, CHOICES), 8)
+    untold = answers(tiny.model, read(tiny.model, case, "known", CHOICES), 8)
     assert told == untold
 
 
@@ -286,11 +287,11 @@ def positions(cache: KVCache) -> list[Any]:
 def test_an_answer_ends_where_the_model_ends(llama: Tiny) -> None:
     case = make_case(1)
     choices = CHOICES[:3]
-    said = answers(llama.model, read_known(llama.model, case, choices), 8)
+    said = answers(llama.model, read(llama.model, case, "known", choices), 8)
     assert [len(ids) for ids in said] == [8, 8, 8]
     stop = frozenset({said[0][3], said[1][0]})
     model = replace(llama.model, stop_ids=stop)
-    ended = answers(model, read_known(model, case, choices), 8)
+    ended = answers(model, read(model, case, "known", choices), 8)
     for ids, short in zip(said, ended, strict=True):
         end = next((i for i, token in enumerate(ids) if token in stop), 8)
         assert short == ids[:end]
@@ -298,8 +299,9 @@ def test_an_answer_ends_where_the_model_ends(llama: Tiny) -> None:
 
 def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
     case = make_case(2)
-    (full, cut) = ask(llama.model, recipes([2]), [CHOICES[0], CHOICES[2]], ["unknown"])
-    said = answers(llama.model, read_unknown(llama.model, case, [CHOICES[0]]), 8)[0]
+    work = ask(llama.model, recipes([2]), [CHOICES[0], CHOICES[2]], ["unknown"])
+    full, cut = measure(work)
+    said = answers(llama.model, read(llama.model, case, "unknown", [CHOICES[0]]), 8)[0]
     assert full.answer == llama.model.tokenizer.decode(said)
     assert (full.tokens, full.entries_mean, full.question) == (102, 102, "unknown")
     assert (cut.method, cut.budget, cut.entries_mean) == ("snapkv:window=8", 40, 40)
@@ -316,7 +318,8 @@ def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 16))
 def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(llama: Tiny, stopped: int) -> None:
-    grid = partial(ask, llama.model, recipes([0, 1]), CHOICES[:4], ["known", "unknown"])
+    work = ask(llama.model, recipes([0, 1]), CHOICES[:4], ["known", "unknown"])
+    grid = partial(measure, work)
     whole = list(grid())
     assert len(whole) == 16
     first = whole[:stopped]
@@ -327,7 +330,8 @@ def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(llama: Tiny, stopp
 def test_rows_of_recall_have_keys_of_their_own(llama: Tiny) -> None:
     kept = Choice(parse_method("snapkv:window=8"), 40)
     grid = [CHOICES[0], *(replace(kept, recall=way) for way in (None, *WAYS))]
-    rows = list(ask(llama.model, recipes([0]), grid, ["unknown"]))
+    work = ask(llama.model, recipes([0]), grid, ["unknown"])
+    rows = list(measure(work))
     assert [row.recall for row in rows] == ["off", "off", "0", "20", "20 of 8 bits"]
     keys = [tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in rows]
     assert len(set(keys)) == 5
@@ -336,32 +340,42 @@ def test_rows_of_recall_have_keys_of_their_own(llama: Tiny) -> None:
     ]
     assert rows[4].host_kv_bytes < 0.7 * rows[3].host_kv_bytes
     for stopped in range(6):
-        rest = ask(llama.model, recipes([0]), grid, ["unknown"], frozenset(keys[:stopped]))
+        rest = measure(work, frozenset(keys[:stopped]))
         assert [*rows[:stopped], *rest] == rows
     tally = tallies(rows)[3]
     assert tally.kv_bytes == rows[3].kv_bytes + rows[3].index_bytes
-    assert tally.cells()["recall"] == "20" and len(tallies(rows)) == 5
+    assert tally.setting()["recall"] == "20" and len(tallies(rows)) == 5
 
 
 def test_what_is_done_is_not_read_again(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = partial(ask, llama.model, recipes([0, 1]), CHOICES[:2], ["known"])
+    grid = partial(measure, ask(llama.model, recipes([0, 1]), CHOICES[:2], ["known"]))
     done = frozenset(tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in grid())
     monkeypatch.setattr(together, "step_together", None)
-    monkeypatch.setattr("kvlite.bench.questions.read_known", None)
+    monkeypatch.setattr("kvlite.bench.questions.read", None)
     assert done
     assert not list(grid(done))
 
 
-def test_tallies_add_up_over_depths_and_seeds() -> None:
+def test_tables_add_up_over_depths_and_seeds() -> None:
     def row(depth: float, hit: bool, budget: int = 64) -> QuestionRow:
         return QuestionRow(
-            "niah", "number", 500, depth, 0, "known", "snapkv", budget, "16", 498, 64.0, 1000, hit,
-            float(hit), hit / 2, 0.5, 2.0 * hit, "",
+            task="niah", kind="number", length=500, depth=depth, seed=0, question="known",
+            method="snapkv", budget=budget, kv_bits="16", tokens=498, entries_mean=64.0,
+            kv_bytes=1000, hit=hit, found=float(hit), leading=hit / 2, rouge=0.5,
+            surprise=2.0 * hit, answer="",
         )  # fmt: skip
 
-    first, second = tallies([row(0, True), row(0, True, 128), row(1, False)])
-    assert (first.budget, first.hits, first.asked, first.leading.value) == (64, 1, 2, 0.25)
-    assert (first.surprise.value, first.surprise.low) == (1, 0)
-    assert first.cells()["all found"] == "1 of 2 (9% to 91%)"
-    assert (second.budget, second.hits, second.asked) == (128, 1, 1)
-    assert second.cells()["surprise"] == "2.00"
+    rows = [row(0, True), row(0, True, 128), row(1, False)]
+    first, second = tallies(rows)
+    assert (first.rows[0].budget, sum(first.values("hit")), len(first.rows)) == (64, 1, 2)
+    assert first.estimate("leading").value == 0.25
+    assert (first.estimate("surprise").value, first.estimate("surprise").low) == (1, 0)
+    assert (second.rows[0].budget, sum(second.values("hit")), len(second.rows)) == (128, 1, 1)
+    one, other = niah().table(rows)
+    assert one["all found"] == "1 of 2 (9% to 91%)"
+    assert other["surprise"] == "2.00"
+
+
+def niah() -> Niah:
+    grid: dict[str, Any] = {"tokens": [500], "methods": [], "budgets": [64], "kv_bits": ["16"]}
+    return Niah(**grid, depths=2, kinds=["number"], question="known", repeats=1)

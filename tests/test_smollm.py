@@ -8,10 +8,12 @@ import torch
 
 import kvlite
 from kvlite.bench.fork import Choice
-from kvlite.bench.niah import niah_cases
+from kvlite.bench.niah import Niah
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.questions import ask, tallies
+from kvlite.bench.questions import ask
+from kvlite.bench.rows import tallies
 from kvlite.bench.speed import peak_over_weights, run_reference
+from kvlite.bench.task import measure
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
@@ -113,16 +115,16 @@ def test_the_default_finds_what_full_finds(smollm: kvlite.Runner) -> None:
     choices = [
         Choice(parse_method(spec), 256) for spec in ("full", smollm.settings.method, "random")
     ]
-    recipes = niah_cases(
-        smollm.tokenizer,
-        bundled_prose(),
-        lengths=[2000],
-        depths=[0.0, 0.8],
-        kinds=["number"],
-        repeats=1,
-    )
-    rows = ask(smollm.model, recipes, choices, ["known"])
-    found = {tally.method.split(":")[0]: tally.hits for tally in tallies(list(rows))}
+    task = Niah(
+        tokens=[2000], methods=[], budgets=[256], kv_bits=["16"], question="known", depths=6,
+        kinds=["number"], repeats=1,
+    )  # fmt: skip
+    made = task.prompts(smollm.tokenizer, bundled_prose())
+    prompts = [each for each in made if each.depth in (0.0, 0.8)]
+    rows = measure(ask(smollm.model, prompts, choices, ["known"]))
+    found = {
+        tally.rows[0].method.split(":")[0]: sum(tally.values("hit")) for tally in tallies(rows)
+    }
     assert found == {"full": 2, "spans": 2, "random": 0}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlite.bench.batch_decode import answers
-from kvlite.bench.fork import Choice, read_once
+from kvlite.bench.fork import Choice, read_turns
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import Callbacks
@@ -109,7 +109,7 @@ def test_branches_that_step_together_say_the_same(both: Pair) -> None:
     choices = [Choice(parse_method(spec), 40) for spec in ("full", "snapkv", "kvx", "tova")]
     said = []
     for model in (both.whole, both.streamed):
-        branches = read_once(model, prompt(90), choices, reserve=5)
+        branches = read_turns(model, [prompt(90)], choices, reserve=5)
         said.append(answers(model, branches, 5))
     assert said[0] == said[1] and len(said[0]) == 4
 

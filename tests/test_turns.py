@@ -11,7 +11,9 @@ import torch
 import kvlite
 from kvlite.bench.fork import Choice, Recalled
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.turns import Interview, TurnRow, interview, measured, tallies, turns
+from kvlite.bench.rows import tallies
+from kvlite.bench.task import measure
+from kvlite.bench.turns import Interview, TurnRow, Turns, interview, turns
 from kvlite.cache import KVBits
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
@@ -62,7 +64,7 @@ def test_every_order_asks_everything(runner: kvlite.Runner) -> None:
 
 def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
     talk = made(runner, questions=2)
-    rows = list(turns(runner.model, [talk], CHOICES, orders=2))
+    rows = list(measure(turns(runner.model, [talk], CHOICES, orders=2)))
     assert len(rows) == 2 * len(CHOICES) * 2
     assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(rows)
     for index, choice in enumerate(CHOICES):
@@ -93,7 +95,7 @@ def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
 
 @pytest.mark.long
 def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(runner: kvlite.Runner) -> None:
-    grid = partial(turns, runner.model, [made(runner, 250, 2)], CHOICES[1:4:2], 1)
+    grid = partial(measure, turns(runner.model, [made(runner, 250, 2)], CHOICES[1:4:2], 1))
     whole = list(grid())
     keys = [tuple(row.to_json()[name] for name in TurnRow.KEY) for row in whole]
     for stopped in range(len(whole) + 1):
@@ -103,27 +105,36 @@ def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(runner: kvlite.Run
 def test_what_cannot_be_asked_is_refused(
     runner: kvlite.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = partial(measured, runner, bundled_prose(), CHOICES, orders=1, repeats=1)
-    nothing: frozenset[object] = frozenset()
     with pytest.raises(SettingError, match=r"--tokens 400 is too long: give up to 256 .*1,024"):
-        grid(lengths=[400], questions=8, done=nothing)
+        task([400], questions=8).work(runner)
     with pytest.raises(SettingError, match="--tokens 100 is too short for turns of 8 questions"):
-        grid(lengths=[200, 100], questions=8, done=nothing)
-    assert grid(lengths=[400, 200], questions=2, done=nothing)[0] == 2 * 2 * len(CHOICES)
+        task([200, 100], questions=8).work(runner)
+    work = task([400, 200], questions=2).work(runner)
+    assert sum(len(keys) for keys, _ in work) == 2 * 2 * len(CHOICES)
     free = psutil.virtual_memory()._replace(available=400_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     with pytest.raises(SettingError, match=r"recall would take .* of host memory for 592 tokens"):
-        grid(lengths=[400], questions=2, done=nothing)
+        task([400], questions=2).work(runner)
     with pytest.raises(SettingError, match=r"recall would take .*what is dropped is forgotten"):
-        list(turns(runner.model, [made(runner)], CHOICES[3:4], 1))
+        list(measure(turns(runner.model, [made(runner)], CHOICES[3:4], 1)))
 
 
-def test_tallies_say_how_many_of_the_full_caches(tmp_path: Path) -> None:
+def task(tokens: list[int], questions: int) -> Turns:
+    own = Turns(
+        tokens=tokens, methods=[], budgets=[64], kv_bits=["16"], questions=questions, orders=1,
+        repeats=1,
+    )  # fmt: skip
+    own.choices = CHOICES
+    return own
+
+
+def test_the_table_says_how_many_of_the_full_caches() -> None:
     def row(method: str, order: int, place: int, depth: float, hit: bool) -> TurnRow:
         recall = "off" if method == "full" else "128"
         return TurnRow(
-            500, 0, order, place, depth, method, 64, "16", recall, 600, 64.0, 1000, 24, 9, hit,
-            float(hit), "",
+            length=500, seed=0, order=order, place=place, depth=depth, method=method, budget=64,
+            kv_bits="16", recall=recall, tokens=600, entries_mean=64.0, kv_bytes=1000,
+            index_bytes=24, host_kv_bytes=9, hit=hit, leading=float(hit), answer="",
         )  # fmt: skip
 
     hits = {"full": (True, True, False, False), "snapkv": (True, False, True, False)}
@@ -134,18 +145,18 @@ def test_tallies_say_how_many_of_the_full_caches(tmp_path: Path) -> None:
             [(0, 1, 0.2), (0, 2, 0.8), (1, 1, 0.8), (1, 2, 0.2)], own, strict=True
         )
     ]
-    full, cut = tallies(rows)
-    assert (full.hits, full.asked, full.of_full) == (2, 4, (2, 2))
-    assert (cut.hits, cut.of_full, cut.recall) == (2, (1, 2), "128")
-    assert (full.by_order, full.by_place) == ((2, 0), (1, 1))
-    assert (cut.by_order, cut.by_place) == ((1, 1), (2, 0))
+    full, cut = task([500], 2).table(rows)
+    assert full["answered"].startswith("2 of 4") and full["of the full cache's"] == "2 of 2"
+    assert cut["answered"] == "2 of 4 (15% to 85%)"
+    assert (cut["of the full cache's"], cut["recall"]) == ("1 of 2", "128")
+    assert (full["by order"], full["by place"]) == ("2 0", "1 1")
+    assert (cut["by order"], cut["by place"]) == ("1 1", "2 0")
     # Of `full` neither code is answered alike in both orders; of the other neither, likewise.
-    assert (full.alike, cut.alike) == ((0, 2), (0, 2))
-    same = tallies([row("snapkv", 0, 1, 0.2, True), row("snapkv", 1, 2, 0.2, True)])[0]
-    assert (same.alike, same.of_full, same.kv_bytes) == ((1, 1), (0, 0), 1024)
-    cells = cut.cells()
-    assert cells["answered"] == "2 of 4 (15% to 85%)"
-    assert (cells["of the full cache's"], cells["by place"]) == ("1 of 2", "2 0")
+    assert (full["alike in all orders"], cut["alike in all orders"]) == ("0 of 2", "0 of 2")
+    same = [row("snapkv", 0, 1, 0.2, True), row("snapkv", 1, 2, 0.2, True)]
+    (line,) = task([500], 2).table(same)
+    assert (line["alike in all orders"], line["of the full cache's"]) == ("1 of 1", "0 of 0")
+    assert tallies(same)[0].kv_bytes == 1024
 
 
 @pytest.mark.long
@@ -154,5 +165,5 @@ def test_the_second_question_is_answered_with_recall_alone(smollm: kvlite.Runner
     torch.set_num_threads(1)  # steps over so few entries only wait for a second one
     default = parse_method(smollm.settings.method)
     grid = [Choice(default, 64, None, way) for way in (None, Recalled(128))]
-    rows = list(turns(smollm.model, [made(smollm, 500, 2)], grid, 1))
+    rows = list(measure(turns(smollm.model, [made(smollm, 500, 2)], grid, 1)))
     assert [(row.recall, row.place) for row in rows if row.hit] == [("128", 1), ("128", 2)]

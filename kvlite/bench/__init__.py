@@ -1,1 +1,1 @@
-"""Measurements that tell the truth: needles, speed, memory."""
+"""Benchmarks: needles, questions, fidelity, memory, speed."""

@@ -1,13 +1,12 @@
-"""Several caches of the same length in tokens take steps together: weights are read once a step.
+"""Decode for several caches that have seen equally many tokens, as one batch.
 
-Each branch's attention is its own, over its own entries; only the products with weights are
-shared. So a branch gets what it would get alone, to rounding. Branches whose tokens bring entries
-back go one after the other: they share the host store, which takes an answer's tokens too.
+Each branch attends over its own entries; only the products with weights are shared. So a branch
+gets what it would get alone, to rounding. Branches that recall while answering take turns: they
+share the host store, which takes an answer's tokens too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -33,27 +32,24 @@ class _Side:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """As `model.hook.Attender`."""
-        rows = [slice(i, i + 1) for i in range(len(self.steps))]
+        """As `model.attention_interface.Attender`."""
+        rows = zip(q.split(1), k.split(1), v.split(1), strict=True)
         return torch.cat(
-            [
-                step.attend(q[row], k[row], v[row], scale, softcap)
-                for step, row in zip(self.steps, rows, strict=True)
-            ]
+            [step.attend(*row, scale, softcap) for step, row in zip(self.steps, rows, strict=True)]
         )
 
 
 @torch.inference_mode()
 def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
-    """Put one token a branch through the model; each gets its next logits.
+    """One decode step for each branch, which gets its next logits.
 
     Args:
-        branches: that have seen equally many tokens; one alone, if its tokens bring entries back.
+        branches: that have seen equally many tokens; if one recalls while answering, it alone.
     """
     (seen,) = {branch.cache.seen for branch in branches}
     hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
     rotations = model.rotations(seen, 1)
-    seeing = [sparse_masks(model, branch.policies) for branch in branches]
+    masks = [sparse_masks(model, branch.policies) for branch in branches]
     for index, module in enumerate(model.layers):
         steps = [
             LayerStep(
@@ -62,10 +58,10 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
                 branch.policies[index],
                 seen,
                 rotations[index],
-                sparse_mask[index],
+                mask[index],
                 branch.recall,
             )
-            for branch, sparse_mask in zip(branches, seeing, strict=True)
+            for branch, mask in zip(branches, masks, strict=True)
         ]
         hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
         for branch, step in zip(branches, steps, strict=True):
@@ -79,8 +75,7 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
 def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> list[list[int]]:
     """Each branch's greedy answer, the ending token left out; the branches go on with it."""
     said: list[list[int]] = [[] for _ in branches]
-    for group in _abreast(branches):
-        going = group
+    for going in _batches(branches, range(len(branches))):
         while True:
             drawn = {i: int(branches[i].logits.argmax()) for i in going}
             going = [i for i in going if drawn[i] not in model.stop_ids and len(said[i]) < longest]
@@ -94,26 +89,28 @@ def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> lis
     return said
 
 
-def _abreast(branches: Sequence[Branch]) -> Iterator[list[int]]:
-    """Which branches, as indices, can take steps together; before one that recalls, its host store
-    forgets what another said."""
-    together = [index for index, branch in enumerate(branches) if branch.recall is None]
-    if together:
+def _batches(branches: Sequence[Branch], indices: Iterable[int]) -> Iterator[list[int]]:
+    """Which of some branches, by index, can take steps together. Before one that recalls, its host
+    store forgets the answer of the one before."""
+    own = {index: branches[index].recall for index in indices}
+    if together := [index for index, recall in own.items() if recall is None]:
         yield together
-    for index, branch in enumerate(branches):
-        if branch.recall is not None:
-            branch.recall.store.forget_answer()
+    for index, recall in own.items():
+        if recall is not None:
+            recall.store.forget_answer()
             yield [index]
 
 
 Judge = Callable[[int, int, Tensor], None]
 
 
-def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge) -> None:
-    """Tell every branch the same tokens, whatever it would have said. Branches stay as they are.
+def teacher_force(
+    model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], judge: Judge
+) -> None:
+    """Make every branch say the same tokens. Branches stay as they are.
 
-    Lines that only grow are told all in one pass, which comes to the same; others step by step, as
-    they evict, quantize or recall.
+    Append-only caches take all tokens in one pass, which comes to the same; others step by step,
+    as they evict, quantize or recall.
 
     Args:
         judge: given the branch's index, an index into `ids` and the logits `(n, vocab)` from which
@@ -126,17 +123,11 @@ def told(model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], jud
             stepping.append(index)
         elif len(ids) > 1:
             judge(index, 1, _one_pass(model, branch, ids[:-1]))
-    for group in _abreast([branches[index] for index in stepping]):
-        at_once = [stepping[each] for each in group]
-        apart = [
-            replace(
-                branches[i], cache=deepcopy(branches[i].cache), policies=[*branches[i].policies]
-            )
-            for i in at_once
-        ]
+    for batch in _batches(branches, stepping):
+        apart = [branches[index].copy() for index in batch]
         for at, token in enumerate(ids[:-1]):
             step_together(model, apart, [token] * len(apart))
-            for index, branch in zip(at_once, apart, strict=True):
+            for index, branch in zip(batch, apart, strict=True):
                 judge(index, at + 1, branch.logits[None])
 
 
@@ -155,13 +146,23 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
 
 
 def _only_grows(policy: LayerPolicy) -> bool:
-    """Whether tokens that follow change nothing of what a layer holds."""
+    """Whether later tokens change nothing of what a layer holds."""
     method = policy.method
     only_appends = method.decoding.append_only and method.across.resolving is None
     return policy.bits is None and (policy.window is not None or only_appends)
 
 
-def each_token(ids: Sequence[int], at: int, logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """What a judge is given, token by token: index, token, its logits `(vocab,)`."""
-    for offset, row in enumerate(logits):
-        yield at + offset, ids[at + offset], row
+def surprise(
+    model: LoadedModel, branches: Sequence[Branch], ids: Sequence[int], at: Collection[int]
+) -> list[float]:
+    """Mean negative log-likelihood in nats, of the tokens at some indices of `ids`, for each
+    branch that is made to say all of them."""
+    nats: list[list[float]] = [[] for _ in branches]
+
+    def judge(index: int, begin: int, logits: Tensor) -> None:
+        for place, row in enumerate(logits, begin):
+            if place in at:
+                nats[index].append(-float(row.log_softmax(-1)[ids[place]]))
+
+    teacher_force(model, branches, ids, judge)
+    return [fmean(each) for each in nats]

@@ -1,19 +1,17 @@
-"""Measure of a model what some methods need to know: ranks of its heads, its lazy layers."""
+"""Measure what some methods need to know of a model: ranks of its heads, its lazy layers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
-from threading import Event
 
 import torch
 from torch import Tensor
 
-from kvlite.bench.batch_decode import each_token, told
-from kvlite.bench.fork import Choice, read_once
+from kvlite.bench.batch_decode import surprise
+from kvlite.bench.fork import Choice, read_turns
 from kvlite.engine.prefill import Prefill, Progress
 from kvlite.engine.probe import Probe
-from kvlite.errors import SettingError, require_uncancelled
+from kvlite.errors import SettingError
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
@@ -25,19 +23,6 @@ CUE, RECALLED = 16, 32
 TOLERANCE = 0.1
 LAZY = SimLayerKV()
 THRESHOLDS = 8
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """What one piece of text shows of one layer.
-
-    Attributes:
-        eigenvalues: `(heads, dim)` float64, falling, of each query head.
-        lazy_share: attention to sinks and recent tokens.
-    """
-
-    eigenvalues: Tensor
-    lazy_share: float
 
 
 def pieces_of(model: LoadedModel, text: str, samples: int, tokens: int) -> list[list[int]]:
@@ -66,9 +51,8 @@ def calibrate(
     name: str,
     text_name: str,
     pieces: list[list[int]],
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
     lazy: SimLayerKV = LAZY,
-    cancel: Event | None = None,
 ) -> Calibration:
     """Measure a model on pieces of text.
 
@@ -79,52 +63,19 @@ def calibrate(
     with the full cache (within 0.1 nats a token).
 
     Args:
-        name: of the model. text_name: of the text.
-        pieces: token ids of equal length, as many samples as `pieces_of` made.
-        progress: told (pieces done, of how many).
+        pieces: token ids of equal length, as `pieces_of` makes them.
+        progress: called with pieces done, and of how many.
         lazy: what a lazy layer keeps, and how many queries are tested.
-        cancel: set to end it before the next chunk goes through a layer.
-
-    Raises:
-        Stopped: `cancel` was set.
     """
-    with _ended_by(cancel, model):
-        return _calibrated(model, name, text_name, pieces, progress, lazy)
-
-
-@contextmanager
-def _ended_by(cancel: Event | None, model: LoadedModel) -> Iterator[None]:
-    """While layers ask first whether they are still wanted, whoever runs them."""
-
-    def ask(*_: object) -> None:
-        require_uncancelled(cancel)
-
-    hooks = [each.input_layernorm.register_forward_pre_hook(ask) for each in model.layers.modules]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _calibrated(
-    model: LoadedModel,
-    name: str,
-    text_name: str,
-    pieces: list[list[int]],
-    progress: Progress | None,
-    lazy: SimLayerKV,
-) -> Calibration:
     shape = model.shape
     searched = len(shape.full_layers) == shape.layers and len(pieces[0]) > 2 * lazy.recent
     total = len(pieces) * (1 + searched)
-    layers: list[list[_Layer]] = []
-    for done, piece in enumerate(pieces):
-        layers.append(list(_measured(model, piece, lazy)))
-        if progress is not None:
-            progress(done + 1, total)
-    shares = [fmean(each[i].lazy_share for each in layers) for i in range(shape.layers)]
-    spectra = torch.stack([torch.stack([layer.eigenvalues for layer in each]) for each in layers])
+    measured: list[list[tuple[Tensor, float]]] = []
+    for done, piece in enumerate(pieces, 1):
+        measured.append(list(_layers(model, piece, lazy)))
+        progress(done, total)
+    shares = [fmean(share for _, share in layer) for layer in zip(*measured, strict=True)]
+    spectra = torch.stack([torch.stack([each for each, _ in layers]) for layers in measured])
     count = elbow(spectra.mean((0, 1, 2)))
     group = shape.heads // shape.kv_heads
     ranks = effective_rank(spectra, count).unflatten(-1, (shape.kv_heads, group)).mean(-1)
@@ -147,35 +98,38 @@ def _calibrated(
     )
     if not searched:
         return calibration
-    oom_policy = _oom_policy(shares)
+    thresholds = _thresholds(shares)
+    methods = [replace(lazy, threshold=each) for each in thresholds]
     nats: list[list[float]] = []
-    for done, piece in enumerate(pieces):
-        nats.append(_recall(model, piece, [replace(lazy, threshold=each) for each in oom_policy]))
-        if progress is not None:
-            progress(len(pieces) + done + 1, total)
+    for done, piece in enumerate(pieces, len(pieces) + 1):
+        nats.append(_recall(model, piece, methods))
+        progress(done, total)
     means = [fmean(each) for each in zip(*nats, strict=True)]
-    harmless = [
-        each for each, mean in zip(oom_policy, means, strict=True) if mean <= means[-1] + TOLERANCE
-    ]
+    harmless = (
+        threshold
+        for threshold, mean in zip(thresholds, means, strict=True)
+        if mean <= means[-1] + TOLERANCE
+    )
     return replace(calibration, lazy_threshold=min(harmless))
 
 
-def _measured(model: LoadedModel, piece: list[int], lazy: SimLayerKV) -> Iterator[_Layer]:
+def _layers(
+    model: LoadedModel, piece: list[int], lazy: SimLayerKV
+) -> Iterator[tuple[Tensor, float]]:
+    """Of each layer, the falling eigenvalues of every query head, `(heads, dim)` float64, and the
+    share of attention to sinks and recent tokens."""
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
     policies = [LayerPolicy(Probe(len(piece)), len(piece), window) for window in shape.windows]
     run = Prefill(model, model.empty_cache(), ids, policies)
     for index in range(shape.layers):
         view = run.read_layer(index).view(index)
-        yield _Layer(
-            spectrum(view.window.queries[0]).cpu(),
-            lazy.attention_to_line(
-                view.head_groups, view.window.last(lazy.last), lazy.sinks + lazy.recent
-            ),
-        )
+        window, ends = view.window.last(lazy.last), lazy.sinks + lazy.recent
+        share = lazy.attention_to_line(view.head_groups, window, ends)
+        yield spectrum(view.window.queries[0]).cpu(), share
 
 
-def _oom_policy(shares: list[float]) -> list[float]:
+def _thresholds(shares: list[float]) -> list[float]:
     """Thresholds to try, rising: 0, which makes all layers lazy, some between those of the layers,
     and 1, which makes none."""
     ordered = sorted(shares)
@@ -184,18 +138,11 @@ def _oom_policy(shares: list[float]) -> list[float]:
 
 
 def _recall(model: LoadedModel, piece: list[int], methods: list[SimLayerKV]) -> list[float]:
-    """Nats a token of a passage that a piece of text held, begun once more after it, for each
-    method."""
+    """For each method, nats a token of a passage of a piece, when it is begun again after the
+    piece."""
     at = len(piece) // 4
     prompt = [*piece, *piece[at : at + CUE]]
     passage = piece[at + CUE : at + CUE + RECALLED]
     choices = [Choice(method, len(piece)) for method in methods]
-    branches = read_once(model, prompt, choices, reserve=RECALLED)
-    nats: list[list[float]] = [[] for _ in branches]
-
-    def judge(index: int, at: int, logits: Tensor) -> None:
-        for _, token, row in each_token(passage, at, logits):
-            nats[index].append(-float(row.log_softmax(-1)[token]))
-
-    told(model, branches, passage, judge)
-    return [fmean(each) for each in nats]
+    branches = read_turns(model, [prompt], choices, reserve=RECALLED)
+    return surprise(model, branches, passage, range(len(passage)))

@@ -21,9 +21,7 @@ class Puzzle:
     """A case as text.
 
     Attributes:
-        context: what is read.
-        question: what is asked about it.
-        keys: what the answer must hold.
+        keys: what the answer must contain.
         words: a right answer, in the words of the context; the keys are in it in this order.
     """
 
@@ -38,10 +36,6 @@ class Case:
     """One prompt, and what is known of its answer.
 
     Attributes:
-        task, kind: which generator made it.
-        length: tokens asked for; the prompt has at most as many.
-        depth: where in the context the needle is, 0 to 1; None if there is no such place.
-        seed: which of several of its kind.
         context, question: token ids of the prompt up to where the question begins, and from there.
         keys, words: as in `Puzzle`.
         forced: token ids of `words`, up to the end of the last key.
@@ -49,11 +43,6 @@ class Case:
         new_tokens: the longest answer.
     """
 
-    task: str
-    kind: str
-    length: int
-    depth: float | None
-    seed: int
     context: tuple[int, ...]
     question: tuple[int, ...]
     keys: tuple[str, ...]
@@ -69,7 +58,7 @@ class Case:
 
 
 Made = tuple[Callable[[int], Puzzle], int]
-"""A puzzle of so many units of text, from 0, and how many units there are."""
+"""Makes a puzzle of n units of text, and the largest n."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +66,10 @@ class Recipe:
     """A case before it is made.
 
     Attributes:
-        task, kind, length, depth, seed: as in `Case`.
+        task, kind: which generator makes it.
+        length: tokens asked for; the prompt has at most as many.
+        depth: where in the context the needle is, 0 to 1; None if there is no such place.
+        seed: which of several of its kind.
         prepare: how its text is made.
     """
 
@@ -88,42 +80,22 @@ class Recipe:
     seed: int
     prepare: Callable[[], Made]
 
-    def puzzle(self, tokenizer: Any) -> Puzzle:
-        """The longest puzzle whose prompt has at most `length` tokens.
-
-        Raises:
-            SettingError: not even a puzzle of no units fits.
-        """
-        build, high = self.prepare()
-        low = 0
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = len(_prompt(tokenizer, build(middle))) <= self.length
-            low, high = (middle, high) if fits else (low, middle - 1)
-        puzzle = build(low)
-        if (least := len(_prompt(tokenizer, puzzle))) > self.length:
-            raise SettingError(
-                f"--tokens {self.length} is too short for {self.task} {self.kind}: "
-                f"give at least {least}"
-            )
-        return puzzle
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Which case it is, as rows name it."""
+        return {name: getattr(self, name) for name in ("task", "kind", "length", "depth", "seed")}
 
     def case(self, tokenizer: Any) -> Case:
-        """That puzzle in tokens.
+        """The longest puzzle that fits, in tokens.
 
         Raises:
             SettingError: not even a puzzle of no units fits.
         """
-        puzzle = self.puzzle(tokenizer)
+        puzzle = longest(tokenizer, self.prepare(), self.length, f"{self.task} {self.kind}")
         ids = _prompt(tokenizer, puzzle)
         begins = _common(ids, _read(tokenizer, f"{puzzle.context}\n\n"))
         forced, at_keys = _forced(tokenizer, puzzle)
         return Case(
-            task=self.task,
-            kind=self.kind,
-            length=self.length,
-            depth=self.depth,
-            seed=self.seed,
             context=tuple(ids[:begins]),
             question=tuple(ids[begins:]),
             keys=puzzle.keys,
@@ -134,20 +106,37 @@ class Recipe:
         )
 
 
+def longest(tokenizer: Any, made: Made, length: int, about: str) -> Puzzle:
+    """The longest puzzle whose prompt has at most `length` tokens.
+
+    Raises:
+        SettingError: not even a puzzle of no units fits.
+    """
+    build, high = made
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = len(_prompt(tokenizer, build(middle))) <= length
+        low, high = (middle, high) if fits else (low, middle - 1)
+    puzzle = build(low)
+    if (least := len(_prompt(tokenizer, puzzle))) > length:
+        raise SettingError(f"--tokens {length} is too short for {about}: give at least {least}")
+    return puzzle
+
+
 def answer_tokens(right: int) -> int:
-    """The longest answer, where a right one has so many tokens."""
+    """The longest answer, if a right one has `right` tokens."""
     return max(LEAST_ANSWER, right + SPARE_TOKENS)
 
 
 def asked(tokenizer: Any, question: str) -> str:
-    """A question as a message. A model without a chat template goes on with the text: it is told
-    where to."""
+    """A question as a message; a model without a chat template needs to see where to answer."""
     return question if tokenizer.chat_template else f"{question}\nAnswer:"
 
 
 def require_fit(recipes: Sequence[Recipe], tokenizer: Any) -> None:
     """Raises SettingError if a length is too short for a kind: makes one case of each kind, of the
-    shortest length, before hours are spent on the others."""
+    shortest length."""
     for kind in dict.fromkeys(recipe.kind for recipe in recipes):
         shortest = min((each for each in recipes if each.kind == kind), key=lambda r: r.length)
         shortest.case(tokenizer)

@@ -1,20 +1,25 @@
 """How far next-token distributions move when a cache is cut, on real text."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from math import inf
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kvlite.bench.batch_decode import told
-from kvlite.bench.fork import Branch, Choice
-from kvlite.bench.grid import fitted, label
-from kvlite.bench.intervals import Estimate, mean_of
-from kvlite.bench.multi_turn import parties, read_turns
+from kvlite.bench.batch_decode import teacher_force
+from kvlite.bench.fork import Branch, Choice, parties, read_turns
+from kvlite.bench.grid import require_memory
+from kvlite.bench.prose import bundled_prose, digest
+from kvlite.bench.rows import Cells, Curve, QualityRow, tallies
+from kvlite.bench.task import GridTask, Work
 from kvlite.cache import KVCache, KVHeadGroup
-from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
+from kvlite.documents import read_document
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe
 from kvlite.errors import SettingError
@@ -23,20 +28,14 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 
 
-@dataclass(frozen=True)
-class FidelityRow:
+@dataclass(frozen=True, kw_only=True)
+class FidelityRow(QualityRow):
     """One part of a text, read and cut by one method, and the tokens after it.
 
     Attributes:
-        length: tokens read before the cut.
-        start: index in the text of the first of them.
-        method, budget, kv_bits: as asked for.
-        recall: "off", or how what was dropped came back, as in "128 of 4 bits".
+        start: index in the text of its first token.
         scored: distributions compared, each after one more token of the text; the first, right
             after the cut, is left out, since most methods read exactly.
-        entries_mean, kv_bytes: what the cache held after the cut.
-        index_bytes, host_kv_bytes: what recall took beside it then, on the device and in host
-            memory.
         kl: mean KL divergence in nats of the method's distribution from the full cache's.
         agreement: share of distributions whose likeliest token is the full cache's.
         nll_change: mean rise of the text's own negative log-likelihood, nats a token.
@@ -46,26 +45,69 @@ class FidelityRow:
     """
 
     KEY: ClassVar = ("length", "start", "method", "budget", "kv_bits", "recall")
+    BOUNDS: ClassVar = {"kl": (0, inf), "agreement": (0, 1), "attention_kept": (0, 1)}
 
-    length: int
     start: int
-    method: str
-    budget: int
-    kv_bits: str
-    recall: str
     scored: int
-    entries_mean: float
-    kv_bytes: int
-    index_bytes: int
-    host_kv_bytes: int
     kl: float
     agreement: float
     nll_change: float
     attention_kept: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
+
+@dataclass(kw_only=True)
+class Fidelity(GridTask[FidelityRow]):
+    """Predictions after a cut beside the full cache's.
+
+    Attributes:
+        file: what is read; empty for the bundled prose.
+        after: tokens of the text that are scored after the cut, at least 2.
+        repeats: parts of the text.
+    """
+
+    name: ClassVar = "fidelity"
+    title: ClassVar = "Fidelity to the full cache"
+    row: ClassVar = FidelityRow
+    curves: ClassVar = (
+        Curve("kl", "KL from the full cache (nats)", log=True),
+        Curve("agreement", "same top token (share)"),
+        Curve("attention_kept", "attention kept (share)"),
+    )
+    records_recall: ClassVar = True
+
+    file: str
+    after: int
+    repeats: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.text = read_document(self.file).text if self.file else bundled_prose()
+
+    def options(self) -> dict[str, Any]:
+        """What decides the rows."""
+        text = {"file": self.file or "bundled prose", "text": digest(self.text)}
+        return {**super().options(), **text}
+
+    def work(self, runner: Runner) -> list[Work[FidelityRow]]:
+        """Every part of the text."""
+        model, ids = runner.model, runner.tokenizer.encode(self.text)
+        starts = parts(len(ids), self.tokens, self.after, self.repeats, model.shape.max_context)
+        require_memory(self.choices, model, max(self.tokens) + self.after)
+        return fidelity(model, ids, self.fitted(model), starts=starts, after=self.after)
+
+    def table(self, rows: Sequence[FidelityRow]) -> list[Cells]:
+        """A line for each length and choice."""
+        return [
+            {
+                **tally.setting(),
+                "parts": str(len(tally.rows)),
+                "KL, nats": tally.estimate("kl").shown(3),
+                "same top token": tally.estimate("agreement").shown(3),
+                "change of NLL": tally.estimate("nll_change").shown(3),
+                "attention kept": tally.estimate("attention_kept").shown(3),
+            }
+            for tally in tallies(rows)
+        ]
 
 
 def fidelity(
@@ -73,33 +115,25 @@ def fidelity(
     ids: Sequence[int],
     choices: Sequence[Choice],
     *,
-    lengths: Sequence[int],
     starts: Mapping[int, Sequence[int]],
     after: int,
-    done: frozenset[tuple[Any, ...]] = frozenset(),
-) -> Iterator[FidelityRow]:
-    """Every row of the grid that is not done yet; each part is read once for all choices that one
-    host store serves.
+) -> list[Work[FidelityRow]]:
+    """Every part of a text, read once for all choices that one host store serves.
 
     Args:
         ids: the text.
         choices: what is compared; `full`, not quantized, is one of them.
         starts: of each length, where parts begin; `length + after` tokens follow each.
-        after: tokens told after the cut, at least 2.
     """
-    choices = fitted(choices, model)
-    for length in lengths:
-        for start in starts[length]:
-            keys = [(length, start, *_key(each)) for each in choices]
-            if done.issuperset(keys):
-                continue
+    shared = parties(choices)
+    work: list[Work[FidelityRow]] = []
+    for length, own in starts.items():
+        for start in own:
+            about = {"length": length, "start": start}
+            keys = [FidelityRow.key({**about, **each.columns}) for each in chain(*shared)]
             part = list(ids[start : start + length + after])
-            rows = _rows(model, part, choices, length, start)
-            yield from (row for index, row in rows if keys[index] not in done)
-
-
-def _key(choice: Choice) -> tuple[Any, ...]:
-    return choice.method.spec, choice.budget, choice.kv_bits, choice.recalls
+            work.append((keys, partial(_rows, model, part, shared, about)))
+    return work
 
 
 def parts(
@@ -131,31 +165,18 @@ def parts(
 
 
 def _rows(
-    model: LoadedModel,
-    part: list[int],
-    choices: Sequence[Choice],
-    length: int,
-    start: int,
-) -> Iterator[tuple[int, FidelityRow]]:
-    """A row for each choice, by its index."""
-    after, whole = part[length:], _whole(choices)
-    truth: Branch | None = None
-    for party in parties(choices):
-        own = [choices[index] for index in party]
-        branches = read_turns(model, [part[:length]], own, reserve=len(after))
-        truth = truth or branches[party.index(whole)]
-        rows = _beside(model, truth, branches, after, length, start)
-        del branches  # a host store is let go before the next is filled
-        yield from zip(party, rows, strict=True)
-
-
-def _whole(choices: Sequence[Choice]) -> int:
-    """Which of them is the yardstick; nothing it holds is recalled, so the first party has it."""
-    return next(
-        index
-        for index, choice in enumerate(choices)
-        if choice.method.name == "full" and choice.bits is None
-    )
+    model: LoadedModel, part: list[int], shared: list[list[Choice]], about: dict[str, Any]
+) -> Iterator[FidelityRow]:
+    """A row for each choice, party by party."""
+    length = about["length"]
+    after = part[length:]
+    whole: Branch | None = None
+    for choices in shared:
+        branches = read_turns(model, [part[:length]], choices, reserve=len(after))
+        # What the full cache holds needs no recall, so it is in the first party.
+        whole = whole or next(each for each in branches if each.choice.is_full)
+        yield from _beside(model, whole, branches, after, about)
+        del branches  # a host store is freed before the next is filled
 
 
 def _beside(
@@ -163,8 +184,7 @@ def _beside(
     whole: Branch,
     branches: Sequence[Branch],
     after: list[int],
-    length: int,
-    start: int,
+    about: dict[str, Any],
 ) -> list[FidelityRow]:
     """Rows of branches that have read the same as the full cache."""
     truth, kept = _truth(model, whole, branches, after[:-1])
@@ -175,27 +195,20 @@ def _beside(
             wanted = torch.tensor(after[at : at + len(logits)], device=logits.device)
             sums[index] += _distance(truth[at - 1 : at - 1 + len(logits)], logits, wanted).cpu()
 
-    told(model, branches, after, judge)
+    teacher_force(model, branches, after, judge)
     scored = len(after) - 1
+    means = (sums / scored).tolist()
     return [
         FidelityRow(
-            length=length,
-            start=start,
-            method=branch.choice.method.spec,
-            budget=branch.choice.budget,
-            kv_bits=branch.choice.kv_bits,
-            recall=branch.choice.recalls,
+            **about,
+            **branch.columns,
             scored=scored,
-            entries_mean=branch.cache.entries_mean,
-            kv_bytes=branch.cache.nbytes,
-            index_bytes=branch.index_bytes,
-            host_kv_bytes=branch.host_kv_bytes,
-            kl=kl / scored,
-            agreement=agreed / scored,
-            nll_change=change / scored,
+            kl=kl,
+            agreement=agreement,
+            nll_change=change,
             attention_kept=share,
         )
-        for branch, (kl, agreed, change), share in zip(branches, sums.tolist(), kept, strict=True)
+        for branch, (kl, agreement, change), share in zip(branches, means, kept, strict=True)
     ]
 
 
@@ -249,72 +262,10 @@ def attention_kept(view: LayerView, kept: Sequence[KVHeadGroup], seen: int) -> f
     shares = []
     for head_group in view.head_groups:
         for row, head in enumerate(head_group.heads):
-            weights = _attention(view, head_group, row, seen)
-            held = positions.get(head, weights.new_zeros(0, dtype=torch.int64))  # none if deleted
-            shares.append(weights[:, held].sum(-1) / weights.sum(-1))
+            # What all queries together pay to each entry, (heads of the group, seen).
+            paid = torch.zeros((), dtype=torch.float64, device=view.window.place)
+            for _, weights in view.window.blocks(head_group, row):
+                paid = paid + weights[0, :, :, :seen].double().sum(1)
+            held = positions.get(head, paid.new_zeros(0, dtype=torch.int64))  # none if deleted
+            shares.append(paid[:, held].sum(-1) / paid.sum(-1))
     return float(torch.cat(shares).mean())
-
-
-def _attention(view: LayerView, head_group: KVHeadGroup, row: int, seen: int) -> Tensor:
-    """What all queries together pay to each of the first entries, `(heads of the group, seen)`
-    float64."""
-    total = torch.zeros((), dtype=torch.float64, device=view.window.place)
-    for _, weights in view.window.blocks(head_group, row):
-        total = total + weights[0, :, :, :seen].double().sum(1)
-    return total
-
-
-@dataclass(frozen=True)
-class FidelityTally:
-    """All parts of one length, method, budget and recall: means of the rows'; recall's index on
-    the device is part of `kv_bytes`."""
-
-    length: int
-    method: str
-    budget: int
-    kv_bits: str
-    recall: str
-    parts: int
-    kl: Estimate
-    agreement: Estimate
-    nll_change: Estimate
-    attention_kept: Estimate
-    entries_mean: float
-    kv_bytes: float
-
-    def cells(self) -> dict[str, str]:
-        """What a table shows, by column."""
-        return {
-            "tokens": f"{self.length:,}",
-            "method": label(self.method, self.kv_bits),
-            "budget": "all" if self.method == "full" else f"{self.budget:,}",
-            "recall": self.recall,
-            "entries": f"{self.entries_mean:,.0f}",
-            "KV": readable(self.kv_bytes),
-            "parts": str(self.parts),
-            "KL, nats": self.kl.shown(3),
-            "same top token": self.agreement.shown(3),
-            "change of NLL": self.nll_change.shown(3),
-            "attention kept": self.attention_kept.shown(3),
-        }
-
-
-def tallies(rows: Sequence[FidelityRow]) -> list[FidelityTally]:
-    """Rows added up over the parts of a text, in their order."""
-    groups: dict[tuple[int, str, int, str, str], list[FidelityRow]] = {}
-    for row in rows:
-        group = (row.length, row.method, row.budget, row.kv_bits, row.recall)
-        groups.setdefault(group, []).append(row)
-    return [
-        FidelityTally(
-            *group,
-            parts=len(cells),
-            kl=mean_of([row.kl for row in cells], 0),
-            agreement=mean_of([row.agreement for row in cells], 0, 1),
-            nll_change=mean_of([row.nll_change for row in cells]),
-            attention_kept=mean_of([row.attention_kept for row in cells], 0, 1),
-            entries_mean=fmean(row.entries_mean for row in cells),
-            kv_bytes=fmean(row.kv_bytes + row.index_bytes for row in cells),
-        )
-        for group, cells in groups.items()
-    ]

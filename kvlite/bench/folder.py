@@ -1,14 +1,24 @@
-"""A folder that a run writes to as it goes, and goes on from when it was stopped."""
+"""The folder of a run: it is written as the run goes, and a stopped run goes on from it."""
 
+import hashlib
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
+import kvlite
 from kvlite.errors import SettingError
+from kvlite.methods import parse_method
+from kvlite.model.calibration import find_calibration
+from kvlite.model.fingerprint import fingerprint
 
 CONFIG, ROWS = "config.json", "rows.jsonl"
-# Names of values in rows of older versions, and of this one.
+# Columns of older versions, by what they are called now.
 RENAMED = {"tier_bytes": "host_kv_bytes"}
 
 
@@ -17,7 +27,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        rows: plain values by name, oldest first.
+        rows: plain values by column, oldest first.
     """
 
     def __init__(
@@ -31,8 +41,8 @@ class RunFolder:
 
         Args:
             config: all that decides what the rows will be.
-            key: names of the values that tell a row from every other.
-            absent: values of rows that were written before there were any of that name.
+            key: columns that tell a row from every other.
+            absent: values for columns that rows of older runs do not have.
 
         Raises:
             SettingError: it holds the run of another configuration, or something else.
@@ -43,7 +53,8 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise SettingError(f"--out {path} is a file: name a folder")
         if (path / CONFIG).exists():
-            self._require_same(_read(path / CONFIG))
+            (before,) = _parsed(path / CONFIG, [(path / CONFIG).read_bytes()])
+            self._require_same(before)
         elif path.exists() and any(path.iterdir()):
             raise SettingError(f"--out {path} holds something else than a run: name a new folder")
         self._whole, rows = _rows(path / ROWS)
@@ -55,11 +66,11 @@ class RunFolder:
         return frozenset(map(self.key, self.rows))
 
     def key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What tells a row from every other."""
+        """The values that tell a row from every other."""
         return tuple(row[name] for name in self._key)
 
     def begin(self) -> None:
-        """Make the folder and write the configuration, or take away a half-written last row."""
+        """Make the folder, write the configuration, and remove a half-written last row."""
         self.path.mkdir(parents=True, exist_ok=True)
         rows = self.path / ROWS
         if rows.exists():
@@ -69,7 +80,7 @@ class RunFolder:
         (self.path / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a row, on the disk before the next one begins."""
+        """Write a row to disk, before the next one begins."""
         line = json.dumps(row)
         with (self.path / ROWS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -85,27 +96,21 @@ class RunFolder:
                 )
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise SettingError(f"{path} is damaged: name a new folder (--out)") from None
-
-
 def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Bytes of the whole lines of a file, and what they hold; a last line that was cut off, as by
-    a kill, is no row."""
+    """Bytes of the complete lines of a file, and their rows. A last line that was cut off, as by
+    a kill, does not count."""
     text = path.read_bytes() if path.exists() else b""
     whole = text.rfind(b"\n") + 1
+    rows = _parsed(path, text[:whole].splitlines())
+    return whole, [{RENAMED.get(name, name): row[name] for name in row} for row in rows]
+
+
+def _parsed(path: Path, texts: Sequence[bytes]) -> list[Any]:
+    """JSON texts of a file."""
     try:
-        return whole, [_renamed(json.loads(line)) for line in text[:whole].splitlines()]
+        return [json.loads(text) for text in texts]
     except ValueError:
         raise SettingError(f"{path} is damaged: name a new folder (--out)") from None
-
-
-def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row by the names of this version."""
-    return {RENAMED.get(name, name): value for name, value in row.items()}
 
 
 def _flat(values: Any, name: str = "") -> dict[str, Any]:
@@ -116,3 +121,55 @@ def _flat(values: Any, name: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat.update(_flat(value, f"{name}.{key}" if name else key))
     return flat
+
+
+def configuration(
+    command: str, options: Mapping[str, Any], model: str, folder: Path
+) -> dict[str, Any]:
+    """The command, its options, the model and its files, the machine and versions.
+
+    Args:
+        folder: of the model's safetensors.
+    """
+    return {
+        "command": command,
+        "options": dict(options),
+        "model": {
+            "name": model,
+            "files": fingerprint(folder),
+            "calibration": _calibration(options, folder),
+        },
+        "machine": _machine(),
+    }
+
+
+def _calibration(options: Mapping[str, Any], folder: Path) -> str:
+    """A digest of the model's calibration, if a method uses it."""
+    specs = [*options.get("methods", ()), *filter(None, [options.get("method")])]
+    if not any(parse_method(spec).needs.calibration for spec in specs):
+        return "unused"
+    found = find_calibration(folder)
+    text = "none" if found is None else json.dumps(found.to_json())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _machine() -> dict[str, str]:
+    """The processor and the versions that a run was measured with."""
+    return {
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "kvlite": kvlite.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

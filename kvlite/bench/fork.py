@@ -7,6 +7,7 @@ these, and each gets the cache it would have had alone.
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,14 @@ from kvlite.engine.probe import Probe
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.capabilities import Reconstruction
-from kvlite.methods.layer_policy import ROOM, LayerPolicy, layer_policies, merge_below, share_out
+from kvlite.methods.layer_policy import (
+    ROOM,
+    LayerPolicy,
+    layer_policies,
+    loses,
+    merge_below,
+    share_out,
+)
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
 
@@ -27,10 +35,11 @@ NO_RECALL = "off"
 
 @dataclass(frozen=True)
 class Recalled:
-    """How what is dropped comes back.
+    """How what was dropped is recalled.
 
     Attributes:
-        entries: a KV head, that each token of an answer may look for; 0 recalls between turns only.
+        entries: how many each token of an answer may look for, a KV head; 0 recalls between turns
+            only.
         bits: how the host store is quantized, if it is.
     """
 
@@ -47,10 +56,8 @@ class Choice:
     """One way to keep a prompt.
 
     Attributes:
-        method: what chooses.
         budget: mean entries a KV head and layer.
         bits: how what is kept is quantized, if it is.
-        recall: how what is dropped comes back, if it does.
     """
 
     method: Method
@@ -65,25 +72,38 @@ class Choice:
 
     @property
     def recalls(self) -> str:
-        """How what is dropped comes back, as tables name it."""
+        """The recall, as tables name it."""
         return NO_RECALL if self.recall is None else str(self.recall)
 
     @property
+    def is_full(self) -> bool:
+        """Whether everything is kept as it was read: what others are compared with."""
+        return self.method.name == "full" and self.bits is None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Which choice it is, as rows name it."""
+        return {
+            "method": self.method.spec,
+            "budget": self.budget,
+            "kv_bits": self.kv_bits,
+            "recall": self.recalls,
+        }
+
+    @property
     def read(self) -> "Choice":
-        """What decides how a prompt is read: that which comes back later does not."""
+        """The choice as far as it decides how a prompt is read: recalled entries do not."""
         return replace(self, recall=self.recall and replace(self.recall, entries=0))
 
 
 @dataclass
 class Branch:
-    """A choice's way on from a prompt.
+    """A prompt as one choice has kept it.
 
     Attributes:
-        choice: which.
-        cache: what it kept.
         policies: one a layer.
         logits: of the next token, `(vocab,)` float32.
-        store: everything that was read, if it recalls; other branches have the same.
+        store: everything that was read, if it recalls; shared with other branches.
     """
 
     choice: Choice
@@ -94,7 +114,7 @@ class Branch:
 
     @property
     def recall(self) -> Recall | None:
-        """What each token of its answer brings entries back from, if it does."""
+        """Where each token of its answer recalls entries from, if it does."""
         recall = self.choice.recall
         if self.store is None or recall is None or not recall.entries:
             return None
@@ -102,148 +122,225 @@ class Branch:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the device that recall takes beside the cache."""
+        """Bytes on the device that recall takes besides the cache."""
         return 0 if self.store is None else self.store.index_bytes
 
     @property
     def host_kv_bytes(self) -> int:
-        """Bytes of host memory that it takes, without what other branches' methods found."""
+        """Bytes of host memory that recall takes, without the scores of other branches' methods."""
         if self.store is None:
             return 0
         own = self.choice.method.caches_scores
         return self.store.nbytes - (0 if own else self.store.judged_bytes)
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Which choice it is, and what it holds, as rows name it."""
+        return {
+            **self.choice.columns,
+            "entries_mean": self.cache.entries_mean,
+            "kv_bytes": self.cache.nbytes,
+            "index_bytes": self.index_bytes,
+            "host_kv_bytes": self.host_kv_bytes,
+        }
 
-@torch.inference_mode()
-def read_once(
+    def copy(self, **changes: Any) -> "Branch":
+        """One that can go on by itself."""
+        cache, policies = deepcopy(self.cache), [*self.policies]
+        return replace(self, cache=cache, policies=policies, **changes)
+
+
+def parties(choices: Sequence[Choice]) -> list[list[Choice]]:
+    """Choices in groups that need one host store each. A host store holds all that was read, so
+    there should never be two at a time. Choices without recall are in the first group, beside
+    recall with the same bits."""
+    bits = next((each.recall.bits for each in choices if each.recall), None)
+    plain: tuple[Any, ...] = (bits, None, None, None)
+    groups: dict[tuple[Any, ...], list[Choice]] = {plain: []}
+    for choice in choices:
+        method, recall = choice.method, choice.recall
+        key = plain
+        if recall is not None:
+            alone = None if method.prefilling.exact else choice.read
+            key = (recall.bits, method.prefilling.reconstruction, method.needs.outlook, alone)
+        groups.setdefault(key, []).append(choice)
+    return [group for group in groups.values() if group]
+
+
+def read_turns(
     model: LoadedModel,
-    token_ids: Sequence[int],
+    turns: Sequence[Sequence[int]],
     choices: Sequence[Choice],
     *,
     reserve: int,
-    store: HostKVStore | None = None,
-    before: Sequence[int] = (),
 ) -> list[Branch]:
-    """Read a prompt for many methods: once for all whose reading is exact, once more for each
-    way of repeating it, and again for each of the others.
+    """Read tokens turn by turn; only the last turn will be answered.
 
     Args:
-        choices: what each branch does.
+        choices: that need one host store at most (see `parties`).
         reserve: tokens that will be generated.
-        store: takes what is read, where any choice recalls; those that do must be a party
-            (`recalling.parties`). Once it has begun they read on from there, and all must recall.
-        before: the tokens that such a host store has read.
 
     Returns:
-        A branch for each choice.
+        A branch for each choice, with the cache that a conversation would have.
     """
-    ids = torch.tensor([token_ids], device=model.device)
-    past = _Past(model, torch.tensor([before], dtype=torch.int64, device=model.device), store)
-    outlooks = (each.method.needs.outlook for each in choices)
-    outlook = next((each for each in outlooks if each is not None), None)
-    groups: dict[Reconstruction | None, list[Choice]] = {}
-    read: dict[Choice, Branch] = {}
-    for choice in dict.fromkeys(each.read for each in choices):
-        method = choice.method
-        if method.prefilling.exact and method.needs.outlook in (None, outlook):
-            cuts = choice.recall is not None or choice.budget < len(before) + len(token_ids)
-            groups.setdefault(method.prefilling.reconstruction if cuts else None, []).append(choice)
+    seen = sum(map(len, turns))
+    # A choice that drops nothing has nothing to recall, as in a conversation.
+    own = [
+        choice
+        if loses(choice.method, choice.budget, seen, reserve, choice.bits)
+        else replace(choice, recall=None)
+        for choice in choices
+    ]
+    recalling = [each for each in own if each.recall]
+    store = None
+    if recalling:
+        (bits,) = {each.recall.bits for each in recalling if each.recall}
+        store = HostKVStore.empty(model.shape, model.dtype, bits)
+    before: list[int] = []
+    branches: list[Branch] = []
+    for at, turn in enumerate(turns, 1):
+        room = reserve if at == len(turns) else 0
+        reading = _Reading(model, turn, before, room, store)
+        if not before:
+            branches = reading.branches(own)
         else:
-            read[choice] = _alone(model, ids, choice, past, reserve)
-    for reconstruction, group in groups.items():
-        probe = Probe(1, outlook=outlook, reconstruction=reconstruction)
-        read |= zip(group, _shared(model, ids, group, past, probe, reserve), strict=True)
-    return [_own(read[choice.read], choice, store) for choice in choices]
+            recalled = iter(reading.branches(recalling))
+            branches = [
+                next(recalled) if each.choice.recall else reading.alone(each.choice, each.cache)
+                for each in branches
+            ]
+        before += turn
+    return [
+        replace(branch, choice=choice) for branch, choice in zip(branches, choices, strict=True)
+    ]
 
 
-def _own(read: Branch, choice: Choice, store: HostKVStore | None) -> Branch:
-    """A branch of its own, where several go on from one reading."""
-    if choice.recall is None:
-        return read
-    return Branch(choice, deepcopy(read.cache), [*read.policies], read.logits, store)
+class _Reading:
+    """Tokens to read, after those of earlier turns.
 
-
-@dataclass(frozen=True)
-class _Past:
-    """What is read on from.
-
-    Attributes:
-        before: `(1, n)` int64, what the host store has read.
-        store: of those that recall.
+    Choices that recall read on from the host store, whatever a cache still has of those.
     """
 
-    model: LoadedModel
-    before: Tensor
-    store: HostKVStore | None
+    def __init__(
+        self,
+        model: LoadedModel,
+        token_ids: Sequence[int],
+        before: Sequence[int],
+        reserve: int,
+        store: HostKVStore | None,
+    ) -> None:
+        self.model = model
+        self.ids = torch.tensor([token_ids], device=model.device)
+        self.before = torch.tensor([before], dtype=torch.int64, device=model.device)
+        self.reserve = reserve
+        self.store = store
 
-    def store_of(self, choices: Sequence[Choice]) -> HostKVStore | None:
-        """What a reading for some choices is remembered in."""
+    @torch.inference_mode()
+    def branches(self, choices: Sequence[Choice]) -> list[Branch]:
+        """One for each choice: read once for all whose reading is exact, once more for each way of
+        reconstruction, and again for each of the others. In later turns, all of them recall."""
+        outlooks = (each.method.needs.outlook for each in choices)
+        outlook = next((each for each in outlooks if each is not None), None)
+        seen = self.before.shape[1] + self.ids.shape[1]
+        groups: dict[Reconstruction | None, list[Choice]] = {}
+        read: dict[Choice, Branch] = {}
+        for choice in dict.fromkeys(each.read for each in choices):
+            method = choice.method
+            reconstruction = method.prefilling.reconstruction
+            if method.prefilling.exact and method.needs.outlook in (None, outlook):
+                cuts = choice.recall is not None or choice.budget < seen
+                groups.setdefault(reconstruction if cuts else None, []).append(choice)
+            else:
+                read[choice] = self.alone(choice, self._empty(reconstruction))
+        for reconstruction, group in groups.items():
+            probe = Probe(1, outlook=outlook, reconstruction=reconstruction)
+            read |= zip(group, self._shared(group, probe), strict=True)
+        own: list[Branch] = []
+        for choice in choices:
+            branch = read[choice.read]
+            if choice.recall:
+                branch = branch.copy(choice=choice, store=self.store)
+            elif any(branch is each for each in own):
+                branch = branch.copy()
+            own.append(branch)
+        return own
+
+    def _store_of(self, choices: Sequence[Choice]) -> HostKVStore | None:
         return self.store if any(choice.recall for choice in choices) else None
 
-    def cache(self, reconstruction: Reconstruction | None) -> KVCache:
-        """To read into: layers read on from the host store, whatever a cache still has of it."""
+    def _empty(self, reconstruction: Reconstruction | None) -> KVCache:
         cache, seen = self.model.empty_cache(), self.before.shape[1]
         cache.seen, cache.reconstructed = seen, seen if reconstruction else 0
         return cache
 
-    def policies(self, choice: Choice, cache: KVCache, new: int) -> list[LayerPolicy]:
-        """Of a choice, for `new` tokens; one that recalls has all there ever was to choose from."""
+    def _policies(self, choice: Choice, cache: KVCache) -> list[LayerPolicy]:
+        """One a layer; a choice that recalls has all there ever was to choose from."""
         held = None if choice.recall else cache.layers
-        seen, shape = cache.seen + new, self.model.shape
+        new, shape = self.ids.shape[1], self.model.shape
+        seen = cache.seen + new
         return layer_policies(choice.method, shape, choice.budget, seen, held, new, choice.bits)
 
+    def alone(self, choice: Choice, cache: KVCache) -> Branch:
+        """Read by one method, into its cache."""
+        policies = self._policies(choice, cache)
+        logits = prefill(
+            self.model,
+            cache,
+            self.ids,
+            policies,
+            context=self.before,
+            store=self._store_of([choice]),
+            reserve=self.reserve,
+        )
+        return Branch(choice, cache, policies, logits[0])
 
-def _alone(model: LoadedModel, ids: Tensor, choice: Choice, past: _Past, reserve: int) -> Branch:
-    cache, store = past.cache(choice.method.prefilling.reconstruction), past.store_of([choice])
-    policies = past.policies(choice, cache, ids.shape[1])
-    logits = prefill(model, cache, ids, policies, context=past.before, store=store, reserve=reserve)
-    return Branch(choice, cache, policies, logits[0])
-
-
-def _shared(
-    model: LoadedModel,
-    ids: Tensor,
-    choices: Sequence[Choice],
-    past: _Past,
-    probe: Probe,
-    reserve: int,
-) -> list[Branch]:
-    shape, cache, store = model.shape, past.cache(probe.reconstruction), past.store_of(choices)
-    by_choice = [past.policies(choice, cache, ids.shape[1]) for choice in choices]
-    policies = [policy for each in by_choice for policy in each]
-    sums = any(policy.method.decoding.cumulative for policy in policies)
-    looking_on = max(map(_queries, policies))
-    probe = replace(probe, queries=looking_on, sums=sums)
-    # What a sliding window holds no method judges.
-    watching = [
-        LayerPolicy(probe if window is None else Probe(looking_on), 0, window)
-        for window in shape.windows
-    ]
-    run = Prefill(model, cache, ids, watching, context=past.before, store=store, reserve=reserve)
-    by_layer = []
-    for index in range(shape.layers):
-        reader = run.read_layer(index)
-        run.remember(index, reader)
-        by_layer.append(_cuts(reader.view(index), by_choice, reserve))
-        del reader
-    if store is not None:
-        store.read(run.end)
-    caches = [
-        KVCache(list(layers), run.end, run.reconstructed) for layers in zip(*by_layer, strict=True)
-    ]
-    for each, own in zip(caches, by_choice, strict=True):
+    def _shared(self, choices: Sequence[Choice], probe: Probe) -> list[Branch]:
+        """Read once: every layer is cut for each choice before the next is read."""
+        shape, cache = self.model.shape, self._empty(probe.reconstruction)
+        store = self._store_of(choices)
+        by_choice = [self._policies(choice, cache) for choice in choices]
+        policies = [policy for each in by_choice for policy in each]
+        sums = any(policy.method.decoding.cumulative for policy in policies)
+        queries = max(map(_queries, policies))
+        probe = replace(probe, queries=queries, sums=sums)
+        # No method chooses among what a sliding window holds.
+        watching = [
+            LayerPolicy(probe if window is None else Probe(queries), 0, window)
+            for window in shape.windows
+        ]
+        run = Prefill(
+            self.model,
+            cache,
+            self.ids,
+            watching,
+            context=self.before,
+            store=store,
+            reserve=self.reserve,
+        )
+        room = min(self.reserve, ROOM)
+        by_layer = []
         for index in range(shape.layers):
-            merge_below(each.layers, own, index, min(reserve, ROOM))
-        share_out(each.layers, own, min(reserve, ROOM))
-    logits = run.logits()[0]
-    return [
-        Branch(choice, each, own, logits)
-        for choice, each, own in zip(choices, caches, by_choice, strict=True)
-    ]
+            reader = run.read_layer(index)
+            run.remember(index, reader)
+            by_layer.append(_cuts(reader.view(index), by_choice, room))
+            del reader
+        if store is not None:
+            store.read(run.end)
+        logits = run.logits()[0]
+        branches = []
+        for choice, own, layers in zip(
+            choices, by_choice, zip(*by_layer, strict=True), strict=True
+        ):
+            kept = KVCache(list(layers), run.end, run.reconstructed)
+            for index in range(shape.layers):
+                merge_below(kept.layers, own, index, room)
+            share_out(kept.layers, own, room)
+            branches.append(Branch(choice, kept, own, logits))
+        return branches
 
 
-def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> list[LayerCache]:
-    """What each branch's policy keeps of one layer."""
+def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list[LayerCache]:
+    """What each branch keeps of one layer."""
     cuts = []
     for policies in branches:
         policy = policies[view.layer]
@@ -251,7 +348,7 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], reserve: int) -> l
         shown = replace(view, window=window, budget=policy.budget)
         if policy.method.across.resolves_at == "read":
             policy = policies[view.layer] = policy.settled(shown)
-        cuts.append(policy.cut(shown, min(reserve, ROOM)))
+        cuts.append(policy.cut(shown, room))
     return cuts
 
 

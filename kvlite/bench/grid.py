@@ -1,13 +1,13 @@
-"""What a grid is made of: methods and budgets, with the yardstick and the control always in it."""
+"""The grid of a run: methods x budgets x bits x recall, always with `full` and `random` in it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import product
 
 from kvlite.bench.fork import NO_RECALL, Choice, Recalled
+from kvlite.bench.prose import bundled_prose
 from kvlite.cache import KVBits, parse_kv_bits
-from kvlite.cache.bits import UNCHANGED
 from kvlite.config.units import readable
+from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import parse_method
@@ -25,20 +25,19 @@ def choices(
     specs: Sequence[str],
     budgets: Sequence[int],
     longest: int,
-    kv_bits: Sequence[str] = ("16",),
-    recalls: Sequence[Recalled | None] = (None,),
+    kv_bits: Sequence[str],
+    recalls: Sequence[Recalled | None],
 ) -> list[Choice]:
-    """Every method with every budget, width and recall; `full` first and `random` last, if not
-    named, and `full` unquantized in any case. What cannot recall is measured once without.
+    """Every method with every budget, bits and recall; `full` first and `random` last, if not
+    named, and `full` unquantized in any case. A method that cannot recall is measured once
+    without.
 
     Args:
         budgets: mean entries a KV head and layer.
         longest: tokens of the longest prompt, the budget of methods that free nothing.
-        kv_bits: as for `kvlite ask`.
-        recalls: as `recalled` makes them.
 
     Raises:
-        SettingError: a method or a width is none, or a budget is too small for it.
+        SettingError: there is no such method or bits, or a budget is too small.
     """
     methods = [parse_method(spec) for spec in specs]
     named = {method.name for method in methods}
@@ -62,11 +61,11 @@ def choices(
 
 
 def recalled(given: Sequence[str], bits: Sequence[str]) -> list[Recalled | None]:
-    """What a user wrote: `off`, or entries that each token of an answer may look for, with each
-    of the host store's bits.
+    """Parse recall: `off`, or entries that each token of an answer may look for, with each of the
+    host store's bits.
 
     Raises:
-        SettingError: it is neither, or a host store has no such bits.
+        SettingError: it is neither, or a host store cannot have such bits.
     """
     require_known("--recall-bits", bits, RECALL_BITS)
     widths = [parse_kv_bits(each) for each in bits]
@@ -85,7 +84,7 @@ def recalled(given: Sequence[str], bits: Sequence[str]) -> list[Recalled | None]
 
 
 def require_memory(choices: Iterable[Choice], model: LoadedModel, tokens: int) -> None:
-    """Raises SettingError if host memory is too small for what recall keeps there.
+    """Raises SettingError if host memory is too small for recall.
 
     Args:
         tokens: of the longest prompt and its answer.
@@ -102,48 +101,29 @@ def require_memory(choices: Iterable[Choice], model: LoadedModel, tokens: int) -
         )
 
 
-def fitted(choices: Sequence[Choice], model: LoadedModel) -> list[Choice]:
-    """The methods for one model.
-
-    Raises:
-        SettingError: one needs a calibration of it, and there is none.
-    """
-    return [
-        replace(each, method=each.method.fitted(model.shape, model.calibration)) for each in choices
-    ]
-
-
-def label(method: str, kv_bits: str, recall: str = NO_RECALL) -> str:
-    """A method, its width and what it recalls, as tables and plots name them."""
-    width = "" if kv_bits == UNCHANGED else f", {kv_bits} bits"
-    return method + width + ("" if recall == NO_RECALL else f", recall {recall}")
-
-
-def evenly(count: int) -> list[float]:
-    """Depths from 0 to 1."""
-    return [index / max(1, count - 1) for index in range(count)]
-
-
 def require_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises SettingError naming the first value that there is not."""
+    """Raises SettingError for the first value that is not known."""
     offered = list(known)
     for each in given:
         if each not in offered:
             raise SettingError(f"{flag} {each!r} is not one of {', '.join(offered)}")
 
 
-def require_room(longest: int, extra: int, held: int, trained: int) -> None:
-    """Raises SettingError if prompts are longer than the text or the model.
+def fitting_prose(runner: Runner, longest: int, extra: int) -> list[int]:
+    """Token ids of the bundled prose.
 
     Args:
-        longest: tokens of the longest prompt.
-        extra: tokens of an answer.
-        held: tokens of the text.
-        trained: tokens the model was trained for.
+        longest, extra: tokens of the longest prompt, and of an answer.
+
+    Raises:
+        SettingError: prompts are longer than the prose or the model's context.
     """
-    limit = min(held, trained - extra)
+    ids: list[int] = runner.tokenizer.encode(bundled_prose())
+    trained = runner.shape.max_context
+    limit = min(len(ids), trained - extra)
     if longest > limit:
         raise SettingError(
-            f"--tokens {longest} is too long: give up to {limit} (the text has {held:,} tokens, "
-            f"the model was trained for {trained:,})"
+            f"--tokens {longest} is too long: give up to {limit} (the text has {len(ids):,} "
+            f"tokens, the model was trained for {trained:,})"
         )
+    return ids

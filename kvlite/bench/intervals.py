@@ -37,10 +37,10 @@ def share_of(hits: int, asked: int) -> Estimate:
     """
     square = _NORMAL**2
     share = hits / asked
-    centre = (share + square / (2 * asked)) / (1 + square / asked)
+    center = (share + square / (2 * asked)) / (1 + square / asked)
     half = sqrt(share * (1 - share) / asked + square / (4 * asked**2)) * _NORMAL
     half /= 1 + square / asked
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Estimate(share, max(0.0, center - half), min(1.0, center + half))
 
 
 def mean_of(values: Sequence[float], least: float = -inf, most: float = inf) -> Estimate:

@@ -1,4 +1,4 @@
-"""Marks for an answer: from "all of it, to the letter" to "how far off"."""
+"""Scores of an answer, strict and lenient."""
 
 import re
 from collections import Counter
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 
 def found(keys: Sequence[str], answer: str) -> float:
-    """Share of the wanted keys that are in the answer as they are, capitals aside."""
+    """Share of the wanted keys that are in the answer literally, ignoring case."""
     said = answer.lower()
     return sum(key.lower() in said for key in keys) / len(keys)
 
 
 def leading(keys: Sequence[str], answer: str) -> float:
-    """Mean over the keys: the share of a number's digits right from the left, in whichever number
-    of the answer agrees longest; the share of other keys' words that the answer has."""
+    """Mean over the keys: of a number, the share of leading digits that are right, in the number of
+    the answer that agrees longest; of other keys, the share of words that are in the answer."""
     return sum(
         _number(key, answer) if key.isdigit() else _words(key, answer) for key in keys
     ) / len(keys)
 
 
 def rouge_1(reference: str, answer: str) -> float:
-    """ROUGE-1 F: harmonic mean of the shares of the answer's and of the reference's words that the
-    other has, as often; capitals and punctuation aside, no stemming.
+    """ROUGE-1 F: the harmonic mean of unigram precision and recall, ignoring case and punctuation,
+    without stemming.
 
     Source: "ROUGE: A Package for Automatic Evaluation of Summaries", section 2.
     """

@@ -1,26 +1,28 @@
 """What reading a prompt takes: bytes held afterwards, and live tensors at their peak."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from itertools import product
+from typing import ClassVar
 
 from kvlite.bench.fork import Choice
-from kvlite.bench.grid import label
+from kvlite.bench.grid import fitting_prose
+from kvlite.bench.rows import Cells, Row, label, shown_budget
 from kvlite.bench.speed import peak_over_weights
+from kvlite.bench.task import GridTask, Work
 from kvlite.cache.bits import UNCHANGED
 from kvlite.cache.segment import bytes_held
 from kvlite.config.units import readable
 from kvlite.conversation.runner import Runner
 
 
-@dataclass(frozen=True)
-class MemoryRow:
+@dataclass(frozen=True, kw_only=True)
+class MemoryRow(Row):
     """One prompt, read alone by one method.
 
     Attributes:
         length: tokens read.
-        method, budget, kv_bits: as asked for.
         entries_mean: entries held afterwards, mean over layers and KV heads.
         kv_bytes: storage held for them: keys, values, positions, remembered attention.
         full_kv_bytes: keys and values alone, were none dropped.
@@ -40,77 +42,65 @@ class MemoryRow:
     peak_bytes: int
     planned_bytes: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
+
+@dataclass(kw_only=True)
+class Memory(GridTask[MemoryRow]):
+    """Bytes of the cache, and the peak of reading."""
+
+    name: ClassVar = "memory"
+    title: ClassVar = "Memory of reading"
+    row: ClassVar = MemoryRow
+
+    def work(self, runner: Runner) -> list[Work[MemoryRow]]:
+        """Every length and choice."""
+        ids = fitting_prose(runner, max(self.tokens), 0)
+        return memory(runner, ids, self.choices, lengths=self.tokens)
+
+    def table(self, rows: Sequence[MemoryRow]) -> list[Cells]:
+        """Every row, beside `full`'s of the same length, where that is there."""
+        full = {row.length: row for row in rows if (row.method, row.kv_bits) == ("full", UNCHANGED)}
+        return [_line(row, full.get(row.length)) for row in rows]
 
 
 def memory(
-    runner: Runner,
-    ids: Sequence[int],
-    choices: Sequence[Choice],
-    *,
-    lengths: Sequence[int],
-    done: frozenset[tuple[Any, ...]] = frozenset(),
-) -> Iterator[MemoryRow]:
-    """Every row of the grid that is not done yet, each method by itself.
-
-    Args:
-        ids: a text of at least the longest of `lengths`.
-    """
-    for length in lengths:
-        for choice in choices:
-            method, budget = choice.method.spec, choice.budget
-            if (length, method, budget, choice.kv_bits) in done:
-                continue
-            talk = runner.conversation(
-                method=method, budget=str(budget), kv_bits=choice.kv_bits, recall="off"
-            )
-            part = list(ids[:length])
-            peak = peak_over_weights(runner.model.module, partial(talk.read, part))
-            yield MemoryRow(
-                length=length,
-                method=method,
-                budget=budget,
-                kv_bits=choice.kv_bits,
-                entries_mean=talk.cache.entries_mean,
-                kv_bytes=talk.cache.nbytes,
-                full_kv_bytes=runner.shape.full_kv_bytes(length, runner.model.dtype.itemsize),
-                peak_bytes=peak,
-                planned_bytes=max(0, talk.planned_peak_bytes - bytes_held(runner.model.tensors())),
-            )
+    runner: Runner, ids: Sequence[int], choices: Sequence[Choice], *, lengths: Sequence[int]
+) -> list[Work[MemoryRow]]:
+    """The first tokens of a text, read by each method alone."""
+    return [
+        (
+            [MemoryRow.key({"length": length, **choice.columns})],
+            partial(_rows, runner, list(ids[:length]), choice),
+        )
+        for length, choice in product(lengths, choices)
+    ]
 
 
-@dataclass(frozen=True)
-class MemoryLine:
-    """A row beside `full`'s of the same length, where that is there."""
-
-    row: MemoryRow
-    full: MemoryRow | None
-
-    def cells(self) -> dict[str, str]:
-        """What a table shows, by column; shares are of `full`'s."""
-        row, full = self.row, self.full
-        return {
-            "tokens": f"{row.length:,}",
-            "method": label(row.method, row.kv_bits),
-            "budget": "all" if row.method == "full" else f"{row.budget:,}",
-            "entries": f"{row.entries_mean:,.0f}",
-            "KV": readable(row.kv_bytes),
-            "share of full's": _share(row.kv_bytes, full.kv_bytes if full else None),
-            "peak over the weights": readable(row.peak_bytes),
-            "share of full's peak": _share(row.peak_bytes, full.peak_bytes if full else None),
-            "planned": f"{row.planned_bytes / row.peak_bytes - 1:+.2%}"
-            if row.planned_bytes
-            else "?",
-        }
+def _rows(runner: Runner, ids: list[int], choice: Choice) -> Iterator[MemoryRow]:
+    asked = {"method": choice.method.spec, "kv_bits": choice.kv_bits}
+    talk = runner.conversation(**asked, budget=str(choice.budget), recall="off")
+    peak = peak_over_weights(runner.model.module, partial(talk.read, ids))
+    yield MemoryRow(
+        **asked,
+        length=len(ids),
+        budget=choice.budget,
+        entries_mean=talk.cache.entries_mean,
+        kv_bytes=talk.cache.nbytes,
+        full_kv_bytes=runner.shape.full_kv_bytes(len(ids), runner.model.dtype.itemsize),
+        peak_bytes=peak,
+        planned_bytes=max(0, talk.planned_peak_bytes - bytes_held(runner.model.tensors())),
+    )
 
 
-def lines(rows: Sequence[MemoryRow]) -> list[MemoryLine]:
-    """Every row, beside `full`'s."""
-    full = {row.length: row for row in rows if (row.method, row.kv_bits) == ("full", UNCHANGED)}
-    return [MemoryLine(row, full.get(row.length)) for row in rows]
-
-
-def _share(part: int, whole: int | None) -> str:
-    return "?" if not whole else f"{part / whole:.1%}"
+def _line(row: MemoryRow, full: MemoryRow | None) -> Cells:
+    planned = f"{row.planned_bytes / row.peak_bytes - 1:+.2%}" if row.planned_bytes else "?"
+    return {
+        "tokens": f"{row.length:,}",
+        "method": label(row.method, row.kv_bits),
+        "budget": shown_budget(row.method, row.budget),
+        "entries": f"{row.entries_mean:,.0f}",
+        "KV": readable(row.kv_bytes),
+        "share of full's": f"{row.kv_bytes / full.kv_bytes:.1%}" if full else "?",
+        "peak over the weights": readable(row.peak_bytes),
+        "share of full's peak": f"{row.peak_bytes / full.peak_bytes:.1%}" if full else "?",
+        "planned": planned,
+    }

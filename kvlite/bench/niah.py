@@ -4,16 +4,16 @@ As in "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Fu
 section 5.3, and KV-X, section 4: depth x length x method x budget.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
-from kvlite.bench.case import Made, Puzzle, Recipe
-from kvlite.bench.prose import begun_elsewhere, hidden_in
-from kvlite.bench.words import names, numbers
+from kvlite.bench.case import Made, Puzzle
+from kvlite.bench.grid import require_known
+from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
+from kvlite.bench.questions import QuestionTask
 
 KINDS = ("number", "sentence", "pairs")
 TOKENS_A_PAIR, MOST_PAIRS = 100, 1000
@@ -21,35 +21,44 @@ TOKENS_A_PAIR, MOST_PAIRS = 100, 1000
 _SIGHTS = "eat a sandwich and sit in Dolores Park on a sunny day"
 
 
-def niah_cases(
-    tokenizer: Any,
-    prose: str,
-    *,
-    lengths: Sequence[int],
-    kinds: Sequence[str],
-    depths: Sequence[float],
-    repeats: int,
-) -> list[Recipe]:
-    """Every prompt of the grid; each seed has other prose and another number."""
-    return [
-        Recipe(
-            "niah", kind, length, depth, seed,
-            partial(_made, tokenizer, prose, kind, length, depth, seed),
-        )
-        for seed, length, kind, depth in product(range(repeats), lengths, kinds, depths)
-    ]  # fmt: skip
+@dataclass(kw_only=True)
+class Niah(QuestionTask):
+    """Needles in a haystack.
 
+    Attributes:
+        depths: how many places of the needle, evenly spread.
+    """
 
-def _made(tokenizer: Any, prose: str, kind: str, length: int, depth: float, seed: int) -> Made:
-    text = begun_elsewhere(prose, seed)
-    ids = tokenizer.encode(text, add_special_tokens=False)[:length]
-    needle, others = _needles(kind, depth, seed, length)
+    name: ClassVar = "niah"
+    title: ClassVar = "Needles in a haystack"
 
-    def build(units: int) -> Puzzle:
-        hay = hidden_in(tokenizer.decode(ids[:units]), [(depth, needle.context), *others])
-        return replace(needle, context=hay)
+    depths: int
+    kinds: list[str]
 
-    return build, len(ids)
+    def __post_init__(self) -> None:
+        require_known("--kind", self.kinds, KINDS)
+        super().__post_init__()
+
+    @property
+    def places(self) -> Iterable[tuple[str, float | None]]:
+        """Every kind at every depth."""
+        depths = [index / max(1, self.depths - 1) for index in range(self.depths)]
+        return product(self.kinds, depths)
+
+    def make(
+        self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
+    ) -> Made:
+        """A needle at a depth of the prose."""
+        assert depth is not None
+        text = begun_elsewhere(prose, seed)
+        ids = tokenizer.encode(text, add_special_tokens=False)[:length]
+        needle, others = _needles(kind, depth, seed, length)
+        sentences = [(depth, needle.context), *others]
+
+        def build(units: int) -> Puzzle:
+            return replace(needle, context=hidden_in(tokenizer.decode(ids[:units]), sentences))
+
+        return build, len(ids)
 
 
 def _needles(
@@ -71,13 +80,9 @@ def _needles(
 
 
 def codes(random: Random, count: int) -> list[Puzzle]:
-    """Facts alike but for a name and a number, each alone its own context."""
-    pairs = zip(names(random, count), numbers(random, count), strict=True)
-    return [
-        Puzzle(_pair(*pair), f"What is the code of the {pair[0]}?", (pair[1],), _pair(*pair))
-        for pair in pairs
-    ]
-
-
-def _pair(name: str, key: str) -> str:
-    return f"The code of the {name} is {key}."
+    """Facts alike except for a name and a number, each alone its own context."""
+    facts = []
+    for name, number in zip(names(random, count), numbers(random, count), strict=True):
+        text = f"The code of the {name} is {number}."
+        facts.append(Puzzle(text, f"What is the code of the {name}?", (number,), text))
+    return facts

@@ -1,9 +1,9 @@
 """Plots of a run: where needles are found, and quality against bytes. Needs matplotlib."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvlite.bench.intervals import Estimate
+from kvlite.bench.rows import Curve, Tally
 
 MIB = 1 << 20
-# Okabe and Ito's colours, which stay apart for the colour-blind; markers tell more methods apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C564B")
+# Okabe and Ito's colors, which stay apart for the color-blind; markers tell more methods apart.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C564B")
 MARKERS = "osD^vPX<>*"
-CONTROL, YARDSTICK = "#888888", "#000000"
+CONTROL, FULL = "#888888", "#000000"
 METHODS_A_PAGE = 6
 STYLE: Any = {
     "font.size": 10,
@@ -35,120 +36,68 @@ STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Point:
-    """A method at one budget: bytes held, and how well it did."""
-
-    nbytes: float
-    quality: Estimate
+Series = dict[str, list[tuple[float, Estimate]]]
+"""Bytes held, rising, and how well that did, by method."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One picture of a figure.
-
-    Attributes:
-        title: what the panels of a figure differ in.
-        quality: label of the vertical axis, with its unit.
-        series: points by method, by rising bytes.
-        share: quality lies between 0 and 1.
-        log: quality spans powers of ten.
-    """
-
-    title: str
-    quality: str
-    series: Mapping[str, Sequence[Point]]
-    share: bool = False
-    log: bool = False
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """One method at one budget: quality by depth and length.
-
-    Attributes:
-        method, budget: which.
-        shares: quality of 0 to 1 at (length, depth).
-    """
-
-    method: str
-    budget: str
-    shares: Mapping[tuple[int, float], float]
-
-
-def draw_quality(path: Path, title: str, rows: Sequence[Sequence[Panel]]) -> Path:
-    """Quality against the bytes a cache holds, a line a method, with 95% intervals.
-
-    Args:
-        rows: panels of the figure, row by row, each row with the same number.
-    """
-    methods = list(dict.fromkeys(name for row in rows for panel in row for name in panel.series))
+def draw_quality(
+    path: Path, title: str, tallies: Sequence[Tally[Any]], curves: Sequence[Curve]
+) -> None:
+    """Quality against the bytes a cache holds, a line a method, with 95% intervals; a row of
+    panels for each curve, a column for each length."""
+    lengths = list(dict.fromkeys(tally.rows[0].length for tally in tallies))
+    panels = [[_series(tallies, length, curve) for length in lengths] for curve in curves]
+    methods = list(dict.fromkeys(name for row in panels for each in row for name in each))
     looks = _looks(methods)
-    columns = len(rows[0])
-    legend = ceil(len(methods) / _legend_columns(methods)) * 0.22 + 0.2
-    height = 2.7 * len(rows) + 0.5 + legend
-    with _style():
-        figure = Figure(figsize=(max(5.5, 3.7 * columns + 0.6), height), layout="constrained")
-        axes = figure.subplots(len(rows), columns, squeeze=False, sharex="col")
-        for at, row in enumerate(rows):
-            for axis, panel in zip(axes[at], row, strict=True):
-                _quality(axis, panel, looks)
-                if at == len(rows) - 1:
-                    axis.set_xlabel("KV cache after reading (MiB)")
-                if at == 0:
-                    axis.set_title(panel.title)
+    legend_columns = max(1, min(4, 100 // (max(map(len, methods)) + 6)))
+    legend = ceil(len(methods) / legend_columns) * 0.22 + 0.2
+    size = (max(5.5, 3.7 * len(lengths) + 0.6), 2.7 * len(curves) + 0.5 + legend)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(curves), len(lengths), squeeze=False, sharex="col")
+        for row, curve, own in zip(axes, curves, panels, strict=True):
+            for axis, series in zip(row, own, strict=True):
+                _quality(axis, curve, series, looks)
+        for axis, length in zip(axes[0], lengths, strict=True):
+            axis.set_title(f"{length:,} tokens")
+        for axis in axes[-1]:
+            axis.set_xlabel("KV cache after reading (MiB)")
         handles = [axes[0, 0].plot([], [], label=name, **looks[name])[0] for name in methods]
-        figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=_legend_columns(methods),
-            fontsize=9,
-        )
+        figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, fontsize=9)
         figure.suptitle(title, fontsize=12)
         figure.savefig(path)
-    return path
 
 
-def draw_heat_maps(folder: Path, name: str, title: str, maps: Sequence[HeatMap]) -> list[Path]:
-    """Depth x length for every method and budget; `METHODS_A_PAGE` methods a file."""
-    methods = list(dict.fromkeys(each.method for each in maps))
-    starts = range(0, len(methods), METHODS_A_PAGE)
-    pages = [methods[at : at + METHODS_A_PAGE] for at in starts]
-    paths = []
-    for number, page in enumerate(pages, 1):
-        path = folder / (f"{name}-{number}.png" if len(pages) > 1 else f"{name}.png")
-        _page(path, title, [each for each in maps if each.method in page])
-        paths.append(path)
-    return paths
+def _series(tallies: Sequence[Tally[Any]], length: int, curve: Curve) -> Series:
+    series: Series = {}
+    for tally in tallies:
+        quality = tally.estimate(curve.column)
+        if tally.rows[0].length == length and (quality.value > 0 or not curve.log):
+            series.setdefault(tally.label, []).append((tally.kv_bytes, quality))
+    return {name: sorted(points, key=itemgetter(0)) for name, points in series.items()}
 
 
-def _quality(axis: Axes, panel: Panel, looks: Mapping[str, dict[str, Any]]) -> None:
-    for index, (name, points) in enumerate(panel.series.items()):
+def _quality(axis: Axes, curve: Curve, series: Series, looks: Mapping[str, dict[str, Any]]) -> None:
+    for index, (name, points) in enumerate(series.items()):
         look = looks[name]
-        x = [point.nbytes / MIB for point in points]
-        y = [point.quality.value for point in points]
-        axis.plot(x, y, **look)
+        axis.plot(
+            [nbytes / MIB for nbytes, _ in points], [each.value for _, each in points], **look
+        )
         if name == "full":
-            axis.axhline(y[0], color=YARDSTICK, linestyle=":", linewidth=1)
-        spans = [(a, p.quality.low, p.quality.high) for a, p in zip(x, points, strict=True)]
+            axis.axhline(points[0][1].value, color=FULL, linestyle=":", linewidth=1)
         # Or intervals would hide each other.
-        aside = 1.0 if name == "full" else 1.012 ** (index - len(panel.series) / 2)
-        for at, low, high in spans:
-            if low is not None and high is not None:
-                axis.plot(
-                    [at * aside, at * aside],
-                    [low, high],
-                    color=look["color"],
-                    linewidth=1,
-                    alpha=0.45,
-                )
+        aside = 1.0 if name == "full" else 1.012 ** (index - len(series) / 2)
+        for nbytes, each in points:
+            if each.low is not None and each.high is not None:
+                x, y = [nbytes / MIB * aside] * 2, [each.low, each.high]
+                axis.plot(x, y, color=look["color"], linewidth=1, alpha=0.45)
     axis.set_xscale("log")
     _label_logarithms(axis.xaxis)
     axis.tick_params(labelbottom=True)
-    axis.set_ylabel(panel.quality)
-    if panel.share:
+    axis.set_ylabel(curve.label)
+    if curve.share:
         axis.set_ylim(-0.04, 1.04)
-    if panel.log:
+    if curve.log:
         axis.set_yscale("log")
         _label_logarithms(axis.yaxis)
 
@@ -160,23 +109,44 @@ def _label_logarithms(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _page(path: Path, title: str, maps: Sequence[HeatMap]) -> None:
-    methods = list(dict.fromkeys(each.method for each in maps))
-    columns = max(sum(each.method == method for each in maps) for method in methods)
-    lengths = sorted({length for each in maps for length, _ in each.shares})
-    depths = sorted({depth for each in maps for _, depth in each.shares})
+Shares = dict[tuple[int, float], float]
+"""Share of prompts with all keys found, at (length, depth)."""
+
+
+def draw_depths(folder: Path, name: str, title: str, tallies: Sequence[Tally[Any]]) -> None:
+    """Depth x length for every method and budget; `METHODS_A_PAGE` methods a file.
+
+    Args:
+        tallies: of rows of one depth each.
+    """
+    maps: dict[str, dict[str, Shares]] = {}
+    for tally in tallies:
+        row = tally.rows[0]
+        size = "all entries" if row.method == "full" else f"{row.budget:,} entries"
+        shares = maps.setdefault(tally.label, {}).setdefault(size, {})
+        shares[row.length, row.depth] = tally.estimate("hit").value
+    starts = range(0, len(maps), METHODS_A_PAGE)
+    for number, start in enumerate(starts, 1):
+        path = folder / (f"{name}-{number}.png" if len(starts) > 1 else f"{name}.png")
+        _page(path, title, dict(islice(maps.items(), start, start + METHODS_A_PAGE)))
+
+
+def _page(path: Path, title: str, maps: Mapping[str, Mapping[str, Shares]]) -> None:
+    """A row of heat maps for each method, one for each budget."""
+    places = [place for own in maps.values() for shares in own.values() for place in shares]
+    lengths, depths = (sorted(set(values)) for values in zip(*places, strict=True))
+    columns = max(map(len, maps.values()))
     width, height = max(1.5, 0.42 * len(lengths) + 0.9), max(1.3, 0.2 * len(depths) + 0.7)
-    with _style():
-        size = (max(5.0, width * columns + 1.6), height * len(methods) + 1.3)
+    with matplotlib.rc_context(STYLE):
+        size = (max(5.0, width * columns + 1.6), height * len(maps) + 1.3)
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(methods), columns, squeeze=False, sharex=True, sharey=True)
+        axes = figure.subplots(len(maps), columns, squeeze=False, sharex=True, sharey=True)
         for axis in axes.flat:
             axis.axis("off")
-        for at, method in enumerate(methods):
-            own = [each for each in maps if each.method == method]
-            for axis, each in zip(axes[at], own, strict=False):
-                image = _heat_map(axis, each, lengths, depths)
-            axes[at, 0].set_title(f"{_shortened(method)}\n{own[0].budget}", loc="left")
+        for row, (method, own) in zip(axes, maps.items(), strict=True):
+            for axis, (budget, shares) in zip(row, own.items(), strict=False):
+                image = _heat_map(axis, budget, shares, lengths, depths)
+            row[0].set_title(f"{_shortened(method)}\n{next(iter(own))}", loc="left")
         figure.supxlabel("tokens of the prompt", fontsize=10)
         figure.supylabel("depth of the needle (%)", fontsize=10)
         figure.suptitle(title, fontsize=12)
@@ -186,15 +156,17 @@ def _page(path: Path, title: str, maps: Sequence[HeatMap]) -> None:
         figure.savefig(path)
 
 
-def _heat_map(axis: Axes, each: HeatMap, lengths: Sequence[int], depths: Sequence[float]) -> Any:
+def _heat_map(
+    axis: Axes, budget: str, shares: Shares, lengths: Sequence[int], depths: Sequence[float]
+) -> Any:
     axis.axis("on")
-    grid = [[each.shares.get((n, depth), float("nan")) for n in lengths] for depth in depths]
+    grid = [[shares.get((n, depth), float("nan")) for n in lengths] for depth in depths]
     image = axis.imshow(grid, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     axis.grid(visible=False)
     axis.set_xticks([n - 0.5 for n in range(1, len(lengths))], minor=True)
     axis.set_yticks([n - 0.5 for n in range(1, len(depths))], minor=True)
     axis.grid(which="minor", color="white", linewidth=0.8)
-    axis.set_title(f"\n{each.budget}", loc="left")
+    axis.set_title(f"\n{budget}", loc="left")
     axis.set_xticks(range(len(lengths)), [_thousands(n) for n in lengths], fontsize=8)
     step = max(1, len(depths) // 4)
     places = range(0, len(depths), step)
@@ -208,21 +180,17 @@ def _looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     looks = {}
     others = [name for name in methods if name != "full" and not name.startswith("random")]
     for index, name in enumerate(others):
-        looks[name] = _look(COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+        looks[name] = _look(COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)])
     for name in methods:
         if name == "full":
-            looks[name] = {**_look(YARDSTICK, "*"), "markersize": 10, "linestyle": "none"}
+            looks[name] = {**_look(FULL, "*"), "markersize": 10, "linestyle": "none"}
         elif name not in looks:
             looks[name] = {**_look(CONTROL, "x"), "linestyle": "--"}
     return looks
 
 
-def _look(colour: str, marker: str) -> dict[str, Any]:
-    return {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.5}
-
-
-def _legend_columns(methods: Sequence[str]) -> int:
-    return max(1, min(4, 100 // (max(map(len, methods)) + 6)))
+def _look(color: str, marker: str) -> dict[str, Any]:
+    return {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.5}
 
 
 def _shortened(method: str) -> str:
@@ -231,9 +199,3 @@ def _shortened(method: str) -> str:
 
 def _thousands(tokens: int) -> str:
     return f"{tokens / 1000:g}k" if tokens >= 1000 else str(tokens)
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    with matplotlib.rc_context(STYLE):
-        yield

@@ -1,4 +1,4 @@
-"""Real text to hide things in, and where to hide them."""
+"""What prompts are made of: real text, and names and numbers to hide in it."""
 
 import hashlib
 import re
@@ -7,6 +7,17 @@ from importlib.resources import files
 from random import Random
 
 _SENTENCE_END = re.compile(r"\.\s+")
+_FIRST = """amber arctic brass bright broken calm cedar clever coastal copper coral crimson distant
+dusty eager early empty faded frozen gentle golden hidden meta humble iron ivory jolly lonely
+lucky marble mellow misty narrow nimble northern olive patient plain polar proud quiet rapid rustic
+scarlet secret silent silver simple sleepy smooth solar southern spare steady stormy sturdy sunny
+tender timid velvet violet winter wooden yellow"""
+_SECOND = """anchor antler badger bakery beacon beaver bishop bridge button candle canyon carpet
+castle cellar cherry circle comet cotton cradle crater desert donkey dragon falcon feather transfer
+fiddle forest garden glacier hammer harbour island jacket kettle ladder lantern lemon lizard meadow
+mirror mitten monkey orchard otter oyster palace parrot pebble pepper pigeon pillow planet puzzle
+rabbit ribbon saddle salmon shovel spider temple thunder tunnel turtle valley violin walnut
+whistle window"""
 
 
 def bundled_prose() -> str:
@@ -16,7 +27,7 @@ def bundled_prose() -> str:
 
 
 def begun_elsewhere(text: str, seed: int) -> str:
-    """The text turned round so that it begins with another sentence; seed 0 as it is."""
+    """The text rotated so that it begins with another sentence; seed 0 leaves it as it is."""
     if not seed:
         return text
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
@@ -25,12 +36,12 @@ def begun_elsewhere(text: str, seed: int) -> str:
 
 
 def hidden_in(text: str, sentences: Sequence[tuple[float, str]]) -> str:
-    """Text with sentences put in.
+    """Text with sentences inserted.
 
     Args:
-        sentences: depth, 0 to 1 of the text, and what stands there: at the end of sentence that
-            is nearest, or after the text, whose own last sentence may be cut off. Of two at the
-            same place the earlier named comes first.
+        sentences: depth, 0 to 1 of the text, and what to insert at the end of the nearest
+            sentence, or after the text, whose last sentence may be cut off. Of two at the same
+            place the first given comes first.
     """
     if not text.endswith((" ", "\n")):
         text += "\n\n"
@@ -46,5 +57,17 @@ def hidden_in(text: str, sentences: Sequence[tuple[float, str]]) -> str:
 
 
 def digest(text: str) -> str:
-    """A name for a text that no other has."""
+    """A short hash of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def names(random: Random, count: int) -> list[str]:
+    """Different names of two words each, which occur in no prose."""
+    first, second = _FIRST.split(), _SECOND.split()
+    drawn = random.sample(range(len(first) * len(second)), count)
+    return [f"{first[n % len(first)]} {second[n // len(first)]}" for n in drawn]
+
+
+def numbers(random: Random, count: int) -> list[str]:
+    """Different numbers of seven digits."""
+    return [str(number) for number in random.sample(range(1_000_000, 10_000_000), count)]

@@ -1,9 +1,10 @@
-"""What a run leaves for people: a Markdown table, and plots where matplotlib is there."""
+"""What a run leaves for people: a Markdown table, and plots where matplotlib is installed."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+
+from kvlite.bench.rows import Cells
 
 TABLE = "table.md"
 NO_PLOTS = 'no plots: matplotlib is not installed (pip install "kvlite[bench]")'
@@ -11,14 +12,6 @@ INTERVALS = (
     "In brackets 95% intervals: Wilson's score interval for shares of prompts, Student's t for "
     "means. Entries and KV are what the cache really held after reading, means over the prompts."
 )
-
-
-class Line(Protocol):
-    """A line of a table."""
-
-    def cells(self) -> dict[str, str]:
-        """Texts by column."""
-        ...
 
 
 def can_draw() -> bool:
@@ -29,13 +22,13 @@ def can_draw() -> bool:
 def write_table(
     folder: Path,
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[Cells],
     machine: Mapping[str, str],
     *,
     done: int,
     total: int,
-) -> Path:
-    """A Markdown table of a run's figures, and what they were made on.
+) -> None:
+    """Write a Markdown table of a run's figures, and what they were measured on.
 
     Args:
         done, total: rows there are, of how many.
@@ -43,20 +36,13 @@ def write_table(
     parts = [f"# {title}"]
     if done < total:
         parts.append(f"Stopped after {done:,} of {total:,} rows.")
-    parts += [markdown(lines), INTERVALS, ", ".join(f"{k} {v}" for k, v in machine.items())]
-    path = folder / TABLE
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return path
+    parts += [_markdown(lines), INTERVALS, ", ".join(f"{k} {v}" for k, v in machine.items())]
+    (folder / TABLE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def markdown(lines: Sequence[Line]) -> str:
-    """Lines as a Markdown table; they have the same columns."""
+def _markdown(lines: Sequence[Cells]) -> str:
     if not lines:
         return "No rows yet."
-    rows = [[_escaped(text) for text in line.cells().values()] for line in lines]
-    head = list(lines[0].cells())
+    rows = [[text.replace("|", "\\|") for text in line.values()] for line in lines]
+    head = list(lines[0])
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -7,16 +7,17 @@ of words hold each word less often.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
 from random import Random
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, ClassVar
 
-from kvlite.bench.case import Made, Puzzle, Recipe
-from kvlite.bench.prose import begun_elsewhere, hidden_in
-from kvlite.bench.words import names, numbers
+from kvlite.bench.case import Made, Puzzle
+from kvlite.bench.grid import require_known
+from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
+from kvlite.bench.questions import QuestionTask
 
 NEEDLES, HOPS, COMMON, TIMES, RARE_TIMES = 4, 4, 10, 30, 3
 
@@ -25,16 +26,29 @@ _NOISE = (
 )
 
 
-def ruler_cases(
-    tokenizer: Any, prose: str, *, lengths: Sequence[int], kinds: Sequence[str], repeats: int
-) -> list[Recipe]:
-    """Every prompt of the grid."""
-    return [
-        Recipe(
-            "ruler", kind, length, None, seed, partial(KINDS[kind], tokenizer, prose, seed, length)
-        )
-        for seed, length, kind in product(range(repeats), lengths, kinds)
-    ]
+@dataclass(kw_only=True)
+class Ruler(QuestionTask):
+    """Tasks after RULER."""
+
+    name: ClassVar = "ruler"
+    title: ClassVar = "Tasks after RULER"
+
+    tasks: list[str]
+
+    def __post_init__(self) -> None:
+        require_known("--task", self.tasks, TASKS)
+        super().__post_init__()
+
+    @property
+    def places(self) -> Iterable[tuple[str, float | None]]:
+        """Every task; they have no depth."""
+        return product(self.tasks, [None])
+
+    def make(
+        self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
+    ) -> Made:
+        """One task."""
+        return TASKS[kind](tokenizer, prose, seed, length)
 
 
 def _needles(keys: int, values: int, asked: int) -> Callable[[Any, str, int, int], Made]:
@@ -131,7 +145,7 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-KINDS: dict[str, Callable[[Any, str, int, int], Made]] = {
+TASKS: dict[str, Callable[[Any, str, int, int], Made]] = {
     "single": _needles(1, 1, 1),
     "multi-key": _needles(NEEDLES, 1, 1),
     "multi-value": _needles(1, NEEDLES, 1),

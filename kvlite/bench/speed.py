@@ -1,7 +1,8 @@
 """Speed and memory beside transformers' own `generate`, on the same prompt in the same run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache, partial
 from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar
@@ -9,23 +10,28 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvlite.bench.grid import label
-from kvlite.config.units import readable
+from kvlite.bench.grid import fitting_prose
+from kvlite.bench.rows import Cells, Row, label
+from kvlite.bench.task import Task, Work
+from kvlite.cache import parse_kv_bits
+from kvlite.config.settings import Settings
+from kvlite.config.units import parse_number, readable
 from kvlite.conversation.runner import Runner
+from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
+from kvlite.methods.budget import method_and_budget
 from kvlite.model.load import load_module, without_progress_lines
 from kvlite.model.weights import held_tensors
 
 
-@dataclass(frozen=True)
-class SpeedRow:
+@dataclass(frozen=True, kw_only=True)
+class SpeedRow(Row):
     """One prompt, both programs; medians of the repetitions.
 
     Attributes:
         tokens: prompt length.
         method, budget, kv_bits: kvlite's.
-        recall: entries that each token of an answer may bring back; "off" for none, and no host
-            store.
+        recall: entries that each token of an answer may bring back; "off" for no host store.
         prefill_s, reference_prefill_s: reading the prompt, to the first token.
         decode_s, reference_decode_s: one further token.
         prefill_ratio, decode_ratio: median over repetitions of kvlite's time over transformers',
@@ -52,23 +58,63 @@ class SpeedRow:
     kv_bytes: int
     full_kv_bytes: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
 
-    def cells(self) -> dict[str, str]:
-        """What a table shows, by column; beside each figure, how many times transformers'."""
-        return {
-            "tokens": f"{self.tokens:,}",
-            "method": label(self.method, self.kv_bits),
-            "budget": self.budget,
-            "recall": self.recall,
-            "reading": f"{self.prefill_s:.2f} s (x{self.prefill_ratio:.2f})",
-            "a token": f"{1e3 * self.decode_s:.1f} ms (x{self.decode_ratio:.2f})",
-            "peak": f"{readable(self.peak_bytes)} "
-            f"(x{self.peak_bytes / self.reference_peak_bytes:.2f})",
-            "KV": f"{readable(self.kv_bytes)} (x{self.kv_bytes / self.full_kv_bytes:.3f})",
-        }
+@dataclass(kw_only=True)
+class Speed(Task[SpeedRow]):
+    """Time, peak and bytes beside transformers."""
+
+    name: ClassVar = "speed"
+    title: ClassVar = "Speed beside transformers"
+    row: ClassVar = SpeedRow
+
+    tokens: list[int]
+    method: str
+    budget: str
+    kv_bits: str
+    recall: str
+    repeats: int
+    new_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raises SettingError if an option is not valid."""
+        entries = 0 if self.recall == "off" else parse_number(self.recall, whole=True)
+        if entries is None:
+            raise SettingError(
+                f"--recall {self.recall!r} is no number of entries: give 128, or off"
+            )
+        method_and_budget(self.method, self.budget)
+        parse_kv_bits(self.kv_bits)
+        self.entries = entries
+
+    def settings(self, given: Settings) -> Settings:
+        """Those of kvlite's side."""
+        recall = "off" if self.recall == "off" else "ram"
+        own = {"method": self.method, "budget": self.budget, "kv_bits": self.kv_bits}
+        return given.replace({**own, "recall": recall, "recall_entries": self.entries})
+
+    def work(self, runner: Runner) -> list[Work[SpeedRow]]:
+        """Every length."""
+        ids = fitting_prose(runner, max(self.tokens), self.new_tokens)
+        reference = cache(partial(load_reference, runner))
+        one = partial(compare, runner, reference, new_tokens=self.new_tokens, repeats=self.repeats)
+        return [([(length,)], partial(one, ids[:length])) for length in self.tokens]
+
+    def table(self, rows: Sequence[SpeedRow]) -> list[Cells]:
+        """Every row; beside each figure, how many times transformers'."""
+        return [
+            {
+                "tokens": f"{row.tokens:,}",
+                "method": label(row.method, row.kv_bits),
+                "budget": row.budget,
+                "recall": row.recall,
+                "reading": f"{row.prefill_s:.2f} s (x{row.prefill_ratio:.2f})",
+                "a token": f"{1e3 * row.decode_s:.1f} ms (x{row.decode_ratio:.2f})",
+                "peak": f"{readable(row.peak_bytes)} "
+                f"(x{row.peak_bytes / row.reference_peak_bytes:.2f})",
+                "KV": f"{readable(row.kv_bytes)} (x{row.kv_bytes / row.full_kv_bytes:.3f})",
+            }
+            for row in rows
+        ]
 
 
 def load_reference(runner: Runner) -> Any:
@@ -83,20 +129,21 @@ def load_reference(runner: Runner) -> Any:
 
 def compare(
     runner: Runner,
-    reference: Any,
-    token_ids: Sequence[int],
+    load: Callable[[], Any],
+    ids: list[int],
     *,
     new_tokens: int,
     repeats: int,
-) -> SpeedRow:
+) -> Iterator[SpeedRow]:
     """Time reading and answering, in turn, with and without kvlite.
 
     Reading is timed to the first token's logits, a decode step as the mean of the others.
 
     Args:
+        load: loads transformers' model, once.
         new_tokens: tokens each run generates, at least 3.
     """
-    ids = list(token_ids)
+    reference = load()
     ours: list[tuple[float, float]] = []
     theirs: list[tuple[float, float]] = []
     for turn in range(repeats):
@@ -109,7 +156,7 @@ def compare(
     peak = peak_over_weights(runner.model.module, lambda: runner.generate(ids, max_new_tokens=1))
     theirs_peak = peak_over_weights(reference, lambda: run_reference(reference, ids, 1))
     answer = runner.generate(ids, max_new_tokens=2, ignore_eos=True)
-    return SpeedRow(
+    yield SpeedRow(
         tokens=len(ids),
         method=answer.metrics.method,
         kv_bits=answer.metrics.kv_bits,
@@ -126,23 +173,6 @@ def compare(
         kv_bytes=answer.kv_bytes,
         full_kv_bytes=answer.full_kv_bytes,
     )
-
-
-def compare_all(
-    runner: Runner,
-    reference: Any,
-    token_ids: Sequence[int],
-    *,
-    lengths: Sequence[int],
-    new_tokens: int,
-    repeats: int,
-    done: frozenset[tuple[Any, ...]] = frozenset(),
-) -> Iterator[SpeedRow]:
-    """`compare` for the first tokens of a text, of each length that is not done yet."""
-    for length in lengths:
-        if (length,) not in done:
-            part = token_ids[:length]
-            yield compare(runner, reference, part, new_tokens=new_tokens, repeats=repeats)
 
 
 def _our_times(runner: Runner, ids: list[int], new_tokens: int) -> tuple[float, float]:

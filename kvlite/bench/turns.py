@@ -3,23 +3,22 @@ answered as well as the first?"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from random import Random
-from statistics import fmean
 from typing import Any, ClassVar
 
-from kvlite.bench.case import Made, Puzzle, Recipe, answer_tokens, asked
+from kvlite.bench.case import Puzzle, answer_tokens, asked, longest
 from kvlite.bench.fork import Choice
-from kvlite.bench.grid import fitted, label, require_memory, require_room
-from kvlite.bench.intervals import Estimate, mean_of, share_of
+from kvlite.bench.grid import fitting_prose, require_memory
 from kvlite.bench.marks import found, leading
 from kvlite.bench.niah import codes
-from kvlite.bench.prose import begun_elsewhere, hidden_in
-from kvlite.cache.bits import UNCHANGED
+from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
+from kvlite.bench.rows import Cells, Curve, Key, QualityRow, Tally, tallies
+from kvlite.bench.task import GridTask, Work
+from kvlite.cache.bits import UNCHANGED, written
 from kvlite.config.settings import Settings
-from kvlite.config.units import readable
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.runner import Runner
@@ -58,130 +57,106 @@ class Interview:
 
 
 def interview(tokenizer: Any, prose: str, length: int, questions: int, seed: int) -> Interview:
-    """A document with as many codes as there are questions; each seed has other prose and other
-    codes.
+    """A document with as many codes as there are questions; each seed has other prose and codes.
 
     Raises:
         SettingError: it is too short for them.
     """
     facts = codes(Random(f"turns {questions} {seed}"), questions)
-    text = begun_elsewhere(prose, seed)
-    ids = tokenizer.encode(text, add_special_tokens=False)[:length]
-    made = Interview(length, seed, "", tuple(facts))
-    places = [(made.depth(index), fact.context) for index, fact in enumerate(facts)]
-    longest = max((fact.question for fact in facts), key=lambda text: len(tokenizer.encode(text)))
+    ids = tokenizer.encode(begun_elsewhere(prose, seed), add_special_tokens=False)[:length]
+    talk = Interview(length, seed, "", tuple(facts))
+    places = [(talk.depth(index), fact.context) for index, fact in enumerate(facts)]
+    asked = max((fact.question for fact in facts), key=lambda text: len(tokenizer.encode(text)))
 
     def build(units: int) -> Puzzle:
-        hay = hidden_in(tokenizer.decode(ids[:units]), places)
-        return Puzzle(hay, longest, (), "")
+        return Puzzle(hidden_in(tokenizer.decode(ids[:units]), places), asked, (), "")
 
-    def prepare() -> Made:
-        return build, len(ids)
-
-    recipe = Recipe("turns", f"of {questions} questions", length, None, seed, prepare)
-    return replace(made, context=recipe.puzzle(tokenizer).context)
+    puzzle = longest(tokenizer, (build, len(ids)), length, f"turns of {questions} questions")
+    return replace(talk, context=puzzle.context)
 
 
-@dataclass(frozen=True)
-class TurnRow:
+@dataclass(frozen=True, kw_only=True)
+class TurnRow(QualityRow):
     """One question of a conversation, and its answer.
 
     Attributes:
-        length, seed: which document, as in `Interview`.
+        seed: which document.
         order: in which of many orders its questions are asked.
         place: which one in this order, from 1; the first comes with the document.
         depth: where in the document the answer is, 0 to 1.
-        method, budget, kv_bits: as asked for.
-        recall: "off", or how what was dropped came back, as in "128 of 4 bits".
         tokens: seen when the question was read.
-        entries_mean, kv_bytes: what the cache held then.
-        index_bytes, host_kv_bytes: what recall took beside it, on the device and in host memory.
         hit: the code is in the answer.
         leading: see `marks`.
-        answer: what was said.
     """
 
     KEY: ClassVar = ("length", "seed", "order", "place", "method", "budget", "kv_bits", "recall")
+    BOUNDS: ClassVar = {"leading": (0, 1)}
 
-    length: int
     seed: int
     order: int
     place: int
     depth: float
-    method: str
-    budget: int
-    kv_bits: str
-    recall: str
     tokens: int
-    entries_mean: float
-    kv_bytes: int
-    index_bytes: int
-    host_kv_bytes: int
     hit: bool
     leading: float
     answer: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by name."""
-        return asdict(self)
+    @property
+    def asked(self) -> Key:
+        """Which question, whatever the method."""
+        return self.length, self.seed, self.order, self.place
 
 
-def measured(
-    runner: Runner,
-    prose: str,
-    choices: Sequence[Choice],
-    *,
-    lengths: Sequence[int],
-    questions: int,
-    orders: int,
-    repeats: int,
-    done: frozenset[tuple[Any, ...]],
-) -> tuple[int, Iterator[TurnRow]]:
-    """How many rows a grid has, and `turns` for those that are missing.
+@dataclass(kw_only=True)
+class Turns(GridTask[TurnRow]):
+    """Conversations of several questions, in several orders."""
 
-    Args:
-        prose: what documents are made of.
-
-    Raises:
-        SettingError: documents are too long for the prose or the model, or too short for the
-            questions; or host memory is too small for recall.
-    """
-    tokenizer, most = runner.tokenizer, questions * TURN_TOKENS
-    held = len(tokenizer.encode(prose))
-    require_room(max(lengths), most, held, runner.shape.max_context)
-    require_memory(choices, runner.model, max(lengths) + most)
-    make = partial(interview, tokenizer, prose)
-    make(min(lengths), questions, 0)
-    interviews = (
-        make(length, questions, seed) for seed, length in product(range(repeats), lengths)
+    name: ClassVar = "turns"
+    title: ClassVar = "Questions one after the other"
+    row: ClassVar = TurnRow
+    curves: ClassVar = (
+        Curve("hit", "questions answered (share)", share=True),
+        Curve("leading", "leading digits right (share)", share=True),
     )
-    total = len(lengths) * questions * orders * repeats * len(choices)
-    return total, turns(runner.model, interviews, choices, orders, done)
+    from_seeds: ClassVar = True
+    records_recall: ClassVar = True
+
+    questions: int
+    orders: int
+    repeats: int
+
+    def work(self, runner: Runner) -> list[Work[TurnRow]]:
+        """Every conversation."""
+        prose, tokenizer, tokens = bundled_prose(), runner.tokenizer, max(self.tokens)
+        most = self.questions * TURN_TOKENS
+        fitting_prose(runner, tokens, most)
+        require_memory(self.choices, runner.model, tokens + most)
+        make = partial(interview, tokenizer, prose, questions=self.questions)
+        interviews = [
+            make(length, seed=seed) for seed, length in product(range(self.repeats), self.tokens)
+        ]
+        return turns(runner.model, interviews, self.fitted(runner.model), self.orders)
+
+    def table(self, rows: Sequence[TurnRow]) -> list[Cells]:
+        """A line for each choice."""
+        full = {
+            row.asked
+            for row in rows
+            if (row.method, row.kv_bits) == ("full", UNCHANGED) and row.hit
+        }
+        return [_line(tally, full) for tally in tallies(rows)]
 
 
 def turns(
-    model: LoadedModel,
-    interviews: Iterable[Interview],
-    choices: Sequence[Choice],
-    orders: int,
-    done: frozenset[tuple[Any, ...]] = frozenset(),
-) -> Iterator[TurnRow]:
-    """Every row of the grid that is not done yet, a conversation for each order and choice; one
-    whose rows are only partly there is held again.
-
-    Args:
-        choices: what is compared.
-        orders: how many orders of the questions.
-    """
-    choices = fitted(choices, model)
-    for each in interviews:
-        for order, choice in product(range(orders), choices):
-            how = (choice.method.spec, choice.budget, choice.kv_bits, choice.recalls)
-            keys = [(each.length, each.seed, order, at + 1, *how) for at in range(len(each.facts))]
-            if done.issuperset(keys):
-                continue
-            rows = _rows(model, each, order, choice)
-            yield from (row for row, key in zip(rows, keys, strict=True) if key not in done)
+    model: LoadedModel, interviews: Iterable[Interview], choices: Sequence[Choice], orders: int
+) -> list[Work[TurnRow]]:
+    """A conversation for each document, order and choice."""
+    work: list[Work[TurnRow]] = []
+    for each, order, choice in product(interviews, range(orders), choices):
+        about = {"length": each.length, "seed": each.seed, "order": order, **choice.columns}
+        keys = [TurnRow.key({**about, "place": at + 1}) for at in range(len(each.facts))]
+        work.append((keys, partial(_rows, model, each, order, choice)))
+    return work
 
 
 def _rows(
@@ -195,12 +170,8 @@ def _rows(
         # Without a chat template nothing else stands between an answer and the next question.
         gap = "\n\n" if before or tokenizer.chat_template is None else ""
         right = tokenizer.encode(fact.words, add_special_tokens=False)
-        pieces = list(
-            talk.stream(
-                before + gap + asked(tokenizer, fact.question),
-                max_new_tokens=answer_tokens(len(right)),
-            )
-        )
+        message = before + gap + asked(tokenizer, fact.question)
+        pieces = list(talk.stream(message, max_new_tokens=answer_tokens(len(right))))
         text, metrics = "".join(piece.text for piece in pieces), pieces[0].metrics
         _require_recall(choice, metrics)
         yield TurnRow(
@@ -209,10 +180,7 @@ def _rows(
             order=order,
             place=place,
             depth=interview.depth(question),
-            method=choice.method.spec,
-            budget=choice.budget,
-            kv_bits=choice.kv_bits,
-            recall=choice.recalls,
+            **choice.columns,
             tokens=metrics.seen_tokens,
             entries_mean=metrics.kept_entries_mean,
             kv_bytes=metrics.kv_bytes,
@@ -226,127 +194,47 @@ def _rows(
 
 def _settings(choice: Choice) -> Settings:
     """A choice as a user would set it."""
-    plain = Settings(
-        method=choice.method.spec,
-        budget=str(choice.budget),
-        kv_bits=choice.kv_bits,
-        recall="off",
-    )
-    if choice.recall is None:
-        return plain
-    bits = UNCHANGED if choice.recall.bits is None else str(choice.recall.bits)
-    return plain.replace(
-        {"recall": "ram", "recall_entries": choice.recall.entries, "recall_bits": bits}
-    )
+    recall = choice.recall
+    own = {"method": choice.method.spec, "budget": str(choice.budget), "kv_bits": choice.kv_bits}
+    if recall is None:
+        return Settings().replace({**own, "recall": "off"})
+    ways = {"recall": "ram", "recall_entries": recall.entries, "recall_bits": written(recall.bits)}
+    return Settings().replace({**own, **ways})
 
 
 def _require_recall(choice: Choice, metrics: GenerationMetrics) -> None:
-    """Raises SettingError if a conversation that should recall forgets."""
+    """Raises SettingError if a conversation that should recall cannot."""
     drops = metrics.budget < metrics.seen_tokens
     if choice.recall is not None and drops and not metrics.host_kv_bytes:
         raise SettingError("; ".join(metrics.notes))
 
 
-@dataclass(frozen=True)
-class TurnTally:
-    """All questions of one length, method, budget and recall.
-
-    Attributes:
-        asked, hits: questions, and how many were answered.
-        hit, leading: means of the rows'.
-        of_full: how many of those that the full cache answered, in the same order and place, and
-            how many these are.
-        by_order: hits in each order.
-        by_place: hits at each place.
-        alike: questions answered in all orders or in none, and how many there are.
-        entries_mean: mean of the rows'.
-        kv_bytes: mean of the rows', recall's index on the device included.
-    """
-
-    length: int
-    method: str
-    budget: int
-    kv_bits: str
-    recall: str
-    asked: int
-    hits: int
-    hit: Estimate
-    leading: Estimate
-    of_full: tuple[int, int]
-    by_order: tuple[int, ...]
-    by_place: tuple[int, ...]
-    alike: tuple[int, int]
-    entries_mean: float
-    kv_bytes: float
-
-    def cells(self) -> dict[str, str]:
-        """What a table shows, by column."""
-        low, high = self.hit.low or 0.0, self.hit.high or 0.0
-        return {
-            "tokens": f"{self.length:,}",
-            "method": label(self.method, self.kv_bits),
-            "budget": "all" if self.method == "full" else f"{self.budget:,}",
-            "recall": self.recall,
-            "entries": f"{self.entries_mean:,.0f}",
-            "KV": readable(self.kv_bytes),
-            "answered": f"{self.hits} of {self.asked} ({low:.0%} to {high:.0%})",
-            "of the full cache's": f"{self.of_full[0]} of {self.of_full[1]}",
-            "leading": self.leading.shown(),
-            "by place": " ".join(map(str, self.by_place)),
-            "by order": " ".join(map(str, self.by_order)),
-            "alike in all orders": f"{self.alike[0]} of {self.alike[1]}",
-        }
-
-
-def tallies(rows: Iterable[TurnRow]) -> list[TurnTally]:
-    """Rows added up over documents, orders and places, in their order."""
-    groups: dict[tuple[int, str, int, str, str], list[TurnRow]] = {}
-    for row in rows:
-        group = (row.length, row.method, row.budget, row.kv_bits, row.recall)
-        groups.setdefault(group, []).append(row)
-    known = {
-        _asked(row)
-        for (_, method, _, kv_bits, _), cells in groups.items()
-        for row in cells
-        if (method, kv_bits) == ("full", UNCHANGED) and row.hit
-    }
-    return [_tally(group, cells, known) for group, cells in groups.items()]
-
-
-def _asked(row: TurnRow) -> tuple[int, int, int, int]:
-    return row.length, row.seed, row.order, row.place
-
-
-def _tally(
-    group: tuple[int, str, int, str, str],
-    rows: list[TurnRow],
-    known: set[tuple[int, int, int, int]],
-) -> TurnTally:
-    """Rows of one group.
+def _line(tally: Tally[TurnRow], full: set[Key]) -> Cells:
+    """A line of the table.
 
     Args:
-        known: what the full cache answered.
+        full: what the full cache answered.
     """
-    hits, shared = sum(row.hit for row in rows), [row for row in rows if _asked(row) in known]
-    orders, places = (
-        Counter(dict.fromkeys(sorted(values), 0))
-        for values in ({row.order for row in rows}, {row.place for row in rows})
-    )
-    outcomes: dict[tuple[int, float], set[bool]] = {}
+    rows = tally.rows
+    shared = [row for row in rows if row.asked in full]
+    outcomes: dict[Key, set[bool]] = {}
     for row in rows:
-        orders[row.order] += row.hit
-        places[row.place] += row.hit
         outcomes.setdefault((row.seed, row.depth), set()).add(row.hit)
-    return TurnTally(
-        *group,
-        asked=len(rows),
-        hits=hits,
-        hit=share_of(hits, len(rows)),
-        leading=mean_of([row.leading for row in rows], 0, 1),
-        of_full=(sum(row.hit for row in shared), len(shared)),
-        by_order=tuple(orders.values()),
-        by_place=tuple(places.values()),
-        alike=(sum(len(each) == 1 for each in outcomes.values()), len(outcomes)),
-        entries_mean=fmean(row.entries_mean for row in rows),
-        kv_bytes=fmean(row.kv_bytes + row.index_bytes for row in rows),
-    )
+    alike = sum(len(each) == 1 for each in outcomes.values())
+    return {
+        **tally.setting(),
+        "answered": tally.shown_hits(),
+        "of the full cache's": f"{sum(row.hit for row in shared)} of {len(shared)}",
+        "leading": tally.estimate("leading").shown(),
+        "by place": _hits_by(rows, "place"),
+        "by order": _hits_by(rows, "order"),
+        "alike in all orders": f"{alike} of {len(outcomes)}",
+    }
+
+
+def _hits_by(rows: Sequence[TurnRow], column: str) -> str:
+    """How many questions were answered at each value of a column."""
+    hits: Counter[int] = Counter()
+    for row in rows:
+        hits[getattr(row, column)] += row.hit
+    return " ".join(str(hits[each]) for each in sorted(hits))

@@ -12,7 +12,7 @@ from kvlite import __version__
 from kvlite.cli import BAD_INPUT
 from kvlite.cli.app import app as in_browser
 from kvlite.cli.ask import ask
-from kvlite.cli.bench import app as bench
+from kvlite.cli.bench.commands import app as bench
 from kvlite.cli.calibrate import calibrate
 from kvlite.cli.chat.command import chat
 from kvlite.cli.config import config
