@@ -1,4 +1,4 @@
-"""The heads: in how many directions the queries of each spread, by which UNComp groups them."""
+"""In how many directions the queries of each head spread, by which UNComp groups heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from kvlite.model.calibration import Calibration
 
 from .svg import (
     HELD,
-    SMALL,
     STRENGTHS,
     WIDTH,
     element,
-    label,
+    line,
     number,
     picture,
     row,
+    small,
     spaced,
     steps_legend,
     title,
@@ -28,11 +28,11 @@ LEFT, TOP = 46, 58
 
 @dataclass(frozen=True)
 class Plot:
-    """Where cells are, and what they show.
+    """The grid of cells.
 
     Attributes:
         wide, tall: of a cell, its gap included.
-        low, high: the least and the highest rank.
+        low, high: the smallest and the largest rank.
         bottom: below the last row.
     """
 
@@ -50,9 +50,9 @@ def draw_heads(
     groups: int = UNComp.groups,
     name: str = "Effective rank of heads",
 ) -> str:
-    """SVG of a column a layer, a row a KV head, the stronger the more directions its queries take;
-    heads of the first group, whose lines are the longest, have a dot. Groups of layers are
-    numbered below.
+    """SVG of a column for each layer and a row for each KV head, stronger the more directions its
+    queries take. Heads of the first group, which keep most entries, have a dot; groups of layers
+    are numbered below.
 
     Args:
         drop: by how much the rank falls where a group of layers begins.
@@ -64,31 +64,22 @@ def draw_heads(
     every = [rank for layer in ranks for rank in layer]
     wide, tall = (WIDTH - LEFT) / layers, max(6.0, min(22.0, 320 / heads))
     plot = Plot(wide, tall, min(1.0, wide / 5), min(every), max(every), TOP + tall * heads)
-    content = [
-        _legend(plot.low, plot.high, groups),
-        label(0, TOP - 5, "layer", font_size=SMALL),
-    ]
+    content = [_legend(plot.low, plot.high, groups), small(0, TOP - 5, "layer")]
     for layer in range(layers):
         longest = [group == 0 for group in head_groups(calibration.heads_by_rank(layer), groups)]
         content.append(_column(ranks[layer], longest, plot, layer))
-    for layer in range(0, layers, spaced(wide, 24)):
-        x = LEFT + (layer + 0.5) * wide
-        content.append(label(x, TOP - 5, str(layer), font_size=SMALL, text_anchor="middle"))
-    for head in range(0, heads, spaced(tall, 14)):
-        y = TOP + (head + 0.5) * tall + 3.5
-        content.append(label(0, y, f"head {head}", font_size=SMALL))
-    for group, members in groupby(enumerate(by_layer), key=lambda each: each[1]):
-        own = [layer for layer, _ in members]
+    content += [
+        small(LEFT + (layer + 0.5) * wide, TOP - 5, str(layer), "middle")
+        for layer in range(0, layers, spaced(wide, 24))
+    ]
+    content += [
+        small(0, TOP + (head + 0.5) * tall + 3.5, f"head {head}")
+        for head in range(0, heads, spaced(tall, 14))
+    ]
+    for group, members in groupby(range(layers), key=lambda layer: by_layer[layer]):
+        own = [*members]
         content.append(_group(group, own[0], own[-1], plot))
-    content.append(
-        label(
-            LEFT + (WIDTH - LEFT) / 2,
-            plot.bottom + 36,
-            "groups of layers",
-            font_size=SMALL,
-            text_anchor="middle",
-        )
-    )
+    content.append(small(LEFT + (WIDTH - LEFT) / 2, plot.bottom + 36, "groups of layers", "middle"))
     return picture(name, _told(calibration, max(by_layer) + 1), plot.bottom + 42, content)
 
 
@@ -105,20 +96,20 @@ def _told(calibration: Calibration, groups: int) -> str:
 
 
 def _step(rank: float, low: float, high: float) -> int:
-    """Which of the strengths stands for it."""
+    """The index of the opacity that stands for a rank."""
     share = (rank - low) / (high - low) if high > low else 1.0
     return min(len(STRENGTHS) - 1, int(len(STRENGTHS) * share))
 
 
 def _legend(low: float, high: float, groups: int) -> str:
     parts = [
-        label(0, 13, f"{low:.1f}", font_size=SMALL),
+        small(0, 13, f"{low:.1f}"),
         steps_legend(28, 4, HELD),
-        label(88, 13, f"{high:.1f} directions that queries take", font_size=SMALL),
+        small(88, 13, f"{high:.1f} directions that queries take"),
     ]
     if groups > 1:
         parts.append(element("circle", cx=5, cy=27, r=2.2))
-        parts.append(label(14, 31, "the layer's first group: longest lines", font_size=SMALL))
+        parts.append(small(14, 31, "the layer's first group: longest lines"))
     return "".join(parts)
 
 
@@ -132,35 +123,23 @@ def _column(ranks: Sequence[float], longest: Sequence[bool], plot: Plot, layer: 
         title(f"Layer {layer}: {shown}"),
         element("g", row(steps, wide / 2, wide, HELD), transform=turned),
     ]
-    across = f"{x + wide / 2:.2f}"
-    dots = [
-        f"M{across} {number(TOP + (head + 0.5) * plot.tall)}h0"
+    dots = "".join(
+        f"M{x + wide / 2:.2f} {number(TOP + (head + 0.5) * plot.tall)}h0"
         for head, first in enumerate(longest)
         if first
-    ]
+    )
     if dots:
-        parts.append(
-            element(
-                "path",
-                d="".join(dots),
-                stroke="currentColor",
-                stroke_width=number(min(4.4, plot.wide / 2, plot.tall / 2)),
-                stroke_linecap="round",
-            )
-        )
+        width = number(min(4.4, plot.wide / 2, plot.tall / 2))
+        parts.append(line(dots, stroke_width=width, stroke_linecap="round"))
     return element("g", "".join(parts))
 
 
 def _group(group: int, first: int, last: int, plot: Plot) -> str:
-    """A bracket below the layers of a group, with their numbers where there is room."""
+    """A bracket below the layers of a group, with its number where there is room."""
     left, right = LEFT + first * plot.wide, LEFT + (last + 1) * plot.wide - plot.gap
     layers = f"layer {first}" if first == last else f"layers {first} to {last}"
     bracket = f"M{number(left)} {number(plot.bottom + 4)}v4H{number(right)}v-4"
-    middle, below = (left + right) / 2, plot.bottom + 20
-    parts = [
-        title(f"Group {group + 1}: {layers}"),
-        element("path", d=bracket, stroke="currentColor", fill="none"),
-    ]
+    parts = [title(f"Group {group + 1}: {layers}"), line(bracket)]
     if right - left >= 8 * len(str(group + 1)):
-        parts.append(label(middle, below, str(group + 1), font_size=SMALL, text_anchor="middle"))
+        parts.append(small((left + right) / 2, plot.bottom + 20, str(group + 1), "middle"))
     return element("g", "".join(parts))
