@@ -67,7 +67,7 @@ def rect(
 
 def line(path: str, **attributes: object) -> str:
     """A line along a path, in the color of the text."""
-    return element("path", d=path, stroke="currentColor", fill="none", **attributes)
+    return element("path", "", d=path, stroke="currentColor", fill="none", **attributes)
 
 
 def number(value: float) -> str:
