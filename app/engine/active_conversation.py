@@ -13,7 +13,7 @@ from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Part, weights_of
 
-from ..storage.branches import branches_of, said_elsewhere
+from ..storage.branches import branches_of
 from ..storage.record import Record, StoredMessage, keys_of, said_in
 from ..storage.store import ConversationStore
 from .accounts import CacheObserver, PageFinder, account_of
@@ -96,7 +96,7 @@ class ActiveConversation:
             self.store.keep_account(self.record.id, key, account)
 
     def _said(self) -> list[StoredMessage]:
-        return said_in(self.talk.messages, self.session.messages)
+        return said_in(self.session, self.talk.messages)
 
     def keep(self, called: str = "this conversation") -> None:
         """Bring a conversation to disk, as little of it as it takes to read it again. What people
@@ -137,7 +137,7 @@ class ActiveConversation:
         record.said, record.used = self._said(), time.time()
         record.model = session.given.model
         record.waiting = [document.name for document in session.waiting]
-        record.branches, record.elsewhere = branches_of(session), said_elsewhere(session)
+        record.branches, record.elsewhere = branches_of(session)
 
     def resume(self, runner: Runner, work: Work) -> None:
         """Go on with what was said before, from the cache that was kept or by reading again."""
