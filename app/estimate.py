@@ -1,4 +1,4 @@
-"""What settings would take, told at once and before anything is loaded."""
+"""How much memory settings would take, told at once and before anything is loaded."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from kvlite.model.source import find_config
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner
 
-from .views.colors import color_of
+from .views.bars import bar_html, color_of
 
 # What a plan may choose, as it is left open.
 _OPEN = {
@@ -28,11 +28,11 @@ class MemoryEstimate:
     """What settings would take.
 
     Attributes:
-        plan: as it would be.
-        asked: tokens that were asked for; a plan is of no more than the model was trained for.
+        plan: for at most as many tokens as the model was trained for.
+        asked: how many tokens were asked for.
         longest: the longest text that would fit.
-        nearest: where it does not fit, what does if weights, bits, budget and chunk are left open;
-            None if nothing does.
+        nearest: where it does not fit, the plan that does if weights, bits, budget and chunk are
+            left open; None if none does.
     """
 
     plan: Plan
@@ -42,21 +42,17 @@ class MemoryEstimate:
 
 
 class Estimator:
-    """Says what settings would take, in any thread, while the engine loads or answers too."""
+    """Estimates in any thread, also while the engine loads or answers."""
 
     def __init__(self, own_bytes: Callable[[], int]) -> None:
-        """For a process that may hold a model already.
-
-        Args:
-            own_bytes: what it holds of the device, which would be free for another.
-        """
+        """With what this process holds of the device: it would be free for another model."""
         self.own_bytes = own_bytes
 
     def estimate(self, settings: Settings, tokens: int) -> MemoryEstimate:
         """For a text of so many tokens.
 
         Raises:
-            KvliteError: a setting is none, or the model cannot be found or planned for.
+            KvliteError: the model cannot be found, or cannot be planned for with these settings.
         """
         load_transformers()
         folder, device = find_config(settings.model), choose_device(settings.device)
@@ -72,15 +68,9 @@ class Estimator:
 
     def _planner(self, settings: Settings, folder: Path, device: torch.device) -> Planner:
         planner = planner_here(settings, folder, device, reads_text=False)
-        planner.room = replace(planner.room, total=self._offered(planner, settings))
+        if settings.vram == "auto":
+            planner.room = replace(planner.room, total=planner.room.total + self.own_bytes())
         return planner
-
-    def _offered(self, planner: Planner, settings: Settings) -> int:
-        """What would be there once the model that is loaded is gone."""
-        room = planner.room
-        if settings.vram != "auto":
-            return room.total
-        return room.total + self.own_bytes()
 
 
 def verdict_html(estimate: MemoryEstimate) -> str:
@@ -109,14 +99,34 @@ def _verdict(estimate: MemoryEstimate) -> Iterator[str]:
         yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
 
 
+def _told(plan: Plan) -> str:
+    """A plan's choices, and what they take."""
+    choice = plan.choice
+    layers = "" if choice.stream == "off" else f", layers from {choice.stream}"
+    return (
+        f"weights {choice.weights.name}{layers}, budget {choice.budget}, kv bits {choice.kv_bits}, "
+        f"chunk {choice.chunk}: {readable(plan.peak_bytes)}"
+    )
+
+
 def phases_html(estimate: MemoryEstimate) -> str:
-    """What is taken for what, how far that reaches, and how fast it may be."""
-    return f'<div class="price">{"".join(_taken(estimate))}</div>'
+    """What takes memory in each phase, the longest text that fits, and the speed to expect."""
+    return f'<div class="price">{"".join(_phases(estimate))}</div>'
 
 
-def _taken(estimate: MemoryEstimate) -> Iterator[str]:
+def _phases(estimate: MemoryEstimate) -> Iterator[str]:
     plan = estimate.plan
-    yield from _phases(plan)
+    scale = max(plan.peak_bytes, plan.room.tensors)
+    limit = f'<u style="left:{100 * plan.room.tensors / scale:.2f}%"></u>'
+    names = list(dict.fromkeys(name for items in plan.phases.values() for name in items))
+    for phase, items in plan.phases.items():
+        total = readable(sum(items.values()))
+        bar = bar_html(items.items(), scale, f"to {phase}: {total}", limit)
+        yield f'<div class="phase"><span>to {escape(phase)}</span>{bar}<span>{total}</span></div>'
+    legend = "".join(
+        f'<span><b class="{color_of(name)}"></b>{escape(name)}</span>' for name in names
+    )
+    yield f'<p class="legend">{legend}</p>'
     if estimate.longest:
         yield f"<p>Longest text that fits so: <b>{estimate.longest:,} tokens</b></p>"
     if plan.tokens_per_s is not None:
@@ -126,37 +136,3 @@ def _taken(estimate: MemoryEstimate) -> Iterator[str]:
         yield f"<p>Host memory for recall: {host} free</p>"
     if plan.changes:
         yield f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>"
-
-
-def _told(plan: Plan) -> str:
-    """A choice, and what it takes."""
-    choice = plan.choice
-    layers = "" if choice.stream == "off" else f", layers from {choice.stream}"
-    return (
-        f"weights {choice.weights.name}{layers}, budget {choice.budget}, kv bits {choice.kv_bits}, "
-        f"chunk {choice.chunk}: {readable(plan.peak_bytes)}"
-    )
-
-
-def _phases(plan: Plan) -> Iterator[str]:
-    """A bar for each phase, on one scale."""
-    scale = max(plan.peak_bytes, plan.room.tensors)
-    limit = 100 * plan.room.tensors / scale
-    names = list(dict.fromkeys(name for items in plan.phases.values() for name in items))
-    for phase, items in plan.phases.items():
-        total = sum(items.values())
-        bar = "".join(
-            f'<i class="{color_of(name)}" style="width:{100 * size / scale:.3f}%" '
-            f'title="{escape(name)}: {readable(size)}"></i>'
-            for name, size in items.items()
-            if size
-        )
-        yield (
-            f'<div class="phase"><span>to {escape(phase)}</span><div class="bar" role="img" '
-            f'aria-label="to {escape(phase)}: {readable(total)}">{bar}'
-            f'<u style="left:{limit:.2f}%"></u></div><span>{readable(total)}</span></div>'
-        )
-    legend = "".join(
-        f'<span><b class="{color_of(name)}"></b>{escape(name)}</span>' for name in names
-    )
-    yield f'<p class="legend">{legend}</p>'

@@ -1,4 +1,4 @@
-"""Who looks at what."""
+"""Who asks, and about which conversation."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,11 @@ import gradio as gr
 
 @dataclass(frozen=True)
 class RequestContext:
-    """Someone looks at a conversation.
+    """A user looks at a conversation.
 
     Attributes:
-        owner: whose it is.
-        id: which.
-        tab: of the browser.
-        start: how many of its messages are left out there, the first ones.
+        tab: of the browser, by its session's hash.
+        start: how many of the conversation's first messages are not shown there.
         query: what conversations are searched for there.
     """
 
@@ -27,15 +25,10 @@ class RequestContext:
 def request_context(
     request: gr.Request, id: str, start: int = 0, query: str = ""
 ) -> RequestContext:
-    """Who asks, about which conversation, and what of it they are shown."""
-    return RequestContext(owner_of(request), id, tab_of(request), start, query)
+    """The context of a request."""
+    return RequestContext(owner_of(request), id, request.session_hash or "", start, query)
 
 
 def owner_of(request: gr.Request) -> str:
-    """Who is logged in, "" where nobody has to be."""
+    """The user's name, "" where nobody has to log in."""
     return request.username or ""
-
-
-def tab_of(request: gr.Request) -> str:
-    """Which tab asks."""
-    return request.session_hash or ""

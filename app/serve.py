@@ -19,8 +19,7 @@ from kvlite.errors import SettingError
 from .web.guard import ServerConfig
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
-# Read when gradio is imported, or when it starts: nothing is told to anyone, nor made into
-# statistics for nobody after every event.
+# Read when gradio is imported or starts: no analytics are sent, nor collected after every event.
 _QUIET = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
@@ -39,10 +38,9 @@ def serve(
     """Serve until someone interrupts, then keep the conversation in memory and end.
 
     Args:
-        server_config: how it is reached.
         root: kvlite's data folder, if not the usual one.
-        tell: told the address, why the model cannot be loaded if it cannot, and in the end what
-            became of the conversations.
+        tell: is given the address, why the model cannot be loaded if so, and in the end what became
+            of the conversations.
 
     Raises:
         SettingError: others could come in without a password, no port is free, or another app has
@@ -50,10 +48,10 @@ def serve(
     """
     server_config.require_password()
     os.environ.update(_QUIET)
-    # Read when torch is imported. Its threads would spin while they wait for one another, which
-    # takes ten times as long as soon as anything else, as a document's reader, wants a core too.
+    # Read when torch is imported. Threads that spin while they wait for each other take ten times
+    # as long as soon as anything else, such as a document's reader, wants a core too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
+    for name in ("NO_PROXY", "no_proxy"):  # gradio sends itself a request to see that it is up
         others = os.environ.get(name, "")
         os.environ[name] = ",".join(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
@@ -87,75 +85,86 @@ def _serve(
     from .engine.service import Service
 
     service = Service(settings, root)
-    # Nobody else has it: what is there is of an app that was killed.
-    service.uploads.clear()
+    service.uploads.clear()  # of an app that was killed
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
+    page = _page(service, server_config)
+    over = threading.Event()
+    with _interrupts(over):
+        address = _launch(page, service, server_config)
+        model = service.load(settings)
+        tell(f"kvlite is at {address} (Ctrl-C ends it)")
+        while not over.wait(1) and not model.shown.ended:
+            pass
+        if model.shown.error:
+            tell(f"{model.shown.error}: choose another model in the settings")
+        over.wait()
+        # First, or waiting work would begin once those who follow an answer have gone.
+        tell(service.close() or "Ended; the conversations are kept.")
+        service.uploads.clear()
+        # Nobody who still listens is waited for, of which uvicorn would complain.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        page.server.config.timeout_graceful_shutdown = 0
+        page.close(verbose=False)
 
-    from starlette.middleware import Middleware
 
+def _page(service: Any, server_config: ServerConfig) -> Any:
     from kvlite.model.source import models_here
 
     from .engine.live import Live
     from .estimate import Estimator
     from .form import Models
     from .page import make_page
-    from .web.gradio_patches import ScriptInjector, poll_queue_slowly
-    from .web.uploading import LARGEST, Uploading
+    from .web.gradio_patches import poll_queue_slowly
 
-    host, models = server_config.host, Models(models_here(), others=not server_config.auth)
-    page = make_page(
-        service, Live(service.model_host), Estimator(service.model_host.held_bytes), models
-    )
+    host = service.model_host
+    models = Models(models_here(), others=not server_config.auth)
+    page = make_page(service, Live(host), Estimator(host.held_bytes), models)
     page.queue(max_size=64, default_concurrency_limit=8)
     poll_queue_slowly(page)
-    over = threading.Event()
-    with _interrupts(over):
-        try:
-            _, local, shared = page.launch(
-                server_name=f"[{host}]" if ":" in host else host,
-                server_port=_free_port(host, server_config.port),
-                auth=list(server_config.auth) or None,
-                share=server_config.share,
-                inbrowser=server_config.browser,
-                prevent_thread_lock=True,
-                quiet=True,
-                show_error=True,
-                max_file_size=LARGEST,
-                allowed_paths=[],
-                enable_monitoring=False,
-                run_history=False,
-                ssr_mode=False,
-                _frontend=False,  # or what takes 3 seconds to answer first is given up
-                pwa=False,
-                mcp_server=False,
-                footer_links=[],
-                app_kwargs={
-                    "middleware": [
-                        *server_config.middleware(),
-                        Middleware(Uploading, uploads=service.uploads),
-                        Middleware(ScriptInjector),
-                    ]
-                },
-                theme=_theme(),
-                # Given as css, gradio would rewrite its selectors, and break some.
-                head=f"<style>{_STYLE.read_text()}</style>",
-            )
-        except OSError as error:
-            raise SettingError(f"--host {host} --port {server_config.port}: {error}") from None
-        model = service.load(settings)
-        tell(f"kvlite is at {shared or local} (Ctrl-C ends it)")
-        while not over.wait(1) and not model.shown.ended:
-            pass
-        if model.shown.error:
-            tell(f"{model.shown.error}: choose another model in the settings")
-        over.wait()
-        # First, or what waits would begin once whoever follows an answer has gone.
-        tell(service.close() or "Ended; the conversations are kept.")
-        service.uploads.clear()
-        # Whoever listens is not waited for, of which uvicorn would complain.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        page.server.config.timeout_graceful_shutdown = 0
-        page.close(verbose=False)
+    return page
+
+
+def _launch(page: Any, service: Any, server_config: ServerConfig) -> str:
+    """Start the server; its address."""
+    from starlette.middleware import Middleware
+
+    from .web.gradio_patches import ScriptInjector
+    from .web.uploading import LARGEST, Uploading
+
+    host = server_config.host
+    try:
+        _, local, shared = page.launch(
+            server_name=f"[{host}]" if ":" in host else host,
+            server_port=_free_port(host, server_config.port),
+            auth=list(server_config.auth) or None,
+            share=server_config.share,
+            inbrowser=server_config.browser,
+            prevent_thread_lock=True,
+            quiet=True,
+            show_error=True,
+            max_file_size=LARGEST,
+            allowed_paths=[],
+            enable_monitoring=False,
+            run_history=False,
+            ssr_mode=False,
+            _frontend=False,  # gradio gives up if its first request takes 3 seconds
+            pwa=False,
+            mcp_server=False,
+            footer_links=[],
+            app_kwargs={
+                "middleware": [
+                    *server_config.middleware(),
+                    Middleware(Uploading, uploads=service.uploads),
+                    Middleware(ScriptInjector),
+                ]
+            },
+            theme=_theme(),
+            # Given as css, gradio would rewrite its selectors, and break some.
+            head=f"<style>{_STYLE.read_text()}</style>",
+        )
+    except OSError as error:
+        raise SettingError(f"--host {host} --port {server_config.port}: {error}") from None
+    return str(shared or local)
 
 
 def _theme() -> Any:
@@ -166,7 +175,7 @@ def _theme() -> Any:
         neutral_hue="slate",
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
         font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
-    ).set(  # gradio's own are too faint to read for many
+    ).set(  # gradio's own are too faint for many to read
         body_text_color_subdued="*neutral_500",
         input_placeholder_color="*neutral_600",
         input_placeholder_color_dark="*neutral_300",
@@ -174,7 +183,7 @@ def _theme() -> Any:
 
 
 def _free_port(host: str, first: int) -> int:
-    """The first port from there on that nobody has.
+    """The first free port from there on.
 
     Raises:
         SettingError: there is none, or no such host.
@@ -194,22 +203,18 @@ def _free_port(host: str, first: int) -> int:
     )
 
 
-class _interrupts:
-    """The first Ctrl-C, or a polite request to end, sets an event; a second one ends at once."""
+@contextmanager
+def _interrupts(over: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM sets an event; a second one ends at once."""
 
-    def __init__(self, over: threading.Event) -> None:
-        self.over = over
-
-    def __enter__(self) -> None:
-        self._before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-        for each in self._before:
-            signal.signal(each, self._heard)
-
-    def __exit__(self, *_: object) -> None:
-        for each, before in self._before.items():
-            signal.signal(each, before)
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.over.is_set():
+    def heard(number: int, frame: FrameType | None) -> None:
+        if over.is_set():
             raise KeyboardInterrupt
-        self.over.set()
+        over.set()
+
+    before = {each: signal.signal(each, heard) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite_app.engine.device_memory import held_now
+from kvlite_app.engine.model_host import held_now
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work
 from kvlite_app.estimate import Estimator
