@@ -39,12 +39,8 @@ class ConversationEvents:
     def show(
         self, id: str, query: str, here: str, said: dict[str, Any] | None, request: gr.Request
     ) -> Updates:
-        """Show the end of a conversation, and from now on what is done for it and no other.
-
-        Args:
-            here: the one that was shown before.
-            said: what is in the box. It stays there, unless it is the draft of that one.
-        """
+        """Show the end of a conversation, and from now on what is done for it and no other. What
+        was `said` stays in the box, unless it is the draft of the one that was shown (`here`)."""
         context = request_context(request, self._there(id, request), query=query)
         self.tabs.go(context.tab, context.id)
         left = here not in ("", context.id)

@@ -48,12 +48,8 @@ class ConversationView:
     def idle(
         self, context: RequestContext, *, status: str = "", refill: bool = True, empty: bool = False
     ) -> Updates:
-        """All of a conversation while nothing is done for it.
-
-        Args:
-            refill: whether a message without an answer is put into the box.
-            empty: whether the box is emptied otherwise.
-        """
+        """All of a conversation while nothing is done for it. With `refill` a message without an
+        answer is put into the box; with `empty` it is emptied otherwise."""
         store = self.service.store(context.owner)
         record = self.service.record(context.owner, context.id)
         start = start_of(record.said, context.start)

@@ -1,6 +1,6 @@
 """How much memory settings would take, told at once and before anything is loaded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -49,11 +49,8 @@ class Estimator:
         self.own_bytes = own_bytes
 
     def estimate(self, settings: Settings, tokens: int) -> MemoryEstimate:
-        """For a text of so many tokens.
-
-        Raises:
-            KvliteError: the model cannot be found, or cannot be planned for with these settings.
-        """
+        """For a text of so many tokens; raises a KvliteError if the model cannot be found, or
+        cannot be planned for with these settings."""
         load_transformers()
         folder, device = find_config(settings.model), choose_device(settings.device)
         with making_modules():
@@ -75,28 +72,23 @@ class Estimator:
 
 def verdict_html(estimate: MemoryEstimate) -> str:
     """Whether the machine has what settings would take, and what to do if not."""
-    return f'<div class="price">{"".join(_verdict(estimate))}</div>'
-
-
-def _verdict(estimate: MemoryEstimate) -> Iterator[str]:
     plan = estimate.plan
     room, peak = plan.room, plan.peak_bytes
     verdict = "fits" if plan.fits else "does not fit"
     offered = f"{readable(peak)} of {readable(room.tensors)}"
-    yield (
+    lines = [
         f'<p class="{"fits" if plan.fits else "refused"}" data-peak="{peak}" '
         f'data-offered="{room.tensors}" data-fits="{plan.fits}"><b>{verdict}</b>: '
         f"{plan.tokens:,} tokens take {offered} that {escape(room.name)} offers</p>"
-    )
+    ]
     if estimate.asked > plan.tokens:
-        yield (
-            "<p>The model was trained for no more than that: "
-            f"{estimate.asked:,} were asked for.</p>"
-        )
+        more = f"{estimate.asked:,} were asked for"
+        lines.append(f"<p>The model was trained for no more than that: {more}.</p>")
     if estimate.nearest is not None:
-        yield f"<p>The nearest that fits: <b>{escape(_told(estimate.nearest))}</b></p>"
+        lines.append(f"<p>The nearest that fits: <b>{escape(_told(estimate.nearest))}</b></p>")
     elif not estimate.longest:
-        yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
+        lines.append("<p>Nothing fits: choose a smaller model, or more memory.</p>")
+    return f'<div class="price">{"".join(lines)}</div>'
 
 
 def _told(plan: Plan) -> str:
@@ -111,28 +103,27 @@ def _told(plan: Plan) -> str:
 
 def phases_html(estimate: MemoryEstimate) -> str:
     """What takes memory in each phase, the longest text that fits, and the speed to expect."""
-    return f'<div class="price">{"".join(_phases(estimate))}</div>'
-
-
-def _phases(estimate: MemoryEstimate) -> Iterator[str]:
-    plan = estimate.plan
+    plan, lines = estimate.plan, list[str]()
     scale = max(plan.peak_bytes, plan.room.tensors)
     limit = f'<u style="left:{100 * plan.room.tensors / scale:.2f}%"></u>'
-    names = list(dict.fromkeys(name for items in plan.phases.values() for name in items))
     for phase, items in plan.phases.items():
         total = readable(sum(items.values()))
         bar = bar_html(items.items(), scale, f"to {phase}: {total}", limit)
-        yield f'<div class="phase"><span>to {escape(phase)}</span>{bar}<span>{total}</span></div>'
+        name = f"<span>to {escape(phase)}</span>"
+        lines.append(f'<div class="phase">{name}{bar}<span>{total}</span></div>')
+    names = dict.fromkeys(name for items in plan.phases.values() for name in items)
     legend = "".join(
         f'<span><b class="{color_of(name)}"></b>{escape(name)}</span>' for name in names
     )
-    yield f'<p class="legend">{legend}</p>'
+    lines.append(f'<p class="legend">{legend}</p>')
     if estimate.longest:
-        yield f"<p>Longest text that fits so: <b>{estimate.longest:,} tokens</b></p>"
+        lines.append(f"<p>Longest text that fits so: <b>{estimate.longest:,} tokens</b></p>")
     if plan.tokens_per_s is not None:
-        yield f"<p>At most {plan.tokens_per_s:,.0f} tokens/s, by its memory's bandwidth</p>"
+        speed = f"{plan.tokens_per_s:,.0f} tokens/s"
+        lines.append(f"<p>At most {speed}, by its memory's bandwidth</p>")
     if plan.forecast.host_bytes:
         host = f"{readable(plan.forecast.host_bytes)} of {readable(plan.room.host)}"
-        yield f"<p>Host memory for recall: {host} free</p>"
+        lines.append(f"<p>Host memory for recall: {host} free</p>")
     if plan.changes:
-        yield f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>"
+        lines.append(f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>")
+    return f'<div class="price">{"".join(lines)}</div>'

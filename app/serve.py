@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,16 +29,11 @@ _QUIET = {
 
 
 def serve(
-    settings: Settings,
-    server_config: ServerConfig,
-    *,
-    root: Path | None = None,
-    tell: Callable[[str], None] = print,
+    settings: Settings, server_config: ServerConfig, *, tell: Callable[[str], None] = print
 ) -> None:
     """Serve until someone interrupts, then keep the conversation in memory and end.
 
     Args:
-        root: kvlite's data folder, if not the usual one.
         tell: is given the address, why the model cannot be loaded if so, and in the end what became
             of the conversations.
 
@@ -56,35 +51,27 @@ def serve(
         os.environ[name] = ",".join(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
         )
-    with _alone(root or data_folder()):
-        _serve(settings, server_config, root, tell)
+    with _alone(data_folder()):
+        _serve(settings, server_config, tell)
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _alone(root: Path) -> AbstractContextManager[Any]:
     """Raises SettingError if another app has the conversations of this data folder open."""
     folder = root / "app"
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".open", timeout=0)
     try:
-        lock.acquire()
+        return FileLock(folder / ".open", timeout=0).acquire()
     except Timeout:
         raise SettingError(
             f"another `kvlite app` has the conversations in {folder} open: use that one, end it, "
             "or set KVLITE_DATA to another folder"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
-def _serve(
-    settings: Settings, server_config: ServerConfig, root: Path | None, tell: Callable[[str], None]
-) -> None:
+def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str], None]) -> None:
     from .engine.service import Service
 
-    service = Service(settings, root)
+    service = Service(settings)
     service.uploads.clear()  # of an app that was killed
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
     page = _page(service, server_config)
@@ -183,11 +170,7 @@ def _theme() -> Any:
 
 
 def _free_port(host: str, first: int) -> int:
-    """The first free port from there on.
-
-    Raises:
-        SettingError: there is none, or no such host.
-    """
+    """The first free port from there on; raises SettingError if there is none, or no such host."""
     import socket
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -152,11 +152,8 @@ class SettingsEvents:
 
 
 def _settings(shown: Sequence[Any]) -> Settings:
-    """The settings in the controls.
-
-    Raises:
-        SettingError: one is out of range, or means nothing.
-    """
+    """The settings in the controls; raises SettingError if one is out of range, or means
+    nothing."""
     settings = Settings().replace(values_of(list(OPTIONS), shown))
     for name, value in vars(settings).items():
         require_meaning(name, value, label_of(name))

@@ -13,13 +13,8 @@ _MOST = 10_000
 
 @dataclass(frozen=True)
 class _Following:
-    """Something that is followed.
-
-    Attributes:
-        wake: wakes the follower.
-        left: set to have it stop.
-        gone: set once it has stopped.
-    """
+    """Something that is followed: `wake` wakes the follower, `left` is set to have it stop, `gone`
+    once it has."""
 
     wake: Callable[[], None]
     left: Event = field(default_factory=Event)
@@ -59,11 +54,8 @@ class Tabs:
         self, tab: str, id: str = "", place: str = "", wake: Callable[[], None] = lambda: None
     ) -> Iterator[Event]:
         """While a tab follows something, and nothing else in that place: an event that is set when
-        it is to stop, at once if the tab shows another conversation by now.
-
-        Args:
-            wake: called when it is to stop.
-        """
+        it is to stop, at once if the tab shows another conversation by now. Then `wake` is
+        called."""
         mine, key = _Following(wake), (tab, place)
         with self._lock:
             former = self._following.get(key)

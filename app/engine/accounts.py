@@ -62,12 +62,8 @@ def look_at(session: Session) -> Look | None:
 def account_of(
     metrics: GenerationMetrics, before: Look | None, finder: PageFinder, reading_s: float = 0.0
 ) -> dict[str, Any]:
-    """The account of an answer that has just ended, as plain values.
-
-    Args:
-        before: what the cache held when the question had been read.
-        reading_s: seconds that reading its documents took before.
-    """
+    """The account of an answer that has just ended, as plain values: `before` is what the cache
+    held when the question had been read, `reading_s` the time that reading its documents took."""
     session = finder.session
     read = [f"Its documents were read in {reading_s:.1f} s before that."] if reading_s else []
     account: dict[str, Any] = {

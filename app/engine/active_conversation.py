@@ -12,8 +12,7 @@ from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Holding, Part, holding, weights_of
 
-from ..storage.branches import branches_of
-from ..storage.record import Record, keys_of, said_in
+from ..storage.record import Record, branches_of, keys_of, said_in
 from ..storage.store import ConversationStore
 from .accounts import PageFinder, account_of, look_at
 from .work import Work
@@ -50,12 +49,8 @@ class Figures:
 
 @dataclass
 class ActiveConversation:
-    """A conversation in memory.
-
-    Attributes:
-        figures: measured at most twice a second while something is done with it.
-        kept: whether all of it is on disk.
-    """
+    """A conversation in memory, whether all of it is on disk too (`kept`), and its figures, which
+    are measured at most twice a second while something is done with it."""
 
     store: ConversationStore
     record: Record
@@ -103,11 +98,8 @@ class ActiveConversation:
         self._looked = time.monotonic()
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
-        """Generate an answer, and keep the account of it.
-
-        Args:
-            reading_s: seconds that reading its documents took before.
-        """
+        """Generate an answer, and keep the account of it. Reading its documents took
+        `reading_s`."""
         before, last = None, None
         for piece in begin(work.callbacks):
             work.hear(piece)
@@ -126,12 +118,8 @@ class ActiveConversation:
         """Write it to disk without its cache. The record comes last: so the engine has all that
         people see, whenever the program ends.
 
-        Args:
-            name: what to call it in an error that others may read.
-
-        Raises:
-            SnapshotError: it cannot be written; all of it stays in memory.
-        """
+        Raises SnapshotError if it cannot be written: then all of it stays in memory. Others may
+        read the `name` in that error."""
         record, store = self.record, self.store
         if store.is_gone(record.id):
             return
@@ -163,11 +151,8 @@ class ActiveConversation:
         record.branches, record.elsewhere = branches_of(session)
 
     def resume(self, runner: Runner, work: Work) -> None:
-        """Go on with what was said before, from its cache on disk or by reading it again.
-
-        Raises:
-            SnapshotError: what is on disk is damaged, gone, or another model's.
-        """
+        """Go on with what was said before, from its cache on disk or by reading it again; raises
+        SnapshotError if what is on disk is damaged, gone, or another model's."""
         id, changed = self.record.id, self.record.changed
         whole, light = self.store.whole(id), self.store.light(id)
         if whole.is_file():
@@ -196,11 +181,8 @@ class ActiveConversation:
             )
 
     def set_aside(self, work: Work) -> None:
-        """Write it to disk, with its cache if there is room: then it opens in a second.
-
-        Raises:
-            SnapshotError: it cannot even be written without its cache.
-        """
+        """Write it to disk, with its cache if there is room: then it opens in a second. Raises
+        SnapshotError if it cannot even be written without its cache."""
         if not self.kept:
             self.keep("a conversation")
         gone = self.store.is_gone(self.record.id)

@@ -101,11 +101,7 @@ class KeptMap:
 
     @classmethod
     def from_json(cls, plain: Any) -> "KeptMap":
-        """The map that was stored.
-
-        Raises:
-            SnapshotError: it is damaged.
-        """
+        """The map that was stored; raises SnapshotError if it is damaged."""
         try:
             bins = plain["bins"]
             layers = tuple(
@@ -140,27 +136,19 @@ class KeptMap:
 
 @dataclass(frozen=True)
 class TokenShares:
-    """How much is held of each token: a mean over KV heads and the layers that see everything, or
-    all layers where none does.
-
-    Attributes:
-        held: `(seen,)` float32, from 0 to 1.
-        back: likewise, what came back during the answer; part of `held`.
-    """
+    """How much is held of each token, and what came back of that during the answer: `(seen,)`
+    float32 from 0 to 1, means over KV heads and the layers that see everything, or all where none
+    does."""
 
     held: Shares
     back: Shares
 
 
 def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
-    """Look at a cache; of several sequences, at the first.
+    """Look at a cache, of several sequences at the first, and the windows of the model's shape.
 
     On a GPU it takes, one layer at a time, 9 bytes an entry and 2 a KV head and position, and may
-    run out of memory.
-
-    Args:
-        windows: those of the model's shape.
-    """
+    run out of memory."""
     seen, layers = cache.seen, cache.layers
     heads = (
         sum(len(head_group.heads) for head_group in layer.head_groups) + len(layer.head_alias)
@@ -183,15 +171,8 @@ def _held(head_group: KVHeadGroup, seen: int) -> Tensor:
 
 
 def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:
-    """What each layer holds of equal parts of what was seen.
-
-    Args:
-        before: the look before the answer; None where nothing came back.
-        bins: parts at most.
-
-    Raises:
-        ValueError: these are not looks at one cache, one after the other.
-    """
+    """What each layer holds of equal parts of what was seen, `bins` at most; `before` is None where
+    nothing came back. Raises ValueError if the looks are not at one cache, one after the other."""
     before = before or after
     edges = _edges(after.seen, min(bins, after.seen))
     counted = zip(after.windows, after.heads, _counts(before, after), strict=True)

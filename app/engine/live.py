@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,16 +42,15 @@ class Sample:
 class Live:
     """Takes samples, at most one a second however many users look."""
 
-    def __init__(self, model_host: ModelHost, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model_host: ModelHost) -> None:
         self.model_host = model_host
-        self.clock = clock
         self.samples: deque[Sample] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
 
     def look(self) -> list[Sample]:
         """The samples of the last minutes, the newest last."""
         with self._lock:
-            now = self.clock()
+            now = time.monotonic()
             if not self.samples or now - self.samples[-1].at >= 0.9 * BEAT:
                 self.samples.append(self._sample(now))
             return [*self.samples]

@@ -71,12 +71,7 @@ class ModelHost:
 
     def require_fits(self, text: str, cancel: Event | None = None) -> None:
         """Refuse a text that is too long for the model, or for any if there is none yet, before it
-        waits, is kept, or is read.
-
-        Raises:
-            ContextError: it is too long.
-            Stopped: `cancel` was set.
-        """
+        waits, is kept, or is read: raises ContextError, or Stopped if `cancel` was set."""
         runner, most = self.runner, self.text_limit
         if runner is not None and (most is None or len(text) <= most):
             require_fits(runner.model.tokenizer, text, runner.shape.max_context, cancel)
@@ -100,11 +95,8 @@ class ModelHost:
         self, store: ConversationStore, id: str, work: Work, title: str, task: ConversationTask
     ) -> Record:
         """Work on a conversation, which is in memory then and on disk afterwards. The message that
-        is sent with the work is its draft until it is answered.
-
-        Args:
-            title: shown once it is in memory.
-        """
+        is sent with the work is its draft until it is answered; `title` is shown once it is in
+        memory."""
         now = self._opened(store, id, work)
         now.record.draft = work.request.text or now.record.draft
         work.on_show = now.glance

@@ -48,12 +48,8 @@ class Pages:
 
 @dataclass(frozen=True)
 class PageShare:
-    """How much of a page is held.
-
-    Attributes:
-        place, document, label: as for `Page`.
-        held, back: means over its tokens, from 0 to 1; see `TokenShares`.
-    """
+    """How much of a page is held, and what came back of that during the answer: means over its
+    tokens, from 0 to 1; see `TokenShares`."""
 
     place: int
     document: str
@@ -72,15 +68,9 @@ def pages_of(
     first: bool,
     system: str = "",
 ) -> Pages | None:
-    """The pages of the message `question_about(documents, question)`, which is encoded once more.
-
-    Args:
-        opening, first, system: as for `said_tokens`.
-
-    Returns:
-        None where the tokenizer does not say where its tokens come from (slow ones), or the chat
-        template changes the message.
-    """
+    """The pages of the message `question_about(documents, question)`, which is encoded once more;
+    other arguments are those of `said_tokens`. None where the tokenizer does not say where its
+    tokens come from (slow ones), or the chat template changes the message."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     told = question_about(documents, question)
@@ -96,14 +86,8 @@ def pages_of(
 
 
 def page_shares(pages: Pages, shares: TokenShares, start: int) -> list[PageShare]:
-    """How much of each page is held; 0 of a page without tokens.
-
-    Args:
-        start: the position of the message's first token.
-
-    Raises:
-        ValueError: the message does not fit among the tokens from there on.
-    """
+    """How much of each page is held, 0 of a page without tokens, if the message's first token is at
+    position `start`. Raises ValueError if there are too few tokens from there on."""
     if not 0 <= start <= len(shares.held) - pages.tokens:
         raise ValueError(f"no message of {pages.tokens:,} tokens was read at position {start:,}")
     sums = [np.cumsum(np.r_[0.0, each[start:]]) for each in (shares.held, shares.back)]
@@ -127,11 +111,7 @@ def _encoded(tokenizer: Any, part: Part) -> Begins:
 
 
 def _pages(documents: Sequence[Document], begins: Begins, before: int) -> Iterator[Page]:
-    """The pages of documents in a message whose tokens begin at `begins`.
-
-    Args:
-        before: how many tokens come before these.
-    """
+    """The pages of documents in a message whose tokens begin at `begins`, after `before` others."""
     at = 0
     for place, document in enumerate(documents):
         at += _width(name_of(document))

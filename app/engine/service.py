@@ -32,11 +32,7 @@ _AT_ONCE = 0.5
 
 
 class Service:
-    """What all pages talk to.
-
-    Attributes:
-        uploads: documents that came and were not read yet.
-    """
+    """What all pages talk to."""
 
     def __init__(self, settings: Settings, root: Path | None = None) -> None:
         """Without a model yet; `root` is kvlite's data folder, if not the usual one."""
@@ -158,12 +154,7 @@ class Service:
         return self._with(owner, id, "Answering again", task, WorkRequest(above=above))
 
     def edit(self, owner: str, id: str, number: int, text: str) -> Work:
-        """Answer message `number`, counted from 1, in other words.
-
-        Raises:
-            ContextError: they are longer than the model was trained for.
-            SettingError: there are none, or something is being done for the conversation.
-        """
+        """Answer message `number`, counted from 1, in other words."""
         if not text.strip():
             raise SettingError("a message cannot be empty: type something, or go back before it")
         self.model_host.require_fits(text)
@@ -225,11 +216,7 @@ class Service:
             )
 
     def change(self, owner: str, id: str, values: dict[str, Any]) -> Work:
-        """Change settings of a conversation, from its next message on.
-
-        Raises:
-            KvliteError: as for `require_change`.
-        """
+        """Change settings of a conversation, from its next message on."""
         self.require_change(owner, id, values)
         store, title = self.store(owner), "Changing settings"
 
@@ -238,7 +225,6 @@ class Service:
             now.record.changed = dict(now.session.changed)
 
         def change(work: Work) -> Record:
-            self.require_change(owner, id, values)  # something may have been said before its turn
             if self.model_host.holds(store, id) is not None:
                 return self.model_host.work(store, id, work, title, task)
             wanted = self.settings_of(owner, id).after_load(values)
@@ -251,11 +237,7 @@ class Service:
         return self._submit(store, id, title, change)
 
     def rename(self, owner: str, id: str, name: str) -> None:
-        """Name a conversation.
-
-        Raises:
-            SettingError: the name is empty, or there is no such conversation.
-        """
+        """Name a conversation."""
         store = self.store(owner)
         name = store.rename(id, name).name
         if (now := self.model_host.holds(store, id)) is not None:
@@ -263,11 +245,7 @@ class Service:
 
     def forget(self, owner: str, id: str) -> Work:
         """Delete a conversation. Nobody sees it any more; the engine frees what it has of it once
-        nothing is done for it.
-
-        Raises:
-            SettingError: part of it could not be removed.
-        """
+        nothing is done for it. Raises SettingError if part of it could not be removed."""
         store = self.store(owner)
 
         def task(_: Work) -> None:
@@ -339,12 +317,8 @@ class Service:
         request: WorkRequest = NOTHING,
         first: Task | None = None,
     ) -> Work:
-        """Do something for a conversation, one thing at a time.
-
-        Args:
-            request: its text is kept as the draft from now on.
-            first: as for `Engine.submit`.
-        """
+        """Do something for a conversation, one thing at a time. The text of the request is kept as
+        the draft from now on."""
         store.place(id)  # which refuses what is no id
         key = store.owner, id
 

@@ -11,11 +11,7 @@ from .work import NOTHING, Task, Work, WorkRequest
 
 
 class Engine:
-    """The thread, and what waits for it.
-
-    Attributes:
-        current: what is being done; None while nothing is.
-    """
+    """The thread, what it does now (`current`), and what waits for it."""
 
     def __init__(self) -> None:
         self.current: Work | None = None

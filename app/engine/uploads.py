@@ -58,11 +58,7 @@ class Uploads:
         return min(MOST_EACH - own, MOST - _taken(self.folder))
 
     def own(self, owner: str, path: Any) -> str:
-        """The path of a user's file.
-
-        Raises:
-            DocumentError: this user did not upload it.
-        """
+        """The path of a user's file; raises DocumentError if this user did not upload it."""
         if isinstance(path, str) and "\0" not in path:
             place, folder = Path(path).resolve(), (self.folder / folder_of(owner)).resolve()
             if place.is_relative_to(folder) and place.is_file():
@@ -83,14 +79,8 @@ class Uploads:
         """The document in an uploaded file, read in a process of its own: so it neither slows down
         answers nor takes all memory, and can be stopped at once.
 
-        Args:
-            work: shows how far it is, and may be cancelled.
-            model_host: has the model that it must fit.
-
-        Raises:
-            DocumentError, ContextError: it cannot be read or is too long; the file is removed.
-            Stopped: the work was cancelled.
-        """
+        Raises a KvliteError if it cannot be read, does not fit the model, or `work` was cancelled.
+        Unless it was cancelled, the file is removed then."""
         name = Path(path).name
         try:
             if Path(path).suffix.lower() not in SUFFIXES:

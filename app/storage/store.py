@@ -29,12 +29,8 @@ _Written = tuple[int, int, int]
 
 
 class ConversationStore:
-    """The conversations of one user; several threads may use it at once.
-
-    Attributes:
-        owner: "" where nobody logs in.
-        folder: where they are, below kvlite's data folder.
-    """
+    """The conversations of one user, "" where nobody logs in; several threads may use it at
+    once."""
 
     def __init__(self, owner: str, root: Path | None = None) -> None:
         self.owner = owner
@@ -65,11 +61,8 @@ class ConversationStore:
         return Record(uuid.uuid4().hex)
 
     def record(self, id: str) -> Record:
-        """The record of a conversation.
-
-        Raises:
-            SettingError: there is none, or it cannot be read.
-        """
+        """The record of a conversation; raises SettingError if there is none, or it cannot be
+        read."""
         path = self.place(id) / "record.json"
         try:
             return self._read(path)
@@ -79,11 +72,7 @@ class ConversationStore:
             raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
 
     def record_or_new(self, id: str) -> Record:
-        """The record of a conversation, or an empty one if there is none yet.
-
-        Raises:
-            SettingError: it cannot be read.
-        """
+        """The record of a conversation, or an empty one if there is none yet."""
         return self.record(id) if self.has(id) else Record(id)
 
     def has(self, id: str) -> bool:
@@ -104,15 +93,8 @@ class ConversationStore:
     @contextmanager
     def changing(self, id: str, failed: str = "") -> Iterator[Record]:
         """A record to change, a new one if there is none; saved when the block ends. Nobody else
-        changes one meanwhile.
-
-        Args:
-            failed: what to say if it cannot be written.
-
-        Raises:
-            SettingError: this is no id, the record cannot be read, or it was deleted.
-            SnapshotError: it cannot be written, and `failed` was given.
-        """
+        changes one meanwhile. If it cannot be written, raises SnapshotError if there is a sentence
+        for that (`failed`), else OSError."""
         with self._lock:
             self.require_there(id)
             record = self.record_or_new(id)
@@ -125,22 +107,14 @@ class ConversationStore:
                 raise SnapshotError(f"{failed}: {error}; make room there") from None
 
     def keep_draft(self, id: str, text: str) -> None:
-        """Keep a message until it is answered.
-
-        Raises:
-            SnapshotError: it cannot be written.
-        """
+        """Keep a message until it is answered; raises SnapshotError if it cannot be written."""
         with self.changing(id, "the message cannot be written to disk, and is not sent") as record:
             record.draft = text
             record.name_after(text)
 
     def rename(self, id: str, name: str) -> Record:
-        """Name a conversation.
-
-        Raises:
-            SettingError: the name is empty, or there is no such conversation.
-            SnapshotError: it cannot be written.
-        """
+        """Name a conversation; raises SettingError if the name is empty, or SnapshotError if it
+        cannot be written."""
         self.record(id)
         name = " ".join(name.split())[:200]
         if not name:
@@ -150,11 +124,8 @@ class ConversationStore:
         return record
 
     def delete(self, id: str) -> None:
-        """Remove a conversation for good: nothing is written to it any more.
-
-        Raises:
-            SettingError: part of it could not be removed.
-        """
+        """Remove a conversation for good: nothing is written to it any more. Raises SettingError if
+        part of it could not be removed."""
         place = self.place(id)
         with self._lock:
             self._gone.add(id)
@@ -184,11 +155,7 @@ class ConversationStore:
         return id in self._gone
 
     def place(self, id: str) -> Path:
-        """The folder of a conversation.
-
-        Raises:
-            SettingError: this is no id.
-        """
+        """The folder of a conversation; raises SettingError if this is no id."""
         if not _ID.fullmatch(id):
             raise SettingError(f"{id!r} is no conversation: choose one from the list")
         return self.folder / id

@@ -30,12 +30,8 @@ def color_of(name: str) -> str:
 
 
 def bar_html(parts: Iterable[tuple[str, int]], scale: int, label: str, more: str = "") -> str:
-    """Names and bytes side by side, on a scale of bytes.
-
-    Args:
-        label: the bar in words, for screen readers.
-        more: HTML that is drawn over it.
-    """
+    """Names and bytes side by side, on a scale of bytes; `label` is the bar in words, for screen
+    readers, and `more` is HTML that is drawn over it."""
     cells = "".join(
         f'<i class="{color_of(name)}" style="width:{100 * nbytes / scale:.3f}%" '
         f'title="{escape(name)}: {readable(nbytes)}"></i>'

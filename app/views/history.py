@@ -66,11 +66,8 @@ def _entries(
 
 def start_of(said: Sequence[StoredMessage], former: int | None = None) -> int:
     """How many messages to leave out: of a long conversation only the latest are shown, starting
-    with one of the user's.
-
-    Args:
-        former: how many were left out before; if many more were shown, someone asked for them.
-    """
+    with one of the user's. If many more were shown before (all but `former`), someone asked for
+    them."""
     start = max(0, len(said) - LATEST)
     while start and said[start].role != "user":
         start -= 1

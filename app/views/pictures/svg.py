@@ -76,11 +76,7 @@ def number(value: float) -> str:
 
 
 def picture(name: str, told: str, height: float, content: Iterable[str]) -> str:
-    """A whole picture, as wide as the page lets it.
-
-    Args:
-        told: what it shows, for screen readers.
-    """
+    """A whole picture, as wide as the page lets it; `told` is what it shows, for screen readers."""
     return element(
         "svg",
         title(name) + element("desc", escape(shown(told))) + "".join(content),
