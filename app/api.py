@@ -11,7 +11,7 @@ from kvlite.errors import SettingError
 from .engine.live import Live
 from .engine.service import Service
 from .engine.work import Shown, Work
-from .request_context import owner_of
+from .tabs import owner_of
 from .web.validation import refused
 
 

@@ -9,8 +9,9 @@ import gradio as gr
 from .engine.service import Service
 from .engine.work import Work
 from .layout import Parts
-from .request_context import RequestContext
 from .storage.record import Record, titles
+from .storage.store import ConversationStore
+from .tabs import owner_of
 from .views.answer import answer_html, difference_html
 from .views.history import History, history, start_of
 from .views.status import sentence_html
@@ -28,64 +29,97 @@ Updates = dict[Any, Any]
 
 
 class ConversationView:
-    """Views of conversations, as updates of the page's parts."""
+    """A conversation for the one who asks, as updates of the page's parts.
 
-    def __init__(self, service: Service, parts: Parts) -> None:
-        self.service = service
-        self.parts = parts
+    Attributes:
+        start: how many of its first messages the page does not show.
+        query: what conversations the page searches for.
+    """
 
-    def opened(
-        self, context: RequestContext, *, empty: bool = False, refill: bool = True
-    ) -> Updates:
-        """The end of a conversation, and what is done for it; arguments are those of `idle`."""
-        record = self.service.record(context.owner, context.id)
-        context = replace(context, start=start_of(record.said))
-        if self.under_way(context) is None:
-            return self.idle(context, empty=empty, refill=refill)
-        around = self._around(context, record, self.history(context))
-        return around | self.begun(context, empty=empty)
+    def __init__(
+        self,
+        service: Service,
+        parts: Parts,
+        request: gr.Request,
+        id: str,
+        start: int = 0,
+        query: str = "",
+    ) -> None:
+        self.service, self.parts = service, parts
+        self.owner, self.tab = owner_of(request), request.session_hash or ""
+        self.id, self.start, self.query = id, start, query
 
-    def idle(
-        self, context: RequestContext, *, status: str = "", refill: bool = True, empty: bool = False
-    ) -> Updates:
-        """All of a conversation while nothing is done for it. With `refill` a message without an
-        answer is put into the box; with `empty` it is emptied otherwise."""
-        store = self.service.store(context.owner)
-        record = self.service.record(context.owner, context.id)
-        start = start_of(record.said, context.start)
-        shown = history(replace(record, draft=""), store, start)
+    @property
+    def store(self) -> ConversationStore:
+        """The user's conversations."""
+        return self.service.store(self.owner)
+
+    @property
+    def record(self) -> Record:
+        """Its record now."""
+        return self.service.record(self.owner, self.id)
+
+    @property
+    def under_way(self) -> Work | None:
+        """What is being done for it now."""
+        return self.service.under_way(self.owner, self.id)
+
+    @property
+    def work(self) -> Work | None:
+        """What is being done for it, or was done last."""
+        return self.service.work_for(self.owner, self.id)
+
+    @property
+    def history(self) -> History:
+        """The messages shown now, without the answer that is coming."""
+        return history(self.service.shown(self.owner, self.id), self.store, self.start)
+
+    def opened(self, *, empty: bool = False, refill: bool = True) -> Updates:
+        """Its end, and what is done for it; arguments are those of `idle`."""
+        record = self.record
+        self.start = start_of(record.said)
+        if self.under_way is None:
+            return self.idle(empty=empty, refill=refill)
+        return self._around(record, self.history) | self.begun(empty=empty)
+
+    def idle(self, *, status: str = "", refill: bool = True, empty: bool = False) -> Updates:
+        """All of it while nothing is done for it. With `refill` a message without an answer is put
+        into the box; with `empty` it is emptied otherwise."""
+        parts, record = self.parts, self.record
+        self.start = start_of(record.said, self.start)
+        shown = history(replace(record, draft=""), self.store, self.start)
         box = _IDLE | (_EMPTY if empty else {})
         if refill:
-            box |= self._unanswered(context, record)
+            box |= self._unanswered(record)
         return (
-            self._here(context.id)
+            self._here()
             | self.messages(shown)
-            | self._around(context, record, shown)
+            | self._around(record, shown)
             | {
-                self.parts.start: start,
-                self.parts.stage: "",
-                self.parts.status: status,
-                self.parts.box: gr.MultimodalTextbox(**box),
+                parts.start: self.start,
+                parts.stage: "",
+                parts.status: status,
+                parts.box: gr.MultimodalTextbox(**box),
             }
         )
 
-    def begun(self, context: RequestContext, *, empty: bool = False) -> Updates:
-        """A conversation for which something is being done: the box offers to stop it, and nothing
-        changes how many messages are shown."""
-        parts, updates = self.parts, self._here(context.id)
-        if not self.service.record(context.owner, context.id).said:  # it may be new to the list
-            listed = titles(self.service.store(context.owner).records(context.query))
-            updates[parts.listing] = gr.Radio(choices=listed, value=context.id, info="")
+    def begun(self, *, empty: bool = False) -> Updates:
+        """It while something is done for it: the box offers to stop that, and nothing changes how
+        many messages are shown."""
+        parts, updates = self.parts, self._here()
+        if not self.record.said:  # it may be new to the list
+            listed = titles(self.store.records(self.query))
+            updates[parts.listing] = gr.Radio(choices=listed, value=self.id, info="")
         return updates | {
-            parts.chat: self.history(context).messages,
-            parts.start: context.start,
+            parts.chat: self.history.messages,
+            parts.start: self.start,
             parts.stage: BEGUN,
             parts.box: gr.MultimodalTextbox(**_BUSY | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
         }
 
     def unreadable(self, error: Exception) -> Updates:
-        """Why a conversation cannot be shown."""
+        """Why it cannot be shown."""
         return {
             self.parts.stage: "",
             self.parts.box: gr.MultimodalTextbox(**_IDLE),
@@ -100,39 +134,29 @@ class ConversationView:
             self.parts.earlier: gr.Button(said, visible=shown.before > 0),
         }
 
-    def history(self, context: RequestContext) -> History:
-        """The messages shown now, without the answer that is coming."""
-        store = self.service.store(context.owner)
-        return history(self.service.shown(context.owner, context.id), store, context.start)
-
-    def under_way(self, context: RequestContext) -> Work | None:
-        """What is being done for a conversation."""
-        return self.service.under_way(context.owner, context.id)
-
-    def account(self, context: RequestContext, key: str | None) -> tuple[dict[str, Any], str]:
+    def account(self, key: str | None) -> tuple[dict[str, Any], str]:
         """The account of an answer, empty where there is none; and as HTML."""
-        store = self.service.store(context.owner)
-        account = store.account(context.id, key) if key else {}
+        account = self.store.account(self.id, key) if key else {}
         return account, answer_html(account, self.service.model_host.calibration)
 
-    def difference(self, context: RequestContext) -> str:
+    def difference(self) -> str:
         """The result of a check of the last answer, if that is what was done last."""
-        work = self.service.work_for(context.owner, context.id)
+        work = self.work
         if work is None or not (work.request.check and work.shown.ended):
             return ""
-        shown, said = work.shown, self.service.record(context.owner, context.id).said
+        shown, said = work.shown, self.record.said
         if shown.error or shown.metrics is None or not said:
             return ""
         return difference_html(said[-1].text, shown.text, shown.metrics)
 
-    def branch_at(self, context: RequestContext) -> int | None:
-        """The branch that a conversation is on, or goes to."""
-        work = self.under_way(context)
+    def branch(self) -> int | None:
+        """The branch that it is on, or goes to."""
+        work = self.under_way
         if work is not None and work.request.branch is not None:
             return work.request.branch
-        return self.service.record(context.owner, context.id).branch
+        return self.record.branch
 
-    def _around(self, context: RequestContext, record: Record, shown: History) -> Updates:
+    def _around(self, record: Record, shown: History) -> Updates:
         keys, parts = shown.answer_keys(), self.parts
         branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
         return {
@@ -141,21 +165,25 @@ class ConversationView:
             ),
             parts.name: record.title if record.said or record.name else "",
             parts.chosen: record.questions,
-            parts.answer: self.account(context, keys[-1] if keys else None)[1],
-            parts.difference: self.difference(context),
+            parts.answer: self.account(keys[-1] if keys else None)[1],
+            parts.difference: self.difference(),
         }
 
-    def _unanswered(self, context: RequestContext, record: Record) -> dict[str, Any]:
+    def _unanswered(self, record: Record) -> dict[str, Any]:
         """The value of the box for a message without an answer, with its files unless they were
         read; none while an answer may still come."""
-        if self.under_way(context) is not None:
+        if self.under_way is not None:
             return {}
-        work = self.service.work_for(context.owner, context.id)
+        work = self.work
         files = [each for each in work.request.files if Path(each).is_file()] if work else []
         refused = work.request.text if work and work.failure is not None else ""
         text = record.draft or refused
         return {"value": {"text": text, "files": files}} if text or files else {}
 
-    def _here(self, id: str) -> Updates:
+    def _here(self) -> Updates:
         parts = self.parts
-        return {parts.here: id, parts.kept_here: id, parts.listing: gr.Radio(value=id)}
+        return {
+            parts.here: self.id,
+            parts.kept_here: self.id,
+            parts.listing: gr.Radio(value=self.id),
+        }

@@ -1,11 +1,7 @@
 """How much memory settings would take, told at once and before anything is loaded."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
-
-import torch
 
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.config.units import readable
@@ -41,33 +37,27 @@ class MemoryEstimate:
     nearest: Plan | None
 
 
-class Estimator:
-    """Estimates in any thread, also while the engine loads or answers."""
+def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
+    """What settings would take for a text of so many tokens; in any thread, also while the engine
+    loads or answers. Of the device, this process holds `own_bytes`, which would be free for another
+    model. Raises a KvliteError if the model cannot be found or planned for."""
+    load_transformers()
+    folder, device = find_config(settings.model), choose_device(settings.device)
 
-    def __init__(self, own_bytes: Callable[[], int]) -> None:
-        """With what this process holds of the device: it would be free for another model."""
-        self.own_bytes = own_bytes
-
-    def estimate(self, settings: Settings, tokens: int) -> MemoryEstimate:
-        """For a text of so many tokens; raises a KvliteError if the model cannot be found, or
-        cannot be planned for with these settings."""
-        load_transformers()
-        folder, device = find_config(settings.model), choose_device(settings.device)
-        with making_modules():
-            planner = self._planner(settings, folder, device)
-            most = planner.shape.max_context - settings.max_new_tokens
-            plan, nearest = planner.best(max(1, min(tokens, most))), None
-            if not plan.fits:
-                others = self._planner(settings.replace(_OPEN), folder, device)
-                other = others.best(plan.tokens)
-                nearest = other if other.fits else None
-            return MemoryEstimate(plan, tokens, planner.reach(plan.choice), nearest)
-
-    def _planner(self, settings: Settings, folder: Path, device: torch.device) -> Planner:
+    def planner_for(settings: Settings) -> Planner:
         planner = planner_here(settings, folder, device, reads_text=False)
         if settings.vram == "auto":
-            planner.room = replace(planner.room, total=planner.room.total + self.own_bytes())
+            planner.room = replace(planner.room, total=planner.room.total + own_bytes)
         return planner
+
+    with making_modules():
+        planner = planner_for(settings)
+        most = planner.shape.max_context - settings.max_new_tokens
+        plan, nearest = planner.best(max(1, min(tokens, most))), None
+        if not plan.fits:
+            other = planner_for(settings.replace(_OPEN)).best(plan.tokens)
+            nearest = other if other.fits else None
+        return MemoryEstimate(plan, tokens, planner.reach(plan.choice), nearest)
 
 
 def verdict_html(estimate: MemoryEstimate) -> str:

@@ -8,12 +8,11 @@ from .api import for_programs
 from .conversation_events import ConversationEvents
 from .engine.live import Live
 from .engine.service import Service
-from .estimate import Estimator
 from .form import Models
 from .layout import Parts
-from .request_context import owner_of
 from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
+from .tabs import owner_of
 from .views.live import live_html
 from .web.scripts import CHOSEN, COPIED, NAMED, NARROW, NEW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
 from .web.validation import ValidatedPage
@@ -26,7 +25,7 @@ _AT_ONCE: dict[str, Any] = {**_QUIET, "queue": False}
 _WORK: dict[str, Any] = {**_QUIET, "concurrency_limit": None}
 
 
-def make_page(service: Service, live: Live, estimator: Estimator, models: Models) -> gr.Blocks:
+def make_page(service: Service, models: Models) -> gr.Blocks:
     """The app."""
     page = ValidatedPage(
         title="kvlite",
@@ -35,20 +34,19 @@ def make_page(service: Service, live: Live, estimator: Estimator, models: Models
         fill_height=True,
         fill_width=True,
     )
+    live = Live(service.model_host)
     with page:
         for_programs(service, live)  # first, so that no event of the page takes their names
-        _Wiring(page, service, live, estimator, models)
+        _Wiring(page, service, live, models)
     return page
 
 
 class _Wiring:
-    def __init__(
-        self, page: gr.Blocks, service: Service, live: Live, estimator: Estimator, models: Models
-    ) -> None:
+    def __init__(self, page: gr.Blocks, service: Service, live: Live, models: Models) -> None:
         self.page, self.parts = page, Parts(service.model_host.settings, models)
         self.events = ConversationEvents(service, self.parts)
         self.sidebar_events = SidebarEvents(service)
-        self.settings_events = SettingsEvents(service, estimator, models, self.events.tabs)
+        self.settings_events = SettingsEvents(service, models, self.events.tabs)
         parts = self.parts
         # Lists the conversations, after all that may have changed them.
         self.list_conversations: dict[str, Any] = {

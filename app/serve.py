@@ -97,15 +97,11 @@ def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str]
 def _page(service: Any, server_config: ServerConfig) -> Any:
     from kvlite.model.source import models_here
 
-    from .engine.live import Live
-    from .estimate import Estimator
     from .form import Models
     from .page import make_page
     from .web.gradio_patches import poll_queue_slowly
 
-    host = service.model_host
-    models = Models(models_here(), others=not server_config.auth)
-    page = make_page(service, Live(host), Estimator(host.held_bytes), models)
+    page = make_page(service, Models(models_here(), others=not server_config.auth))
     page.queue(max_size=64, default_concurrency_limit=8)
     poll_queue_slowly(page)
     return page

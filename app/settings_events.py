@@ -13,10 +13,9 @@ from kvlite.methods.engine_config import require_meaning
 
 from .engine.service import Service
 from .engine.work import Work
-from .estimate import Estimator, phases_html, verdict_html
+from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
-from .request_context import owner_of, request_context
-from .tabs import Tabs
+from .tabs import Tabs, owner_of
 from .views.status import sentence_html, status_html
 
 
@@ -30,12 +29,10 @@ class SettingsEvents:
     def __init__(
         self,
         service: Service,
-        estimator: Estimator,
         models: Models | None = None,
         tabs: Tabs | None = None,
     ) -> None:
         self.service = service
-        self.estimator = estimator
         self.models = models or Models()
         self.tabs = tabs or Tabs()
         self._first = service.model_host.settings.model
@@ -43,10 +40,11 @@ class SettingsEvents:
     def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
         """Whether there is the memory that the settings would take, and what takes it."""
         try:
-            estimate = self.estimator.estimate(_settings(shown), int(tokens or 1))
+            held = self.service.model_host.held_bytes()
+            made = estimate(_settings(shown), int(tokens or 1), held)
         except KvliteError as error:
             return sentence_html(str(error), wrong=True), ""
-        return verdict_html(estimate), phases_html(estimate)
+        return verdict_html(made), phases_html(made)
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
         """A conversation's settings for the controls, nothing to say of them, and once more as
@@ -66,9 +64,8 @@ class SettingsEvents:
     ) -> Iterator[tuple[Any, Any]]:
         """Use the settings that were changed from the next message on, and load the model again if
         they need it: what to say of that, and the new `filled`."""
-        context = request_context(request, id)
-        for told, known in self._applied(context.owner, id, filled, shown):
-            shows = self.tabs.shows(context.tab, id)
+        for told, known in self._applied(owner_of(request), id, filled, shown):
+            shows = self.tabs.shows(request.session_hash or "", id)
             yield (told, known) if shows else (gr.skip(), gr.skip())
 
     def _applied(

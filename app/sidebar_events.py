@@ -7,8 +7,8 @@ import gradio as gr
 from kvlite.errors import SettingError
 
 from .engine.service import Service
-from .request_context import owner_of
 from .storage.record import titles
+from .tabs import owner_of
 from .views.markdown import sanitized
 
 

@@ -1,11 +1,13 @@
-"""What each browser tab shows and follows: one thing at a time in each place, so that none
-overwrites another."""
+"""Who asks, and what each browser tab shows and follows: one thing at a time in each place, so that
+none overwrites another."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
+
+import gradio as gr
 
 # How many tabs are remembered: browsers do not say that they closed one.
 _MOST = 10_000
@@ -89,3 +91,8 @@ def _end(followed: list[_Following], seconds: float = 30.0) -> None:
         each.wake()
     for each in followed:
         each.gone.wait(seconds)
+
+
+def owner_of(request: gr.Request) -> str:
+    """The user's name, "" where nobody has to log in."""
+    return request.username or ""

@@ -14,12 +14,11 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
 from kvlite_app.conversation_events import ConversationEvents
-from kvlite_app.conversation_view import BEGUN, ENDED
+from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import NOTHING, Work, WorkRequest
 from kvlite_app.form import Models
 from kvlite_app.layout import Parts
-from kvlite_app.request_context import RequestContext, request_context
 from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import upload
 from tests.app.test_service import A, B, blocked, no_room, stops
@@ -208,8 +207,8 @@ def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: Wor
     events.service.say("", A, "One.").wait()
     work = Work(lambda work: None, "", request=sent)
     work.show(text="Answer")
-    context = request_context(TAB, A)
-    coming = next(events._coming(context, work, Event()))[events.parts.chat]
+    view = ConversationView(events.service, events.parts, TAB, A)
+    coming = next(events._coming(view, work, Event()))[events.parts.chat]
     assert (coming[-1]["content"] == "Answer") == (sent is not NOTHING)
 
 
@@ -317,9 +316,9 @@ def test_one_answer_after_another_is_followed(
 ) -> None:
     service, coming, again = events.service, events._coming, list[Work]()
 
-    def at_once(context: RequestContext, work: Work, left: Event) -> Iterator[Any]:
+    def at_once(view: ConversationView, work: Work, left: Event) -> Iterator[Any]:
         """A program says the next thing as soon as it has its answer."""
-        yield from coming(context, work, left)
+        yield from coming(view, work, left)
         if not again:
             work.wait()
             again.append(service.say("", A, "Three."))
