@@ -3,27 +3,7 @@
 from dataclasses import replace
 
 from ...engine.kept import KeptMap
-from .svg import (
-    BACK,
-    HELD,
-    TRACK,
-    WIDTH,
-    ceiling,
-    element,
-    label,
-    line,
-    number,
-    percent,
-    picture,
-    rect,
-    row,
-    runs,
-    small,
-    spaced,
-    step,
-    steps_legend,
-    title,
-)
+from . import svg
 
 LEFT, PLOT, SIDE = 30, 328, 372
 # Runs of equal cells in the whole map: more would make the picture too large for a page.
@@ -34,25 +14,27 @@ def draw_kept(kept: KeptMap, name: str = "What the cache holds") -> str:
     """SVG of a row for each layer, the first on top, with positions from left to right and a bar of
     how much the layer holds. Layers with a sliding window have a mark."""
     if not kept.bins:
-        return picture(name, "Nothing was read yet.", 24, [label(0, 16, "Nothing was read yet.")])
+        return svg.picture(
+            name, "Nothing was read yet.", 24, [svg.label(0, 16, "Nothing was read yet.")]
+        )
     said, kept = told(kept), _coarse_enough(kept)
     count = len(kept.layers)
     height = max(4, min(12, 320 // count))
     legend, top = _legend(kept)
     bottom = top + height * count
-    scale = ceiling(max(layer.all_held for layer in kept.layers) / 100)
-    content = [legend, small(0, top - 5, "layer"), small(SIDE, top - 5, "held of each")]
+    scale = svg.ceiling(max(layer.all_held for layer in kept.layers) / 100)
+    content = [legend, svg.small(0, top - 5, "layer"), svg.small(SIDE, top - 5, "held of each")]
     content += [_layer(kept, at, top + at * height, height, scale) for at in range(count)]
     content += [
-        small(LEFT - 8, top + (at + 0.5) * height + 3.5, str(at), "end")
-        for at in range(0, count, spaced(height, 14))
+        svg.small(LEFT - 8, top + (at + 0.5) * height + 3.5, str(at), "end")
+        for at in range(0, count, svg.spaced(height, 14))
     ]
     content += [
         _positions(kept, top, bottom),
-        small(SIDE, bottom + 13, "0", "middle"),
-        small(WIDTH, bottom + 13, percent(scale), "end"),
+        svg.small(SIDE, bottom + 13, "0", "middle"),
+        svg.small(svg.WIDTH, bottom + 13, svg.percent(scale), "end"),
     ]
-    return picture(name, said, bottom + 33, content)
+    return svg.picture(name, said, bottom + 33, content)
 
 
 def told(kept: KeptMap) -> str:
@@ -62,8 +44,8 @@ def told(kept: KeptMap) -> str:
     back = sum(layer.all_back for layer in layers) / len(layers) / 100
     order = sorted(range(len(layers)), key=lambda at: layers[at].all_held)
     said = [
-        f"{len(layers)} layers, {kept.seen:,} tokens: {percent(held)} are held, on average over "
-        "layers and heads."
+        f"{len(layers)} layers, {kept.seen:,} tokens: {svg.percent(held)} are held, on average "
+        "over layers and heads."
     ]
     least, most = order[0], order[-1]
     if layers[least].all_held < layers[most].all_held:
@@ -72,7 +54,7 @@ def told(kept: KeptMap) -> str:
             f"({layers[least].all_held}%)."
         )
     if back:
-        said.append(f"{percent(back)} came back while answering.")
+        said.append(f"{svg.percent(back)} came back while answering.")
     if windows := _windows(kept):
         count = sum(layer.window is not None for layer in layers)
         said.append(f"{count} layers see a sliding window of {windows} tokens.")
@@ -91,25 +73,29 @@ def _came_back(kept: KeptMap) -> bool:
 def _legend(kept: KeptMap) -> tuple[str, float]:
     """The legend, and where the plot begins below it."""
     lines = [
-        steps_legend(0, 4, HELD)
-        + label(60, 13, "held, under 10% to all")
-        + rect(214, 4, 18, 9, opacity=TRACK)
-        + label(238, 13, "set aside")
+        svg.steps_legend(0, 4, svg.HELD)
+        + svg.label(60, 13, "held, under 10% to all")
+        + svg.rect(214, 4, 18, 9, opacity=svg.TRACK)
+        + svg.label(238, 13, "set aside")
     ]
     if _came_back(kept):
         said = "lower half of a row: came back while answering"
-        lines.append(steps_legend(0, 22, BACK) + label(60, 31, said))
+        lines.append(svg.steps_legend(0, 22, svg.BACK) + svg.label(60, 31, said))
     y = 18 * len(lines) + 4
     if windows := _windows(kept):
-        lines.append(rect(6, y, 3, 9) + label(14, y + 9, f"sliding window of {windows} tokens"))
+        lines.append(
+            svg.rect(6, y, 3, 9) + svg.label(14, y + 9, f"sliding window of {windows} tokens")
+        )
     if 0 < kept.read < kept.seen:
         y = 18 * len(lines) + 4
-        lines.append(_answer_begins(8, y - 1, y + 11) + label(14, y + 9, "the answer begins"))
+        lines.append(_answer_begins(8, y - 1, y + 11) + svg.label(14, y + 9, "the answer begins"))
     return "".join(lines), 18 * len(lines) + 24
 
 
 def _answer_begins(x: float, top: float, bottom: float) -> str:
-    return line(f"M{number(x)} {number(top)}V{number(bottom)}", stroke_dasharray="3 2")
+    return svg.line(
+        f"M{svg.number(x)} {svg.number(top)}V{svg.number(bottom)}", stroke_dasharray="3 2"
+    )
 
 
 def _layer(kept: KeptMap, at: int, y: float, height: float, scale: float) -> str:
@@ -120,25 +106,25 @@ def _layer(kept: KeptMap, at: int, y: float, height: float, scale: float) -> str
     inner = height - 1
     upper = inner / 2 if _came_back(kept) else inner
     cells = (
-        rect(0, 0, kept.bins, inner, opacity=TRACK)
-        + row([step(each) for each in layer.held], upper / 2, upper, HELD)
-        + row([step(each) for each in layer.back], inner * 0.75, inner / 2, BACK)
+        svg.rect(0, 0, kept.bins, inner, opacity=svg.TRACK)
+        + svg.row([svg.step(each) for each in layer.held], upper / 2, upper, svg.HELD)
+        + svg.row([svg.step(each) for each in layer.back], inner * 0.75, inner / 2, svg.BACK)
     )
-    place = f"translate({LEFT} {number(y)}) scale({PLOT / kept.bins:.4f} 1)"
+    place = f"translate({LEFT} {svg.number(y)}) scale({PLOT / kept.bins:.4f} 1)"
     parts = [
-        title(f"Layer {at} ({sees}): {layer.all_held}% held{back}"),
-        element("g", cells, transform=place, shape_rendering="crispEdges"),
+        svg.title(f"Layer {at} ({sees}): {layer.all_held}% held{back}"),
+        svg.element("g", cells, transform=place, shape_rendering="crispEdges"),
     ]
     whole, again = (
-        (WIDTH - SIDE) * share / 100 / scale for share in (layer.all_held, layer.all_back)
+        (svg.WIDTH - SIDE) * share / 100 / scale for share in (layer.all_held, layer.all_back)
     )
     if whole > again:
-        parts.append(rect(SIDE, y, whole - again, inner, HELD))
+        parts.append(svg.rect(SIDE, y, whole - again, inner, svg.HELD))
     if again:
-        parts.append(rect(SIDE + whole - again, y, again, inner, BACK))
+        parts.append(svg.rect(SIDE + whole - again, y, again, inner, svg.BACK))
     if layer.window is not None:
-        parts.append(rect(LEFT - 5, y, 3, inner))
-    return element("g", "".join(parts))
+        parts.append(svg.rect(LEFT - 5, y, 3, inner))
+    return svg.element("g", "".join(parts))
 
 
 def _positions(kept: KeptMap, top: float, bottom: float) -> str:
@@ -148,9 +134,9 @@ def _positions(kept: KeptMap, top: float, bottom: float) -> str:
     parts = []
     for at in range(0, kept.seen + 1, every):
         x = LEFT + PLOT * at / kept.seen
-        parts.append(line(f"M{number(x)} {number(bottom)}v3"))
-        parts.append(small(x, bottom + 13, f"{at:,}", "middle"))
-    parts.append(small(LEFT + PLOT / 2, bottom + 27, "position in tokens", "middle"))
+        parts.append(svg.line(f"M{svg.number(x)} {svg.number(bottom)}v3"))
+        parts.append(svg.small(x, bottom + 13, f"{at:,}", "middle"))
+    parts.append(svg.small(LEFT + PLOT / 2, bottom + 27, "position in tokens", "middle"))
     if 0 < kept.read < kept.seen:
         parts.append(_answer_begins(LEFT + PLOT * kept.read / kept.seen, top - 3, bottom + 3))
     return "".join(parts)
@@ -169,7 +155,7 @@ def _coarse_enough(kept: KeptMap) -> KeptMap:
 
 def _run_count(kept: KeptMap) -> int:
     rows = (cells for layer in kept.layers for cells in (layer.held, layer.back))
-    return sum(len(runs([step(each) for each in cells])) for cells in rows)
+    return sum(len(svg.runs([svg.step(each) for each in cells])) for cells in rows)
 
 
 def _halved(cells: tuple[int, ...]) -> tuple[int, ...]:

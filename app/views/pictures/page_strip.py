@@ -5,22 +5,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from ...engine.pages import PageShare
-from .svg import (
-    BACK,
-    HELD,
-    TRACK,
-    ceiling,
-    element,
-    label,
-    line,
-    percent,
-    picture,
-    rect,
-    short,
-    shown,
-    small,
-    title,
-)
+from . import svg
 
 LEFT = 30
 # How far above the mean a page stands out, and how many are named.
@@ -35,28 +20,30 @@ def draw_pages(pages: Sequence[PageShare], name: str = "Pages the answer was mad
     framed, and named in words."""
     said = told(pages)
     if not pages:
-        return picture(name, said, 24, [label(0, 16, said)])
+        return svg.picture(name, said, 24, [svg.label(0, 16, said)])
     lines = wrap(said, LINE, break_long_words=True)
-    content = [label(0, 14 + 16 * at, text) for at, text in enumerate(lines)]
+    content = [svg.label(0, 14 + 16 * at, text) for at, text in enumerate(lines)]
     y = 16.0 * len(lines) + 8
-    scale = ceiling(max(page.held for page in pages))
+    scale = svg.ceiling(max(page.held for page in pages))
     content.append(_legend(pages, y, scale))
     y += 24
     framed = {id(page) for page in _best(pages)}
     for _, group in groupby(pages, key=lambda page: page.place):
         own = [*group]
-        content.append(label(0, y + 12, short(shown(own[0].document), 52), font_weight="bold"))
+        content.append(
+            svg.label(0, y + 12, svg.short(svg.shown(own[0].document), 52), font_weight="bold")
+        )
         y += 20
         across, size = (40, 10) if len(own) > MANY else (20, 20)
         for at, page in enumerate(own):
             down, along = divmod(at, across)
             top = y + down * size
             if not along:
-                content.append(small(LEFT - 6, top + size / 2 + 3.5, str(at + 1), "end"))
+                content.append(svg.small(LEFT - 6, top + size / 2 + 3.5, str(at + 1), "end"))
             left = LEFT + along * size
             content.append(_cell(page, left, top, size - 2, scale, framed=id(page) in framed))
         y += -(-len(own) // across) * size + 8
-    return picture(name, said, y, content)
+    return svg.picture(name, said, y, content)
 
 
 def told(pages: Sequence[PageShare]) -> str:
@@ -73,7 +60,7 @@ def told(pages: Sequence[PageShare]) -> str:
     best = _best(pages)
     if best:
         said = [f"Held most: {_listed(best, [page.held for page in best], many)}."]
-    elif (low := percent(min(held))) == (high := percent(max(held))):
+    elif (low := svg.percent(min(held))) == (high := svg.percent(max(held))):
         said = [f"All pages are held alike, {low} of each."]
     else:
         said = [f"No page stands out: {low} to {high} of each is held."]
@@ -102,18 +89,20 @@ def _listed(pages: Sequence[PageShare], shares: Sequence[float], many: bool) -> 
     said: dict[int, list[str]] = {}
     names: dict[int, str] = {}
     for page, share in zip(pages, shares, strict=True):
-        said.setdefault(page.place, []).append(f"{page.label} ({percent(share)})")
-        names[page.place] = f" of {short(shown(page.document), 24)}" if many else ""
+        said.setdefault(page.place, []).append(f"{page.label} ({svg.percent(share)})")
+        names[page.place] = f" of {svg.short(svg.shown(page.document), 24)}" if many else ""
     return "; ".join(f"{', '.join(said[place])}{names[place]}" for place in said)
 
 
 def _legend(pages: Sequence[PageShare], y: float, scale: float) -> str:
-    parts = [small(0, y + 9, "0%")]
-    parts += [rect(22 + 12 * at, y, 12, 9, HELD, _strength((at + 0.5) / 6)) for at in range(6)]
-    parts.append(small(98, y + 9, f"{percent(scale)} of a page held"))
+    parts = [svg.small(0, y + 9, "0%")]
+    parts += [
+        svg.rect(22 + 12 * at, y, 12, 9, svg.HELD, _strength((at + 0.5) / 6)) for at in range(6)
+    ]
+    parts.append(svg.small(98, y + 9, f"{svg.percent(scale)} of a page held"))
     if any(page.back for page in pages):
-        parts.append(rect(234, y, 12, 9, BACK))
-        parts.append(small(250, y + 9, "came back while answering"))
+        parts.append(svg.rect(234, y, 12, 9, svg.BACK))
+        parts.append(svg.small(250, y + 9, "came back while answering"))
     return "".join(parts)
 
 
@@ -127,19 +116,19 @@ def _cell(page: PageShare, x: float, y: float, size: float, scale: float, *, fra
     if not page.tokens:
         about = f"{page.label}: no text"
     else:
-        back = f", {percent(page.back)} came back while answering" if page.back else ""
-        about = f"{page.label}: {percent(page.held)} held{back}; {page.tokens:,} tokens"
-    parts = [title(about)]
+        back = f", {svg.percent(page.back)} came back while answering" if page.back else ""
+        about = f"{page.label}: {svg.percent(page.held)} held{back}; {page.tokens:,} tokens"
+    parts = [svg.title(about)]
     if not page.held:
-        parts.append(rect(x, y, size, size, opacity=TRACK))
+        parts.append(svg.rect(x, y, size, size, opacity=svg.TRACK))
     else:
         low = size * min(1, page.back / page.held)
         strength = _strength(page.held / scale)
         if low < size:
-            parts.append(rect(x, y, size, size - low, HELD, strength))
+            parts.append(svg.rect(x, y, size, size - low, svg.HELD, strength))
         if low:
-            parts.append(rect(x, y + size - low, size, low, BACK, strength))
+            parts.append(svg.rect(x, y + size - low, size, low, svg.BACK, strength))
     if framed:
         edge = f"M{x - 0.5:.1f} {y - 0.5:.1f}h{size + 1}v{size + 1}h-{size + 1}z"
-        parts.append(line(edge, stroke_width=1.5))
-    return element("g", "".join(parts))
+        parts.append(svg.line(edge, stroke_width=1.5))
+    return svg.element("g", "".join(parts))
