@@ -66,20 +66,16 @@ class ActiveConversation:
         """The conversation itself."""
         return self.session.talk
 
-    def look(self) -> None:
-        """Measure its figures, the weights included."""
-        self._weights = None
-        self._look()
-
     def glance(self) -> None:
         """Measure its figures if they are old; the weights only if layers were replaced."""
         if time.monotonic() - self._looked >= NEW:
-            self._look()
+            self.look(weights_too=False)
 
-    def _look(self) -> None:
+    def look(self, *, weights_too: bool = True) -> None:
+        """Measure its figures."""
         talk, last, shape = self.talk, self.session.last, self.session.runner.shape
         cache, store, layers = talk.cache, talk.store, talk.model.layers
-        if self._weights is None or self._weights[0] is not layers:
+        if weights_too or self._weights is None or self._weights[0] is not layers:
             self._weights = layers, weights_of(talk.model)
         held = holding(talk.model, cache, store, talk.checkpoint_bytes, weights=self._weights[1])
         self.figures = Figures(
