@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import SnapshotError
 
 BINS = 240
@@ -158,16 +157,13 @@ def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
 
 
 def _bits(layer: LayerCache, seen: int) -> Bits:
-    held = layer.in_order([_held(head_group, seen) for head_group in layer.head_groups])
-    return np.packbits(held[0, :, :seen].cpu().numpy(), axis=1)
-
-
-def _held(head_group: KVHeadGroup, seen: int) -> Tensor:
-    """Whether a head group holds each position, `(1, heads, seen + 1)` bool. The last one is for
-    what an interrupted step left behind."""
-    at = head_group.positions[:1, :, : head_group.used].long()
-    held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
-    return held.scatter_(2, at, True)
+    groups = []
+    for head_group in layer.head_groups:
+        at = head_group.positions[:1, :, : head_group.used].long()
+        # One position more, for what an interrupted step left behind.
+        held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
+        groups.append(held.scatter_(2, at, True))
+    return np.packbits(layer.in_order(groups)[0, :, :seen].cpu().numpy(), axis=1)
 
 
 def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:

@@ -35,7 +35,7 @@ class Uploads:
     read, with their conversation, when another comes an hour later, and when the app ends."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.resolve()
         self._turns = threading.BoundedSemaphore(_AT_ONCE)
         self._turns_of: dict[str, threading.BoundedSemaphore] = {}
 
@@ -60,8 +60,8 @@ class Uploads:
     def own(self, owner: str, path: Any) -> str:
         """The path of a user's file; raises DocumentError if this user did not upload it."""
         if isinstance(path, str) and "\0" not in path:
-            place, folder = Path(path).resolve(), (self.folder / folder_of(owner)).resolve()
-            if place.is_relative_to(folder) and place.is_file():
+            place = Path(path).resolve()
+            if place.is_relative_to(self.folder / folder_of(owner)) and place.is_file():
                 return str(place)
         raise DocumentError(
             "this is no file that was uploaded, or it was removed since: upload it, with "
@@ -69,11 +69,10 @@ class Uploads:
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files."""
+        """Remove files and their folders."""
         for path in paths:
-            place = Path(path)
-            if place.is_relative_to(self.folder.resolve()) or place.is_relative_to(self.folder):
-                shutil.rmtree(place.parent, ignore_errors=True)
+            if Path(path).is_relative_to(self.folder):
+                shutil.rmtree(Path(path).parent, ignore_errors=True)
 
     def read(self, path: str, work: Work, model_host: ModelHost) -> Document:
         """The document in an uploaded file, read in a process of its own: so it neither slows down
