@@ -31,15 +31,11 @@ _QUIET = {
 def serve(
     settings: Settings, server_config: ServerConfig, *, tell: Callable[[str], None] = print
 ) -> None:
-    """Serve until someone interrupts, then keep the conversation in memory and end.
+    """Serve until someone interrupts, then keep the conversation in memory and end. The address, an
+    error of loading the model, and what became of the conversations are given to `tell`.
 
-    Args:
-        tell: is given the address, why the model cannot be loaded if so, and in the end what became
-            of the conversations.
-
-    Raises:
-        SettingError: others could come in without a password, no port is free, or another app has
-            the same conversations open.
+    Raises SettingError if others could come in without a password, no port is free, or another app
+    has the same conversations open.
     """
     server_config.require_password()
     os.environ.update(_QUIET)

@@ -104,13 +104,8 @@ class Service:
         )
 
     def say(self, owner: str, id: str, text: str, files: Sequence[str] = ()) -> Work:
-        """Read uploaded files, and answer a message if there is one.
-
-        Raises:
-            ContextError: the message is longer than the model was trained for.
-            DocumentError: this user did not upload one of the files.
-            SettingError: something is being done for the conversation, or too much waits.
-        """
+        """Read uploaded files, and answer a message if there is one. Raises a KvliteError if the
+        message is too long, a file is not this user's, or too much waits already."""
         documents, unread = list[Document](), [self.uploads.own(owner, file) for file in files]
         self.model_host.require_fits(text)
 
@@ -265,13 +260,8 @@ class Service:
 
     def close(self, patience: float = 5, seconds: float = 60) -> str:
         """End what is being done, and keep the conversation in memory for another day; a sentence
-        if that cannot be.
-
-        Args:
-            patience: how many seconds to wait for work with which an answer may be lost; a
-                library's call may never return.
-            seconds: how many to wait until the conversation is kept.
-        """
+        if that takes too many `seconds`, or cannot be. Work is given up after `patience` seconds,
+        even if an answer may be lost: a library's call may never return."""
         told = list[str]()
 
         def last(work: Work) -> None:

@@ -33,11 +33,8 @@ class Engine:
         request: WorkRequest = NOTHING,
     ) -> Work:
         """Have something done after all that was asked for before; nothing is, once this is closed.
-
-        Args:
-            first: what needs no device, done in a thread of its own before the work waits its turn.
-            public, failed, request: as for `Work`.
-        """
+        What needs no device is done `first`, in a thread of its own, before the work waits its
+        turn; other arguments are those of `Work`."""
         work = Work(task, title, public, failed, request)
         if first is None:
             self._enqueue(work)
@@ -72,13 +69,9 @@ class Engine:
         patience: float | None = None,
         seconds: float | None = None,
     ) -> bool:
-        """Cancel all work and end the thread; whether it has ended.
-
-        Args:
-            last: done all the same, after everything else.
-            patience: how many seconds to wait for the work being done.
-            seconds: how many to wait for the rest.
-        """
+        """Cancel all work except the `last`, which is done after everything else, and end the
+        thread; whether it has ended. The work being done gets `patience` seconds, the rest
+        `seconds`."""
         with self._lock:
             now = [self.current] if self.current else []
             for work in [*self._preparing, *self._waiting, *now]:
