@@ -84,7 +84,7 @@ def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str]
         # First, or waiting work would begin once those who follow an answer have gone.
         tell(service.close() or "Ended; the conversations are kept.")
         service.uploads.clear()
-        # Nobody who still listens is waited for, of which uvicorn would complain.
+        # Those who still listen are not waited for; uvicorn would complain of that.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         page.server.config.timeout_graceful_shutdown = 0
         page.close(verbose=False)

@@ -23,7 +23,7 @@ class SettingsEvents:
     """The page's events about settings.
 
     In all of them `shown` has the values of the controls, and `filled` those that the controls were
-    filled with last: what nobody touched stays as it is in use, which may be otherwise by now.
+    filled with last: what nobody touched stays as it is in use, even if that has changed since.
     """
 
     def __init__(

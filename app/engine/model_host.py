@@ -41,7 +41,8 @@ _SLOWLY = 0.3
 
 
 class ModelHost:
-    """What the engine's thread works with; other threads only look.
+    """What the engine's thread works with. Other threads only look, at values that may change at
+    any time.
 
     Attributes:
         settings: what the model is loaded with, and conversations begin with.
@@ -61,7 +62,8 @@ class ModelHost:
     @property
     def calibration(self) -> Calibration | None:
         """The model's calibration, if it has one."""
-        return None if self.runner is None else self.runner.model.calibration
+        runner = self.runner
+        return None if runner is None else runner.model.calibration
 
     @property
     def pause(self) -> float:
@@ -84,7 +86,8 @@ class ModelHost:
 
     def held_bytes(self) -> int:
         """Bytes of its device that the model holds."""
-        return 0 if self.runner is None else held_now(self.runner.model.device)
+        runner = self.runner
+        return 0 if runner is None else held_now(runner.model.device)
 
     def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""

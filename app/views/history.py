@@ -20,7 +20,7 @@ class History:
 
     Attributes:
         numbers: for each, the user's message it belongs to, counted from 1; 0 before the first.
-        keys: for each, the key of the account there may be of the answer; "" of what is none.
+        keys: for each, the key of the answer's account, if it has one; "" for what is no answer.
         before: how many of the user's messages come before these.
     """
 
