@@ -11,7 +11,7 @@ from kvlite.model.source import find_config
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner
 
-from .views.bars import bar_html, color_of
+from .views.bars import bar_html
 
 # What a plan may choose, as it is left open.
 _OPEN = {
@@ -103,7 +103,7 @@ def phases_html(estimate: MemoryEstimate) -> str:
         lines.append(f'<div class="phase">{name}{bar}<span>{total}</span></div>')
     names = dict.fromkeys(name for items in plan.phases.values() for name in items)
     legend = "".join(
-        f'<span><b class="{color_of(name)}"></b>{escape(name)}</span>' for name in names
+        f'<span><b data-kind="{escape(name)}"></b>{escape(name)}</span>' for name in names
     )
     lines.append(f'<p class="legend">{legend}</p>')
     if estimate.longest:

@@ -10,7 +10,7 @@ from kvlite.planner.usage import Place
 
 from ..engine.active_conversation import Figures
 from ..engine.live import Sample
-from .bars import bar_html, color_of
+from .bars import bar_html
 
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.
@@ -55,7 +55,7 @@ def _place(place: Place) -> str:
     bar = bar_html(taken, place.total, f"{place.name}: {used} of {total} used")
     rows = "".join(
         f'<tr data-part="{escape(part.name)}" data-bytes="{part.nbytes}">'
-        f'<td><b class="{color_of(part.name)}"></b></td>'
+        f'<td><b data-kind="{escape(part.name)}"></b></td>'
         f"<th scope=row>{escape(part.name)}</th><td>{readable(part.nbytes)}</td>"
         f"<td>{escape(part.about)}</td></tr>"
         for part in place.parts
