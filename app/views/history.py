@@ -1,6 +1,6 @@
 """A conversation as the page's chat shows it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,12 @@ class History:
     keys: list[str]
     before: int = 0
 
+    def add(self, messages: Sequence[Message], number: int, key: str = "") -> None:
+        """Add messages that belong together."""
+        self.messages.extend(messages)
+        self.numbers.extend([number] * len(messages))
+        self.keys.extend([key] * len(messages))
+
     def answer_keys(self) -> list[str]:
         """The keys of all answers, in order."""
         return list(dict.fromkeys(filter(None, self.keys)))
@@ -36,32 +42,19 @@ class History:
 
 def history(record: Record, store: ConversationStore, start: int = 0) -> History:
     """What was said, each answer with its account below it, without the first `start` messages."""
-    before = sum(each.role == "user" for each in record.said[:start])
-    found = [*_entries(record, store, start, before)]
-    return History(
-        [message for message, _, _ in found],
-        [number for _, number, _ in found],
-        [key for _, _, key in found],
-        before,
-    )
-
-
-def _entries(
-    record: Record, store: ConversationStore, start: int, number: int
-) -> Iterator[tuple[Message, int, str]]:
-    keys = keys_of(record.said)
-    for said, own in zip(record.said[start:], keys[start:], strict=True):
+    number = before = sum(each.role == "user" for each in record.said[:start])
+    shown, keys = History([], [], [], before), keys_of(record.said)
+    for said, key in zip(record.said[start:], keys[start:], strict=True):
         if said.role == "user":
             number += 1
-            yield from ((each, number, "") for each in _question(said.text, said.documents))
+            shown.add(_question(said.text, said.documents), number)
         else:
-            account = store.account(record.id, own)
-            yield from ((each, number, own) for each in _answer(said, account))
+            shown.add(_answer(said.text, store.account(record.id, key)), number, key)
     if record.draft:
-        draft = _question(record.draft, record.waiting)
-        yield from ((each, number + 1, "") for each in draft)
+        shown.add(_question(record.draft, record.waiting), number + 1)
     elif record.waiting:
-        yield _notice(f"Read: {', '.join(record.waiting)}", ""), number, ""
+        shown.add([_notice(f"Read: {', '.join(record.waiting)}", "")], number)
+    return shown
 
 
 def start_of(said: Sequence[StoredMessage], former: int | None = None) -> int:
@@ -81,9 +74,9 @@ def _question(text: str, documents: Sequence[str]) -> list[Message]:
     return [*about, {"role": "user", "content": sanitized(text)}]
 
 
-def _answer(said: StoredMessage, account: Mapping[str, Any]) -> list[Message]:
+def _answer(text: str, account: Mapping[str, Any]) -> list[Message]:
     told = [_notice(account["brief"], "\n\n".join(account["told"]))] if account else []
-    return [answered(said.text), *told]
+    return [answered(text), *told]
 
 
 def answered(text: str) -> Message:
