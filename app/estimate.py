@@ -11,7 +11,7 @@ from kvlite.model.source import find_config
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner
 
-from .views.bars import bar_html
+from .views.live import bar_html
 
 # What a plan may choose, as it is left open.
 _OPEN = {

@@ -1,6 +1,6 @@
-"""Draws what the machine holds."""
+"""What takes memory on this machine. The style sheet gives each kind of part its color."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import pairwise
@@ -10,7 +10,6 @@ from kvlite.planner.usage import Place
 
 from ..engine.active_conversation import Figures
 from ..engine.live import Sample
-from .bars import bar_html
 
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.
@@ -67,6 +66,18 @@ def _place(place: Place) -> str:
         f"<h4>{escape(place.short)} <span>{used} of {total}</span></h4>"
         f"{bar}<table>{rows}</table></section>"
     )
+
+
+def bar_html(parts: Iterable[tuple[str, int]], scale: int, label: str, more: str = "") -> str:
+    """Names and bytes side by side, on a scale of bytes; `label` is the bar in words, for screen
+    readers, and `more` is HTML that is drawn over it."""
+    cells = "".join(
+        f'<i data-kind="{escape(name)}" style="width:{100 * nbytes / scale:.3f}%" '
+        f'title="{escape(name)}: {readable(nbytes)}"></i>'
+        for name, nbytes in parts
+        if nbytes
+    )
+    return f'<div class="bar" role="img" aria-label="{escape(label)}">{cells}{more}</div>'
 
 
 def _whose(now: Sample, owner: str, here: str) -> str:
