@@ -1,4 +1,4 @@
-"""What programs may ask, by gradio's client."""
+"""What programs may ask, with gradio's client."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,18 +7,16 @@ import gradio as gr
 from gradio.events import api
 
 from kvlite.errors import SettingError
-from kvlite.planner.usage import Place
 
 from .engine.live import Live
 from .engine.service import Service
 from .engine.work import Shown, Work
-from .request_context import owner_of
-from .storage.store import ConversationStore
+from .tabs import owner_of
 from .web.validation import refused
 
 
 def for_programs(service: Service, live: Live) -> None:
-    """Their endpoints, inside a `gr.Blocks`."""
+    """Add the endpoints to a `gr.Blocks`."""
 
     def say(message: str, conversation: str, request: gr.Request) -> Iterator[str]:
         """Answer a message in a conversation, a new one if its id is "". Cancelling ends the
@@ -26,7 +24,7 @@ def for_programs(service: Service, live: Live) -> None:
         owner, text = owner_of(request), message.strip()
         if not text:
             raise SettingError("the message is empty: say something")
-        work = service.say(owner, _id(service.store(owner), conversation), text)
+        work = service.say(owner, id_of(owner, conversation), text)
         for shown in _until_left(work, service.model_host.pause):
             yield shown.text
 
@@ -34,7 +32,7 @@ def for_programs(service: Service, live: Live) -> None:
         """Read a document that was uploaded, into a new conversation if its id is ""; the
         conversation's id."""
         owner = owner_of(request)
-        id = _id(service.store(owner), conversation)
+        id = id_of(owner, conversation)
         path = str(file.get("path", "")) if isinstance(file, dict) else ""
         work = service.say(owner, id, "", [path])
         for _ in _until_left(work, service.model_host.pause):
@@ -49,7 +47,19 @@ def for_programs(service: Service, live: Live) -> None:
 
     def memory() -> list[dict[str, Any]]:
         """Where every byte is."""
-        return [_plain(place) for place in live.look()[-1].places]
+        return [
+            {
+                "name": place.name,
+                "total": place.total,
+                "used": place.used,
+                "parts": {part.name: part.nbytes for part in place.parts},
+            }
+            for place in live.look()[-1].places
+        ]
+
+    def id_of(owner: str, conversation: str) -> str:
+        store = service.store(owner)
+        return store.record(conversation).id if conversation else store.new().id
 
     api(say, api_name="say", concurrency_limit=None)
     api(read, api_name="read", concurrency_limit=None)
@@ -57,29 +67,11 @@ def for_programs(service: Service, live: Live) -> None:
     api(memory, api_name="memory", queue=False)
 
 
-def _id(store: ConversationStore, conversation: str) -> str:
-    """Of a conversation that is there, or of a new one.
-
-    Raises:
-        SettingError: there is none of this id.
-    """
-    return store.record(conversation).id if conversation else store.new().id
-
-
 def _until_left(work: Work, pause: float) -> Iterator[Shown]:
-    """What work shows; it is ended once whoever asked for it has gone."""
+    """What work shows; it ends when the one who asked for it leaves."""
     try:
         yield from work.follow(pause)
     finally:
         work.abandon()
     if work.failure is not None:
         raise refused(work.shown.error)
-
-
-def _plain(place: Place) -> dict[str, Any]:
-    return {
-        "name": place.name,
-        "total": place.total,
-        "used": place.used,
-        "parts": {part.name: part.nbytes for part in place.parts},
-    }

@@ -1,11 +1,7 @@
-"""What settings would take, told at once and before anything is loaded."""
+"""How much memory settings would take, told at once and before anything is loaded."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
-
-import torch
 
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.config.units import readable
@@ -15,7 +11,7 @@ from kvlite.model.source import find_config
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner
 
-from .views.colors import color_of
+from .views.live import bar_html
 
 # What a plan may choose, as it is left open.
 _OPEN = {
@@ -28,11 +24,11 @@ class MemoryEstimate:
     """What settings would take.
 
     Attributes:
-        plan: as it would be.
-        asked: tokens that were asked for; a plan is of no more than the model was trained for.
+        plan: for at most as many tokens as the model was trained for.
+        asked: how many tokens were asked for.
         longest: the longest text that would fit.
-        nearest: where it does not fit, what does if weights, bits, budget and chunk are left open;
-            None if nothing does.
+        nearest: where it does not fit, the plan that does if weights, bits, budget and chunk are
+            left open; None if none does.
     """
 
     plan: Plan
@@ -41,95 +37,52 @@ class MemoryEstimate:
     nearest: Plan | None
 
 
-class Estimator:
-    """Says what settings would take, in any thread, while the engine loads or answers too."""
+def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
+    """What settings would take for a text of so many tokens; in any thread, also while the engine
+    loads or answers. Of the device, this process holds `own_bytes`, which would be free for another
+    model. Raises a KvliteError if the model cannot be found or planned for."""
+    load_transformers()
+    folder, device = find_config(settings.model), choose_device(settings.device)
 
-    def __init__(self, own_bytes: Callable[[], int]) -> None:
-        """For a process that may hold a model already.
-
-        Args:
-            own_bytes: what it holds of the device, which would be free for another.
-        """
-        self.own_bytes = own_bytes
-
-    def estimate(self, settings: Settings, tokens: int) -> MemoryEstimate:
-        """For a text of so many tokens.
-
-        Raises:
-            KvliteError: a setting is none, or the model cannot be found or planned for.
-        """
-        load_transformers()
-        folder, device = find_config(settings.model), choose_device(settings.device)
-        with making_modules():
-            planner = self._planner(settings, folder, device)
-            most = planner.shape.max_context - settings.max_new_tokens
-            plan, nearest = planner.best(max(1, min(tokens, most))), None
-            if not plan.fits:
-                others = self._planner(settings.replace(_OPEN), folder, device)
-                other = others.best(plan.tokens)
-                nearest = other if other.fits else None
-            return MemoryEstimate(plan, tokens, planner.reach(plan.choice), nearest)
-
-    def _planner(self, settings: Settings, folder: Path, device: torch.device) -> Planner:
+    def planner_for(settings: Settings) -> Planner:
         planner = planner_here(settings, folder, device, reads_text=False)
-        planner.room = replace(planner.room, total=self._offered(planner, settings))
+        if settings.vram == "auto":
+            planner.room = replace(planner.room, total=planner.room.total + own_bytes)
         return planner
 
-    def _offered(self, planner: Planner, settings: Settings) -> int:
-        """What would be there once the model that is loaded is gone."""
-        room = planner.room
-        if settings.vram != "auto":
-            return room.total
-        return room.total + self.own_bytes()
+    with making_modules():
+        planner = planner_for(settings)
+        most = planner.shape.max_context - settings.max_new_tokens
+        plan, nearest = planner.best(max(1, min(tokens, most))), None
+        if not plan.fits:
+            other = planner_for(settings.replace(_OPEN)).best(plan.tokens)
+            nearest = other if other.fits else None
+        return MemoryEstimate(plan, tokens, planner.reach(plan.choice), nearest)
 
 
 def verdict_html(estimate: MemoryEstimate) -> str:
     """Whether the machine has what settings would take, and what to do if not."""
-    return f'<div class="price">{"".join(_verdict(estimate))}</div>'
-
-
-def _verdict(estimate: MemoryEstimate) -> Iterator[str]:
     plan = estimate.plan
     room, peak = plan.room, plan.peak_bytes
     verdict = "fits" if plan.fits else "does not fit"
     offered = f"{readable(peak)} of {readable(room.tensors)}"
-    yield (
+    lines = [
         f'<p class="{"fits" if plan.fits else "refused"}" data-peak="{peak}" '
         f'data-offered="{room.tensors}" data-fits="{plan.fits}"><b>{verdict}</b>: '
         f"{plan.tokens:,} tokens take {offered} that {escape(room.name)} offers</p>"
-    )
+    ]
     if estimate.asked > plan.tokens:
-        yield (
-            "<p>The model was trained for no more than that: "
-            f"{estimate.asked:,} were asked for.</p>"
-        )
+        more = f"{estimate.asked:,} were asked for"
+        lines.append(f"<p>The model was trained for no more than that: {more}.</p>")
     if estimate.nearest is not None:
-        yield f"<p>The nearest that fits: <b>{escape(_told(estimate.nearest))}</b></p>"
+        lines.append(f"<p>The nearest that fits: <b>{escape(_told(estimate.nearest))}</b></p>")
     elif not estimate.longest:
-        yield "<p>Nothing fits: choose a smaller model, or more memory.</p>"
-
-
-def phases_html(estimate: MemoryEstimate) -> str:
-    """What is taken for what, how far that reaches, and how fast it may be."""
-    return f'<div class="price">{"".join(_taken(estimate))}</div>'
-
-
-def _taken(estimate: MemoryEstimate) -> Iterator[str]:
-    plan = estimate.plan
-    yield from _phases(plan)
-    if estimate.longest:
-        yield f"<p>Longest text that fits so: <b>{estimate.longest:,} tokens</b></p>"
-    if plan.tokens_per_s is not None:
-        yield f"<p>At most {plan.tokens_per_s:,.0f} tokens/s, by its memory's bandwidth</p>"
-    if plan.forecast.host_bytes:
-        host = f"{readable(plan.forecast.host_bytes)} of {readable(plan.room.host)}"
-        yield f"<p>Host memory for recall: {host} free</p>"
-    if plan.changes:
-        yield f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>"
+        lines.append("<p>Nothing fits: choose a smaller model, or more memory.</p>")
+    return f'<div class="price">{"".join(lines)}</div>'
 
 
 def _told(plan: Plan) -> str:
-    """A choice, and what it takes."""
+    """A plan's choices, and what they take."""
     choice = plan.choice
     layers = "" if choice.stream == "off" else f", layers from {choice.stream}"
     return (
@@ -138,25 +91,29 @@ def _told(plan: Plan) -> str:
     )
 
 
-def _phases(plan: Plan) -> Iterator[str]:
-    """A bar for each phase, on one scale."""
+def phases_html(estimate: MemoryEstimate) -> str:
+    """What takes memory in each phase, the longest text that fits, and the speed to expect."""
+    plan, lines = estimate.plan, list[str]()
     scale = max(plan.peak_bytes, plan.room.tensors)
-    limit = 100 * plan.room.tensors / scale
-    names = list(dict.fromkeys(name for items in plan.phases.values() for name in items))
+    limit = f'<u style="left:{100 * plan.room.tensors / scale:.2f}%"></u>'
     for phase, items in plan.phases.items():
-        total = sum(items.values())
-        bar = "".join(
-            f'<i class="{color_of(name)}" style="width:{100 * size / scale:.3f}%" '
-            f'title="{escape(name)}: {readable(size)}"></i>'
-            for name, size in items.items()
-            if size
-        )
-        yield (
-            f'<div class="phase"><span>to {escape(phase)}</span><div class="bar" role="img" '
-            f'aria-label="to {escape(phase)}: {readable(total)}">{bar}'
-            f'<u style="left:{limit:.2f}%"></u></div><span>{readable(total)}</span></div>'
-        )
+        total = readable(sum(items.values()))
+        bar = bar_html(items.items(), scale, f"to {phase}: {total}", limit)
+        name = f"<span>to {escape(phase)}</span>"
+        lines.append(f'<div class="phase">{name}{bar}<span>{total}</span></div>')
+    names = dict.fromkeys(name for items in plan.phases.values() for name in items)
     legend = "".join(
-        f'<span><b class="{color_of(name)}"></b>{escape(name)}</span>' for name in names
+        f'<span><b data-kind="{escape(name)}"></b>{escape(name)}</span>' for name in names
     )
-    yield f'<p class="legend">{legend}</p>'
+    lines.append(f'<p class="legend">{legend}</p>')
+    if estimate.longest:
+        lines.append(f"<p>Longest text that fits so: <b>{estimate.longest:,} tokens</b></p>")
+    if plan.tokens_per_s is not None:
+        speed = f"{plan.tokens_per_s:,.0f} tokens/s"
+        lines.append(f"<p>At most {speed}, by its memory's bandwidth</p>")
+    if plan.forecast.host_bytes:
+        host = f"{readable(plan.forecast.host_bytes)} of {readable(plan.room.host)}"
+        lines.append(f"<p>Host memory for recall: {host} free</p>")
+    if plan.changes:
+        lines.append(f"<ul>{''.join(f'<li>{escape(why)}</li>' for why in plan.changes)}</ul>")
+    return f'<div class="price">{"".join(lines)}</div>'

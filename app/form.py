@@ -1,4 +1,4 @@
-"""Settings as controls, made from `Settings`: each is described once."""
+"""Controls made from `Settings`, so that each setting is described once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,19 +19,15 @@ _INITIALS = ("kv", "vram")
 
 @dataclass(frozen=True)
 class Models:
-    """Models that may be chosen.
-
-    Attributes:
-        listed: their names.
-        others: whether anything else may be typed, as any folder of this machine.
-    """
+    """The names of models to choose from, and whether others may be typed: any folder of this
+    machine, for instance."""
 
     listed: Sequence[str] = ()
     others: bool = True
 
 
 def label_of(name: str) -> str:
-    """What a control is called."""
+    """The label of a setting's control."""
     words = flag_of(name).removeprefix("--").split("-")
     label = " ".join(each.upper() if each in _INITIALS else each for each in words)
     return label[0].upper() + label[1:]
@@ -47,8 +43,9 @@ def control(name: str, value: Any, models: Models) -> gr.components.Component:
         "elem_id": f"set-{name.replace('_', '-')}",
     }
     if name == "method":
-        names = list(dict.fromkeys([Settings.method, *METHODS]))
-        return gr.Dropdown(_named(names), value=value, allow_custom_value=True, **common)
+        usual = Settings.method
+        methods = [("the default", usual), *((name, name) for name in METHODS if name != usual)]
+        return gr.Dropdown(methods, value=value, allow_custom_value=True, **common)
     if name == "model":
         names = list(dict.fromkeys([value, *models.listed]))
         return gr.Dropdown(names, value=value, allow_custom_value=models.others, **common)
@@ -58,25 +55,16 @@ def control(name: str, value: Any, models: Models) -> gr.components.Component:
         return gr.Checkbox(value=value, **common)
     if isinstance(option.default, tuple):
         return gr.Textbox("\n".join(value), lines=2, placeholder="one a line", **common)
-    if option.default is None:  # gradio's numbers cannot be left out
+    if option.default is None:  # gradio's numbers cannot be left empty
         return gr.Textbox(shown_value(name, value), placeholder="left out", **common)
     if option.type is str:
         lines = 3 if name == "system" else 1
         return gr.Textbox(value, lines=lines, max_lines=10, **common)
-    whole = option.type is not float
-    return gr.Number(
-        value,
-        precision=0 if whole else None,
-        **common,
-    )
-
-
-def _named(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [("the default", name) if name == Settings.method else (name, name) for name in names]
+    return gr.Number(value, precision=None if option.type is float else 0, **common)
 
 
 def shown_value(name: str, value: Any) -> Any:
-    """A setting's value as its control has it."""
+    """A setting's value for its control."""
     default = OPTIONS[name].default
     if isinstance(default, tuple):
         return "\n".join(value)
@@ -84,16 +72,13 @@ def shown_value(name: str, value: Any) -> Any:
 
 
 def shown_values(settings: Settings) -> list[Any]:
-    """All settings as their controls have them, in order."""
+    """The values of all settings for their controls, in order."""
     return [shown_value(name, getattr(settings, name)) for name in OPTIONS]
 
 
 def values_of(names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
-    """Settings' values from their controls.
-
-    Raises:
-        SettingError: one is out of range.
-    """
+    """The values of settings from those of their controls; raises SettingError if one is out of
+    range."""
     return {name: _value(name, each) for name, each in zip(names, shown, strict=True)}
 
 
@@ -110,5 +95,5 @@ def _value(name: str, shown: Any) -> Any:
 
 
 def changed(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Of these values, those that differ from what settings have."""
+    """Those of the values that differ from the settings."""
     return {name: value for name, value in values.items() if getattr(settings, name) != value}

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,8 +19,7 @@ from kvlite.errors import SettingError
 from .web.guard import ServerConfig
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
-# Read when gradio is imported, or when it starts: nothing is told to anyone, nor made into
-# statistics for nobody after every event.
+# Read when gradio is imported or starts: no analytics are sent, nor collected after every event.
 _QUIET = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
@@ -30,132 +29,121 @@ _QUIET = {
 
 
 def serve(
-    settings: Settings,
-    server_config: ServerConfig,
-    *,
-    root: Path | None = None,
-    tell: Callable[[str], None] = print,
+    settings: Settings, server_config: ServerConfig, *, tell: Callable[[str], None] = print
 ) -> None:
-    """Serve until someone interrupts, then keep the conversation in memory and end.
+    """Serve until someone interrupts, then keep the conversation in memory and end. The address, an
+    error of loading the model, and what became of the conversations are given to `tell`.
 
-    Args:
-        server_config: how it is reached.
-        root: kvlite's data folder, if not the usual one.
-        tell: told the address, why the model cannot be loaded if it cannot, and in the end what
-            became of the conversations.
-
-    Raises:
-        SettingError: others could come in without a password, no port is free, or another app has
-            the same conversations open.
+    Raises SettingError if others could come in without a password, no port is free, or another app
+    has the same conversations open.
     """
     server_config.require_password()
     os.environ.update(_QUIET)
-    # Read when torch is imported. Its threads would spin while they wait for one another, which
-    # takes ten times as long as soon as anything else, as a document's reader, wants a core too.
+    # Read when torch is imported. Threads that spin while they wait for each other take ten times
+    # as long as soon as anything else, such as a document's reader, wants a core too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    for name in ("NO_PROXY", "no_proxy"):  # gradio asks itself whether it is there
+    for name in ("NO_PROXY", "no_proxy"):  # gradio sends itself a request to see that it is up
         others = os.environ.get(name, "")
         os.environ[name] = ",".join(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
         )
-    with _alone(root or data_folder()):
-        _serve(settings, server_config, root, tell)
+    with _alone(data_folder()):
+        _serve(settings, server_config, tell)
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _alone(root: Path) -> AbstractContextManager[Any]:
     """Raises SettingError if another app has the conversations of this data folder open."""
     folder = root / "app"
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".open", timeout=0)
     try:
-        lock.acquire()
+        return FileLock(folder / ".open", timeout=0).acquire()
     except Timeout:
         raise SettingError(
             f"another `kvlite app` has the conversations in {folder} open: use that one, end it, "
             "or set KVLITE_DATA to another folder"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
-def _serve(
-    settings: Settings, server_config: ServerConfig, root: Path | None, tell: Callable[[str], None]
-) -> None:
+def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str], None]) -> None:
     from .engine.service import Service
 
-    service = Service(settings, root)
-    # Nobody else has it: what is there is of an app that was killed.
-    service.uploads.clear()
+    service = Service(settings)
+    service.uploads.clear()  # of an app that was killed
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
-
-    from starlette.middleware import Middleware
-
-    from kvlite.model.source import models_here
-
-    from .engine.live import Live
-    from .estimate import Estimator
-    from .form import Models
-    from .page import make_page
-    from .web.gradio_patches import ScriptInjector, poll_queue_slowly
-    from .web.uploading import LARGEST, Uploading
-
-    host, models = server_config.host, Models(models_here(), others=not server_config.auth)
-    page = make_page(
-        service, Live(service.model_host), Estimator(service.model_host.held_bytes), models
-    )
-    page.queue(max_size=64, default_concurrency_limit=8)
-    poll_queue_slowly(page)
+    page = _page(service, server_config)
     over = threading.Event()
     with _interrupts(over):
-        try:
-            _, local, shared = page.launch(
-                server_name=f"[{host}]" if ":" in host else host,
-                server_port=_free_port(host, server_config.port),
-                auth=list(server_config.auth) or None,
-                share=server_config.share,
-                inbrowser=server_config.browser,
-                prevent_thread_lock=True,
-                quiet=True,
-                show_error=True,
-                max_file_size=LARGEST,
-                allowed_paths=[],
-                enable_monitoring=False,
-                run_history=False,
-                ssr_mode=False,
-                _frontend=False,  # or what takes 3 seconds to answer first is given up
-                pwa=False,
-                mcp_server=False,
-                footer_links=[],
-                app_kwargs={
-                    "middleware": [
-                        *server_config.middleware(),
-                        Middleware(Uploading, uploads=service.uploads),
-                        Middleware(ScriptInjector),
-                    ]
-                },
-                theme=_theme(),
-                # Given as css, gradio would rewrite its selectors, and break some.
-                head=f"<style>{_STYLE.read_text()}</style>",
-            )
-        except OSError as error:
-            raise SettingError(f"--host {host} --port {server_config.port}: {error}") from None
+        address = _launch(page, service, server_config)
         model = service.load(settings)
-        tell(f"kvlite is at {shared or local} (Ctrl-C ends it)")
+        tell(f"kvlite is at {address} (Ctrl-C ends it)")
         while not over.wait(1) and not model.shown.ended:
             pass
         if model.shown.error:
             tell(f"{model.shown.error}: choose another model in the settings")
         over.wait()
-        # First, or what waits would begin once whoever follows an answer has gone.
+        # First, or waiting work would begin once those who follow an answer have gone.
         tell(service.close() or "Ended; the conversations are kept.")
         service.uploads.clear()
-        # Whoever listens is not waited for, of which uvicorn would complain.
+        # Those who still listen are not waited for; uvicorn would complain of that.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         page.server.config.timeout_graceful_shutdown = 0
         page.close(verbose=False)
+
+
+def _page(service: Any, server_config: ServerConfig) -> Any:
+    from kvlite.model.source import models_here
+
+    from .form import Models
+    from .page import make_page
+    from .web.gradio_patches import poll_queue_slowly
+
+    page = make_page(service, Models(models_here(), others=not server_config.auth))
+    page.queue(max_size=64, default_concurrency_limit=8)
+    poll_queue_slowly(page)
+    return page
+
+
+def _launch(page: Any, service: Any, server_config: ServerConfig) -> str:
+    """Start the server; its address."""
+    from starlette.middleware import Middleware
+
+    from .web.gradio_patches import ScriptInjector
+    from .web.uploading import LARGEST, Uploading
+
+    host = server_config.host
+    try:
+        _, local, shared = page.launch(
+            server_name=f"[{host}]" if ":" in host else host,
+            server_port=_free_port(host, server_config.port),
+            auth=list(server_config.auth) or None,
+            share=server_config.share,
+            inbrowser=server_config.browser,
+            prevent_thread_lock=True,
+            quiet=True,
+            show_error=True,
+            max_file_size=LARGEST,
+            allowed_paths=[],
+            enable_monitoring=False,
+            run_history=False,
+            ssr_mode=False,
+            _frontend=False,  # gradio gives up if its first request takes 3 seconds
+            pwa=False,
+            mcp_server=False,
+            footer_links=[],
+            app_kwargs={
+                "middleware": [
+                    *server_config.middleware(),
+                    Middleware(Uploading, uploads=service.uploads),
+                    Middleware(ScriptInjector),
+                ]
+            },
+            theme=_theme(),
+            # Given as css, gradio would rewrite its selectors, and break some.
+            head=f"<style>{_STYLE.read_text()}</style>",
+        )
+    except OSError as error:
+        raise SettingError(f"--host {host} --port {server_config.port}: {error}") from None
+    return str(shared or local)
 
 
 def _theme() -> Any:
@@ -166,7 +154,7 @@ def _theme() -> Any:
         neutral_hue="slate",
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
         font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
-    ).set(  # gradio's own are too faint to read for many
+    ).set(  # gradio's own are too faint for many to read
         body_text_color_subdued="*neutral_500",
         input_placeholder_color="*neutral_600",
         input_placeholder_color_dark="*neutral_300",
@@ -174,11 +162,7 @@ def _theme() -> Any:
 
 
 def _free_port(host: str, first: int) -> int:
-    """The first port from there on that nobody has.
-
-    Raises:
-        SettingError: there is none, or no such host.
-    """
+    """The first free port from there on; raises SettingError if there is none, or no such host."""
     import socket
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -194,22 +178,18 @@ def _free_port(host: str, first: int) -> int:
     )
 
 
-class _interrupts:
-    """The first Ctrl-C, or a polite request to end, sets an event; a second one ends at once."""
+@contextmanager
+def _interrupts(over: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM sets an event; a second one ends at once."""
 
-    def __init__(self, over: threading.Event) -> None:
-        self.over = over
-
-    def __enter__(self) -> None:
-        self._before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-        for each in self._before:
-            signal.signal(each, self._heard)
-
-    def __exit__(self, *_: object) -> None:
-        for each, before in self._before.items():
-            signal.signal(each, before)
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.over.is_set():
+    def heard(number: int, frame: FrameType | None) -> None:
+        if over.is_set():
             raise KeyboardInterrupt
-        self.over.set()
+        over.set()
+
+    before = {each: signal.signal(each, heard) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

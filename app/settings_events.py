@@ -13,55 +13,48 @@ from kvlite.methods.engine_config import require_meaning
 
 from .engine.service import Service
 from .engine.work import Work
-from .estimate import Estimator, phases_html, verdict_html
+from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
-from .request_context import owner_of, tab_of
-from .tabs import Tabs
+from .tabs import Tabs, owner_of
 from .views.status import sentence_html, status_html
 
 
 class SettingsEvents:
-    """The page's events about settings."""
+    """The page's events about settings.
+
+    In all of them `shown` has the values of the controls, and `filled` those that the controls were
+    filled with last: what nobody touched stays as it is in use, even if that has changed since.
+    """
 
     def __init__(
         self,
         service: Service,
-        estimator: Estimator,
         models: Models | None = None,
         tabs: Tabs | None = None,
     ) -> None:
-        """Over the models that may be chosen, any without a list.
-
-        Args:
-            tabs: what is shown in which.
-        """
-        self.tabs = tabs or Tabs()
         self.service = service
-        self.estimator = estimator
         self.models = models or Models()
+        self.tabs = tabs or Tabs()
         self._first = service.model_host.settings.model
 
     def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
-        """What the settings that are shown would take: whether it is there, and what for."""
+        """Whether there is the memory that the settings would take, and what takes it."""
         try:
-            estimate = self.estimator.estimate(self._settings(shown), int(tokens or 1))
+            held = self.service.model_host.held_bytes()
+            made = estimate(_settings(shown), int(tokens or 1), held)
         except KvliteError as error:
             return sentence_html(str(error), wrong=True), ""
-        return verdict_html(estimate), phases_html(estimate)
+        return verdict_html(made), phases_html(made)
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
-        """The settings of a conversation, as the controls have them; nothing is said of them; and
-        once more, to know later what was changed."""
+        """A conversation's settings for the controls, nothing to say of them, and once more as
+        `filled`."""
         values = shown_values(self.service.settings_of(owner_of(request), id))
         return [*values, "", values]
 
     def loaded(self, id: str, filled: list[Any], request: gr.Request) -> list[Any]:
-        """The same for a page that has just come: what it has already is left to whoever has begun
-        to change it.
-
-        Args:
-            filled: what the controls came with.
-        """
+        """The same for a page that was just loaded: controls that have their values already are
+        left alone, as someone may have begun to change them."""
         *values, _, known = self.shown(id, request)
         news = [gr.skip() if own == was else own for own, was in zip(values, filled, strict=True)]
         return [*news, gr.skip(), known]
@@ -69,22 +62,18 @@ class SettingsEvents:
     def apply(
         self, id: str, filled: list[Any], request: gr.Request, *shown: Any
     ) -> Iterator[tuple[Any, Any]]:
-        """Have the settings that were changed from the next message on, the model anew if it must;
-        what is told of that, and what the controls were filled with from now on.
-
-        Args:
-            filled: what they were filled with before: what nobody touched stays as it is in use,
-                which may be otherwise by now.
-        """
-        tab, skipped = tab_of(request), (gr.skip(), gr.skip())
+        """Use the settings that were changed from the next message on, and load the model again if
+        they need it: what to say of that, and the new `filled`."""
         for told, known in self._applied(owner_of(request), id, filled, shown):
-            yield (told, known) if self.tabs.shows(tab, id) else skipped
+            shows = self.tabs.shows(request.session_hash or "", id)
+            yield (told, known) if shows else (gr.skip(), gr.skip())
 
     def _applied(
         self, owner: str, id: str, filled: Sequence[Any], shown: Sequence[Any]
     ) -> Iterator[tuple[str, Any]]:
+        works = list[Work]()
         try:
-            wanted = self._settings(shown)
+            wanted = _settings(shown)
             touched = {
                 name: getattr(wanted, name)
                 for name, was, now in zip(OPTIONS, filled, shown, strict=True)
@@ -95,24 +84,23 @@ class SettingsEvents:
             own = {name: value for name, value in new.items() if name not in LOADING}
             self.service.require_idle(owner, id)
             self.service.require_change(owner, id, own)
-            works = list[Work]()
             if loading:
                 works.append(self.service.load(self.service.model_host.settings.replace(loading)))
                 yield from _followed(works[-1])
-            if own and all(work.failure is None for work in works):
+            if own and not any(work.failure for work in works):
                 works.append(self.service.change(owner, id, own))
                 yield from _followed(works[-1])
         except KvliteError as error:
             yield sentence_html(str(error), wrong=True), gr.skip()
             return
-        if any(work.failure is not None for work in works):
+        if any(work.failure for work in works):
             return
         told = "Nothing to change: these are the settings in use."
         if new:
             names = ", ".join(label_of(name) for name in new)
             told = f"In use in this conversation from its next message on: {names}."
-        notes = [note for work in works for note in work.shown.notes]
-        yield sentence_html(" ".join([*(f"{note}." for note in notes), told])), [*shown]
+        notes = [f"{note}." for work in works for note in work.shown.notes]
+        yield sentence_html(" ".join([*notes, told])), [*shown]
 
     def profiles(self, request: gr.Request) -> Any:
         """The user's profiles, to choose from."""
@@ -129,8 +117,8 @@ class SettingsEvents:
         return [*values.values(), sentence_html(f"Press Apply to use what {name} has.")]
 
     def save(self, name: str, request: gr.Request, *shown: Any) -> tuple[Any, str]:
-        """Save what is not as usual as a profile, and say if there was one of this name."""
-        values = changed(vars(self._settings(shown)), Settings())
+        """Save what is not the default as a profile, and say if it replaced one."""
+        values = changed(vars(_settings(shown)), Settings())
         profiles, name = self._profiles(request), name.strip()
         former = name in profiles.names()
         profiles.save(name, values, force=True)
@@ -155,23 +143,20 @@ class SettingsEvents:
             )
 
     def _profiles(self, request: gr.Request) -> Profiles:
-        """The program's own; someone who logs in has others."""
+        """The program's own profiles; those who log in have theirs."""
         owner = owner_of(request)
         return Profiles(self.service.store(owner).folder if owner else config_folder())
 
-    def _settings(self, shown: Any) -> Settings:
-        """The settings that are shown.
 
-        Raises:
-            SettingError: one is out of range, or means nothing.
-        """
-        settings = Settings().replace(values_of(list(OPTIONS), shown))
-        for name, value in vars(settings).items():
-            require_meaning(name, value, label_of(name))
-        return settings
+def _settings(shown: Sequence[Any]) -> Settings:
+    """The settings in the controls; raises SettingError if one is out of range, or means
+    nothing."""
+    settings = Settings().replace(values_of(list(OPTIONS), shown))
+    for name, value in vars(settings).items():
+        require_meaning(name, value, label_of(name))
+    return settings
 
 
 def _followed(work: Work) -> Iterator[tuple[str, Any]]:
-    """What it shows until it has ended."""
-    for doing in work.follow():
-        yield status_html(doing), gr.skip()
+    for shown in work.follow():
+        yield status_html(shown), gr.skip()

@@ -7,9 +7,9 @@ import gradio as gr
 from kvlite.errors import SettingError
 
 from .engine.service import Service
-from .request_context import owner_of
 from .storage.record import titles
-from .views.sanitize import sanitized
+from .tabs import owner_of
+from .views.markdown import sanitized
 
 
 class SidebarEvents:
@@ -19,14 +19,14 @@ class SidebarEvents:
         self.service = service
 
     def found(self, query: str, request: gr.Request) -> Any:
-        """Those that match what is searched for; that there are none, if so."""
+        """List the conversations that match a query, or say that there are none."""
         records = self.service.store(owner_of(request)).records(query)
         asked = " ".join(query.split())
         none = f"No conversation has “{sanitized(asked)}”." if asked and not records else ""
         return gr.Radio(choices=titles(records), info=none)
 
     def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
-        """Call one otherwise."""
+        """Name a conversation."""
         owner = owner_of(request)
         if not self.service.store(owner).has(id):
             raise SettingError("say something first: a new conversation has no name to change")
@@ -34,11 +34,11 @@ class SidebarEvents:
         return self.found(query, request)
 
     def as_markdown(self, id: str, request: gr.Request) -> tuple[str, str]:
-        """One as Markdown, and the name of a file for it."""
+        """A conversation as Markdown, and the name of a file for it."""
         return self._exported(id, request, "md")
 
     def as_json(self, id: str, request: gr.Request) -> tuple[str, str]:
-        """One as JSON, and the name of a file for it."""
+        """A conversation as JSON, and the name of a file for it."""
         return self._exported(id, request, "json")
 
     def _exported(self, id: str, request: gr.Request, suffix: str) -> tuple[str, str]:

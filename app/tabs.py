@@ -1,5 +1,5 @@
-"""What each tab of a browser shows and follows: one thing at a time in each place of it, so that
-none writes over another."""
+"""Who asks, and what each browser tab shows and follows: one thing at a time in each place, so that
+none overwrites another."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,19 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
 
-# Tabs that are remembered: of those that nobody closed properly.
+import gradio as gr
+
+# How many tabs are remembered: browsers do not say that they closed one.
 _MOST = 10_000
 
 
 @dataclass(frozen=True)
 class _Following:
-    """Something that is followed.
-
-    Attributes:
-        wake: has whoever follows look up.
-        left: set once he is to leave off.
-        gone: set once he has.
-    """
+    """Something that is followed: `wake` wakes the follower, `left` is set to have it stop, `gone`
+    once it has."""
 
     wake: Callable[[], None]
     left: Event = field(default_factory=Event)
@@ -27,7 +24,7 @@ class _Following:
 
 
 class Tabs:
-    """The tabs there are; a tab is known by its session's hash."""
+    """All tabs, by their session's hash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +32,7 @@ class Tabs:
         self._at: dict[str, str] = {}
 
     def go(self, tab: str, id: str) -> None:
-        """A tab shows this conversation from now on, and leaves off what it follows."""
+        """A tab shows this conversation from now on, and stops following."""
         with self._lock:
             self._at.pop(tab, None)
             self._remember(tab, id)
@@ -58,15 +55,9 @@ class Tabs:
     def following(
         self, tab: str, id: str = "", place: str = "", wake: Callable[[], None] = lambda: None
     ) -> Iterator[Event]:
-        """While a tab follows something, and nothing else in that place: what is given is set once
-        it is to leave off.
-
-        Args:
-            id: of the conversation this belongs to; if the tab shows another by now, it is to leave
-                off at once.
-            place: where what is followed is shown.
-            wake: called when it is to leave off.
-        """
+        """While a tab follows something, and nothing else in that place: an event that is set when
+        it is to stop, at once if the tab shows another conversation by now. Then `wake` is
+        called."""
         mine, key = _Following(wake), (tab, place)
         with self._lock:
             former = self._following.get(key)
@@ -83,11 +74,7 @@ class Tabs:
                     del self._following[key]
 
     def leave(self, tab: str, seconds: float = 30.0) -> None:
-        """Have a tab leave off what it follows, and wait until it has.
-
-        Args:
-            seconds: to wait at most, for each.
-        """
+        """Have a tab stop following, and wait at most so long for each until it has."""
         with self._lock:
             former = [each for key, each in self._following.items() if key[0] == tab]
         _end(former, seconds)
@@ -99,9 +86,13 @@ class Tabs:
 
 
 def _end(followed: list[_Following], seconds: float = 30.0) -> None:
-    """Have these leave off, and wait until they have."""
     for each in followed:
         each.left.set()
         each.wake()
     for each in followed:
         each.gone.wait(seconds)
+
+
+def owner_of(request: gr.Request) -> str:
+    """The user's name, "" where nobody has to log in."""
+    return request.username or ""

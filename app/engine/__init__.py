@@ -1,1 +1,1 @@
-"""What is done by the thread that has the model: answers, and what they were made from."""
+"""The engine's thread, the model, the conversation in memory, and what answers were made from."""

@@ -1,13 +1,13 @@
-"""What an answer was made from, as it is kept beside the conversation: words, numbers, and what
-its pictures are drawn from."""
+"""What an answer was made from, as kept beside the conversation: sentences, metrics, and the data
+of its pictures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from kvlite.conversation.metrics import GenerationMetrics, Piece, brief, told
+from kvlite.conversation.metrics import GenerationMetrics, brief, told
 from kvlite.conversation.session import Message, Session
 from kvlite.memory.free import is_oom
 from kvlite.model.chat_template import said_tokens
@@ -16,48 +16,25 @@ from ..storage.record import first_words
 from .kept import Look, kept_map, look, token_shares
 from .pages import Pages, page_shares, pages_of
 
-T = TypeVar("T")
-
-# Where someone at the page has longer answers.
+# Where users of the page allow longer answers.
 _LONGER = "Max tokens in the settings"
 
 
-class CacheObserver:
-    """Looks at the cache when a question has been read, and when it has been answered."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.before: Look | None = None
-        self.begun = False
-
-    def saw(self, piece: Piece) -> None:
-        """A piece of the answer came: at the first one the question has been read."""
-        if not self.begun:
-            self.before, self.begun = self.look(), True
-
-    def look(self) -> Look | None:
-        """What the cache holds; None where there is no memory even for that."""
-        talk = self.session.talk
-        return _if_it_fits(lambda: look(talk.cache, talk.model.shape.windows))
-
-
 class PageFinder:
-    """Where the pages of a conversation's documents are among its tokens; found once each."""
+    """Finds the pages of a conversation's documents among its tokens, and remembers them."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._found: dict[tuple[str, bool, str], tuple[Pages, list[int]] | None] = {}
 
     def pages(self) -> Iterator[tuple[Pages, int]]:
-        """Of every message that is about documents: its pages, and where it begins."""
-        talk = self.session.talk
-        read = np.array(talk.token_ids, np.int64)
+        """The pages of every message about documents, and the position where it begins."""
+        read = np.array(self.session.talk.token_ids, np.int64)
         for number, message in enumerate(self.session.messages):
-            if not message.documents:
-                continue
-            found = self._of(message, opening=number == 0)
-            if found is not None and (start := _place(read, found[1])) is not None:
-                yield found[0], start
+            if message.documents and (found := self._of(message, opening=number == 0)):
+                pages, ids = found
+                if (start := _start(read, ids)) is not None:
+                    yield pages, start
 
     def _of(self, message: Message, *, opening: bool) -> tuple[Pages, list[int]] | None:
         talk = self.session.talk
@@ -66,53 +43,50 @@ class PageFinder:
         if key not in self._found:
             how: dict[str, Any] = {"opening": opening, "first": opening, "system": system}
             pages = pages_of(tokenizer, message.documents, message.text, **how)
-            ids = said_tokens(tokenizer, message.said, **how) if pages is not None else []
+            ids = [] if pages is None else said_tokens(tokenizer, message.said, **how)
             self._found[key] = None if pages is None else (pages, ids)
         return self._found[key]
 
 
-def account_of(
-    metrics: GenerationMetrics, looker: CacheObserver, finder: PageFinder, reading_s: float = 0.0
-) -> dict[str, Any]:
-    """The answer's account, of plain values.
+def look_at(session: Session) -> Look | None:
+    """What the cache holds now; None where there is no memory even for that."""
+    try:
+        return look(session.talk.cache, session.talk.model.shape.windows)
+    except Exception as error:
+        if not is_oom(error):
+            raise
+        return None
 
-    Args:
-        reading_s: seconds that reading its documents took before.
-    """
+
+def account_of(
+    metrics: GenerationMetrics, before: Look | None, finder: PageFinder, reading_s: float = 0.0
+) -> dict[str, Any]:
+    """The account of an answer that has just ended, as plain values: `before` is what the cache
+    held when the question had been read, `reading_s` the time that reading its documents took."""
+    session = finder.session
     read = [f"Its documents were read in {reading_s:.1f} s before that."] if reading_s else []
     account: dict[str, Any] = {
         "brief": brief(metrics, _LONGER),
         "told": [*told(metrics, _LONGER), *read],
         "ledger": metrics.to_json(),
-        "question": first_words(looker.session.messages[-1].text),
+        "question": first_words(session.messages[-1].text),
     }
-    before, after = looker.before, looker.look()
-    if after is None:
-        return account
-    account["kept"] = kept_map(before, after).to_json()
-    shares = token_shares(before, after)
-    account["pages"] = [
-        asdict(share)
-        for pages, start in finder.pages()
-        for share in page_shares(pages, shares, start)
-    ]
+    if (after := look_at(session)) is not None:
+        account["kept"] = kept_map(before, after).to_json()
+        shares = token_shares(before, after)
+        account["pages"] = [
+            asdict(share)
+            for pages, start in finder.pages()
+            for share in page_shares(pages, shares, start)
+        ]
     return account
 
 
-def _place(read: Any, ids: list[int]) -> int | None:
-    """Where tokens begin among those that were read; None if they are not there as they are, as
-    after a conversation outgrew its context."""
+def _start(read: Any, ids: list[int]) -> int | None:
+    """Where tokens begin among those that were read; None if they are not there as they were said,
+    for instance after a conversation outgrew its context."""
     wanted = np.array(ids, np.int64)
     for start in np.flatnonzero(read == wanted[0])[::-1]:
         if np.array_equal(read[start : start + len(wanted)], wanted):
             return int(start)
-    return None
-
-
-def _if_it_fits(work: Callable[[], T]) -> T | None:
-    try:
-        return work()
-    except Exception as error:
-        if not is_oom(error):
-            raise
     return None

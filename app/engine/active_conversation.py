@@ -6,36 +6,51 @@ from dataclasses import dataclass
 
 from kvlite.config.settings import LOADING
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Begin, Session
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
-from kvlite.planner.usage import Part, weights_of
+from kvlite.planner.usage import Holding, Part, holding, weights_of
 
-from ..storage.branches import branches_of, said_elsewhere
-from ..storage.record import Record, StoredMessage, keys_of, said_in
+from ..storage.record import Record, branches_of, keys_of, said_in
 from ..storage.store import ConversationStore
-from .accounts import CacheObserver, PageFinder, account_of
-from .figures import Figures, figures_of
+from .accounts import PageFinder, account_of, look_at
 from .work import Work
 
 # Seconds for which figures are new enough.
 NEW = 0.5
 
 
-@dataclass
-class ActiveConversation:
-    """A conversation in memory.
+@dataclass(frozen=True)
+class Figures:
+    """What the conversation in memory holds and does, measured by the engine's thread.
 
     Attributes:
-        store: where it is kept.
-        record: what people see of it.
-        session: the conversation itself.
-        finder: where the pages of its documents are.
-        figures: what it holds, taken twice a second while something is done with it.
-        kept: whether all of it is on disk.
+        owner, id: whose it is, and which.
+        seen, most: tokens it has, and the most the model was trained for.
+        kv_bytes, full_kv_bytes: of its cache, and what they would be if nothing were dropped.
+        host_kv_bytes: of the store that entries are recalled from, in host memory or on disk.
+        first_token_s, tokens_per_s: of the last answer, or the one that is coming.
+        fallbacks: what was given up because memory was short.
     """
+
+    owner: str
+    id: str
+    holding: Holding
+    seen: int
+    most: int
+    kv_bytes: int
+    full_kv_bytes: int
+    host_kv_bytes: int
+    first_token_s: float | None
+    tokens_per_s: float | None
+    fallbacks: tuple[str, ...]
+
+
+@dataclass
+class ActiveConversation:
+    """A conversation in memory, whether all of it is on disk too (`kept`), and its figures, which
+    are measured at most twice a second while something is done with it."""
 
     store: ConversationStore
     record: Record
@@ -48,99 +63,92 @@ class ActiveConversation:
 
     @property
     def talk(self) -> Conversation:
-        """What was read and answered."""
+        """The conversation itself."""
         return self.session.talk
 
-    def is_of(self, store: ConversationStore, id: str) -> bool:
-        """Whether it is this one."""
-        return self.store is store and self.record.id == id
-
-    def look(self) -> None:
-        """Take its figures."""
-        self._weights = None
-        self._look()
-
     def glance(self) -> None:
-        """Take its figures, if they are old; weights are counted anew if layers were replaced."""
+        """Measure its figures if they are old; the weights only if layers were replaced."""
         if time.monotonic() - self._looked >= NEW:
-            self._look()
+            self.look(weights_too=False)
 
-    def _look(self) -> None:
-        layers = self.talk.model.layers
-        if self._weights is None or self._weights[0] is not layers:
-            self._weights = layers, weights_of(self.talk.model)
-        self.figures = figures_of(self.store.owner, self.record.id, self.session, self._weights[1])
+    def look(self, *, weights_too: bool = True) -> None:
+        """Measure its figures."""
+        talk, last, shape = self.talk, self.session.last, self.session.runner.shape
+        cache, store, layers = talk.cache, talk.store, talk.model.layers
+        if weights_too or self._weights is None or self._weights[0] is not layers:
+            self._weights = layers, weights_of(talk.model)
+        held = holding(talk.model, cache, store, talk.checkpoint_bytes, weights=self._weights[1])
+        self.figures = Figures(
+            owner=self.store.owner,
+            id=self.record.id,
+            holding=held,
+            seen=cache.seen,
+            most=shape.max_context,
+            kv_bytes=cache.nbytes,
+            full_kv_bytes=shape.full_kv_bytes(cache.seen, talk.model.dtype.itemsize),
+            host_kv_bytes=0 if store is None or not store.begun else store.nbytes,
+            first_token_s=None if last is None else last.time_to_first_token_s,
+            tokens_per_s=None if last is None else last.decode_tokens_per_s,
+            fallbacks=tuple(talk.oom_policy.taken),
+        )
         self._looked = time.monotonic()
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
-        """Let an answer come, and remember what it was made from.
-
-        Args:
-            reading_s: seconds that reading its documents took before.
-        """
-        looker, last = CacheObserver(self.session), None
+        """Generate an answer, and keep the account of it. Reading its documents took
+        `reading_s`."""
+        before, last = None, None
         for piece in begin(work.callbacks):
             work.hear(piece)
-            looker.saw(piece)
+            if last is None:  # the question has been read
+                before = look_at(self.session)
             last = piece.metrics
-        if last is not None:
-            self.record.said = self._said()
-            self._remember(last, looker, reading_s)
+        if last is None:
+            return
+        record = self.record
+        record.said = said_in(self.session, self.talk.messages)
+        with suppress(OSError):  # the user learns of a full disk when the conversation is kept
+            account = account_of(last, before, self.finder, reading_s)
+            self.store.keep_account(record.id, keys_of(record.said)[-1], account)
 
-    def _remember(
-        self, metrics: GenerationMetrics, looker: CacheObserver, reading_s: float
-    ) -> None:
-        key = keys_of(self.record.said)[-1]
-        with suppress(OSError):  # what is said of a full disk is said of the conversation
-            account = account_of(metrics, looker, self.finder, reading_s)
-            self.store.keep_account(self.record.id, key, account)
+    def keep(self, name: str = "this conversation") -> None:
+        """Write it to disk without its cache. The record comes last: so the engine has all that
+        people see, whenever the program ends.
 
-    def _said(self) -> list[StoredMessage]:
-        return said_in(self.talk.messages, self.session.messages)
-
-    def keep(self, called: str = "this conversation") -> None:
-        """Bring a conversation to disk, as little of it as it takes to read it again. What people
-        see of it comes last: however the program ends, the engine has all of that.
-
-        Args:
-            called: what to call it, where others may read that.
-
-        Raises:
-            SnapshotError: there is no room for it; it is all in memory.
-        """
+        Raises SnapshotError if it cannot be written: then all of it stays in memory. Others may
+        read the `name` in that error."""
         record, store = self.record, self.store
         if store.is_gone(record.id):
             return
         self.kept = False
-        self._renew(record)
+        self._update(record)
         try:
             store.place(record.id).mkdir(parents=True, exist_ok=True)
             store.whole(record.id).unlink(missing_ok=True)
             self.talk.save(store.light(record.id), light=True)
             with store.changing(record.id) as kept:
                 kept.name = kept.name or record.name  # it may have been renamed
-                self._renew(kept)
+                self._update(kept)
         except (KvliteError, OSError) as error:
             raise SnapshotError(
-                f"{called} is in memory only, as it cannot be written: {error}; make room on the "
+                f"{name} is in memory only, as it cannot be written: {error}; make room on the "
                 "disk, and it is kept with its next message"
             ) from error
         self.record, self.kept = kept, True
 
-    def _renew(self, record: Record) -> None:
-        """Have a record say how things are now."""
+    def _update(self, record: Record) -> None:
         session = self.session
         record.draft, record.changed = self.record.draft, dict(self.record.changed)
         record.began = record.began or {
             name: value for name, value in vars(session.given).items() if name not in LOADING
         }
-        record.said, record.used = self._said(), time.time()
+        record.said, record.used = said_in(session, self.talk.messages), time.time()
         record.model = session.given.model
         record.waiting = [document.name for document in session.waiting]
-        record.branches, record.elsewhere = branches_of(session), said_elsewhere(session)
+        record.branches, record.elsewhere = branches_of(session)
 
     def resume(self, runner: Runner, work: Work) -> None:
-        """Go on with what was said before, from the cache that was kept or by reading again."""
+        """Go on with what was said before, from its cache on disk or by reading it again; raises
+        SnapshotError if what is on disk is damaged, gone, or another model's."""
         id, changed = self.record.id, self.record.changed
         whole, light = self.store.whole(id), self.store.light(id)
         if whole.is_file():
@@ -152,43 +160,32 @@ class ActiveConversation:
                 pass  # it can be read again, unless it is another model's
         if light.is_file():
             work.begin(f"Reading {self.record.title} again")
-            reading = work.callbacks
             try:
-                self.session.resume(runner.open(light, reading=reading, **changed))
+                self.session.resume(runner.open(light, reading=work.callbacks, **changed))
             except SnapshotError as error:
-                raise self._refused(error) from None
+                model = self.record.model
+                if model == self.session.given.model:
+                    raise
+                raise SnapshotError(
+                    f"{self.record.title} was had with {model}: choose that model in the settings "
+                    f"to go on with it, or begin a new conversation ({error})"
+                ) from None
         elif self.record.said:
             raise SnapshotError(
                 f"{light} is gone, without which nobody can go on: what was said can still be "
                 "exported"
             )
 
-    def _refused(self, error: SnapshotError) -> SnapshotError:
-        """What to do about a conversation that cannot be gone on with."""
-        model = self.record.model
-        if model == self.session.given.model:
-            return error
-        return SnapshotError(
-            f"{self.record.title} was had with {model}: choose that model in the settings to go on "
-            f"with it, or begin a new conversation ({error})"
-        )
-
     def set_aside(self, work: Work) -> None:
-        """Bring it to disk with its cache, if there is room: it is opened in a second then.
-
-        Raises:
-            SnapshotError: there is not even room for what it takes to read it again.
-        """
+        """Write it to disk, with its cache if there is room: then it opens in a second. Raises
+        SnapshotError if it cannot even be written without its cache."""
         if not self.kept:
             self.keep("a conversation")
-        if self.store.is_gone(self.record.id):
-            return
-        if not self.record.said and not self.record.waiting:
+        gone = self.store.is_gone(self.record.id)
+        if gone or not (self.record.said or self.record.waiting):
             return
         work.begin("Setting another conversation aside")  # which may be another user's
-        try:
+        with suppress(KvliteError, OSError):  # it can be read again
             most = self.store.room_for_whole()
             self.talk.save(self.store.whole(self.record.id), progress=work.progress, most=most)
             self.store.make_room()
-        except (KvliteError, OSError):
-            pass  # it can be read again

@@ -1,7 +1,7 @@
-"""Which of all that was read the cache holds, and what of it came back while answering.
+"""Which entries of all that was read the cache holds, and which came back during an answer.
 
-Two looks at a cache say it: one when reading has ended, one when the answer has. With `stream`
-that is at the first piece, before its token enters the cache, and after the last one.
+Two looks at a cache tell: one when the question has been read (at the first piece of an answer,
+before its token enters the cache), and one when the answer has ended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import SnapshotError
 
 BINS = 240
@@ -25,13 +24,13 @@ Shares = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Look:
-    """What a cache held at one moment, in host memory, a bit for a KV head and position.
+    """What a cache held at one moment, as a bit for each KV head and position in host memory.
 
     Attributes:
         seen: positions there were.
-        windows: per layer, the tokens a sliding window shows, or None where it sees everything.
-        heads: per layer, KV heads, those that another one stands in for included.
-        bits: per layer, `(KV heads that hold anything of their own, ceil(seen / 8))` uint8.
+        windows: for each layer, the size of its sliding window; None where it sees everything.
+        heads: for each layer, its KV heads, those that share another's entries included.
+        bits: for each layer, `(KV heads with entries of their own, ceil(seen / 8))` uint8.
     """
 
     seen: int
@@ -41,18 +40,18 @@ class Look:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory it takes."""
+        """Bytes of host memory."""
         return sum(each.nbytes for each in self.bits)
 
 
 @dataclass(frozen=True)
 class KeptLayer:
-    """What one layer holds, in whole per cent of (KV head, position) pairs: 0 is none, 100 is all.
+    """What a layer holds, in whole per cent of (KV head, position) pairs.
 
     Attributes:
-        window: the tokens its sliding window shows; None where it sees everything.
+        window: the size of its sliding window; None where it sees everything.
         held: of each bin.
-        back: of each bin, what came back while answering; part of `held`.
+        back: of each bin, what came back during the answer; part of `held`.
         all_held, all_back: of all positions.
     """
 
@@ -69,8 +68,8 @@ class KeptMap:
 
     Attributes:
         seen: positions, the answer's included.
-        read: those that were there when reading ended.
-        layers: of the model, each with the same bins, as equal as can be; see `edges`.
+        read: positions before the answer.
+        layers: all with the same bins.
     """
 
     seen: int
@@ -79,16 +78,16 @@ class KeptMap:
 
     @property
     def bins(self) -> int:
-        """Parts that the positions are in."""
+        """How many parts the positions are in."""
         return len(self.layers[0].held) if self.layers else 0
 
     @property
     def edges(self) -> list[int]:
-        """Where bins begin, and the end: bin i is of positions edges[i] to edges[i + 1] - 1."""
+        """Where bins begin, and the end: bin i has the positions edges[i] to edges[i + 1] - 1."""
         return _edges(self.seen, self.bins)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; a line that is the same all along is one number."""
+        """Plain values; equal bins are written as one number."""
         return {
             "seen": self.seen,
             "read": self.read,
@@ -101,11 +100,7 @@ class KeptMap:
 
     @classmethod
     def from_json(cls, plain: Any) -> "KeptMap":
-        """The map that was stored.
-
-        Raises:
-            SnapshotError: it is none.
-        """
+        """The map that was stored; raises SnapshotError if it is damaged."""
         try:
             bins = plain["bins"]
             layers = tuple(
@@ -127,39 +122,32 @@ class KeptMap:
             for each in self.layers
             for number in (*each.held, *each.back, each.all_held, each.all_back)
         ]
-        if not 0 <= self.read <= self.seen or any(not 0 <= each <= 100 for each in per_cent):
-            raise ValueError
-        if any(len(each.held) != len(each.back) for each in self.layers):
-            raise ValueError
-        if {len(each.held) for each in self.layers} - {self.bins} or self.bins > self.seen:
-            raise ValueError
-        if any(each.window is not None and each.window < 1 for each in self.layers):
+        sizes = {len(cells) for each in self.layers for cells in (each.held, each.back)}
+        if (
+            not 0 <= self.read <= self.seen
+            or not all(0 <= each <= 100 for each in per_cent)
+            or sizes - {self.bins}
+            or self.bins > self.seen
+            or any(each.window is not None and each.window < 1 for each in self.layers)
+        ):
             raise ValueError
 
 
 @dataclass(frozen=True)
 class TokenShares:
-    """How much is held of each token: a mean over KV heads and the layers that see everything, or
-    over all layers where none does.
-
-    Attributes:
-        held: `(seen,)` float32, from 0 to 1.
-        back: likewise, what came back while answering; part of `held`.
-    """
+    """How much is held of each token, and what came back of that during the answer: `(seen,)`
+    float32 from 0 to 1, means over KV heads and the layers that see everything, or all where none
+    does."""
 
     held: Shares
     back: Shares
 
 
 def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
-    """Look at what a cache holds; of several sequences, at the first.
+    """Look at a cache, of several sequences at the first, and the windows of the model's shape.
 
-    On a GPU it takes, a layer at a time, 9 bytes an entry and 2 a KV head and position. There it
-    may run out of memory as anything may: a `OOMPolicy` can run it again.
-
-    Args:
-        windows: those of the model's shape.
-    """
+    On a GPU it takes, one layer at a time, 9 bytes an entry and 2 a KV head and position, and may
+    run out of memory."""
     seen, layers = cache.seen, cache.layers
     heads = (
         sum(len(head_group.heads) for head_group in layer.head_groups) + len(layer.head_alias)
@@ -169,34 +157,23 @@ def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
 
 
 def _bits(layer: LayerCache, seen: int) -> Bits:
-    held = layer.in_order([_held(head_group, seen) for head_group in layer.head_groups])
-    return np.packbits(held[0, :, :seen].cpu().numpy(), axis=1)
-
-
-def _held(head_group: KVHeadGroup, seen: int) -> Tensor:
-    """Whether a head group holds a position, `(1, heads, seen + 1)` bool. The last one stands for
-    what a step that was interrupted left."""
-    at = head_group.positions[:1, :, : head_group.used].long()
-    held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
-    return held.scatter_(2, at, True)
+    groups = []
+    for head_group in layer.head_groups:
+        at = head_group.positions[:1, :, : head_group.used].long()
+        # One position more, for what an interrupted step left behind.
+        held = torch.zeros(*at.shape[:2], seen + 1, dtype=torch.bool, device=at.device)
+        groups.append(held.scatter_(2, at, True))
+    return np.packbits(layer.in_order(groups)[0, :, :seen].cpu().numpy(), axis=1)
 
 
 def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:
-    """What each layer holds of equal parts of what was seen.
-
-    Args:
-        before: when reading had ended; None where nothing is recalled.
-        after: when the answer had.
-        bins: parts at most.
-
-    Raises:
-        ValueError: the looks are not at one cache, one after the other.
-    """
+    """What each layer holds of equal parts of what was seen, `bins` at most; `before` is None where
+    nothing came back. Raises ValueError if the looks are not at one cache, one after the other."""
+    before = before or after
     edges = _edges(after.seen, min(bins, after.seen))
+    counted = zip(after.windows, after.heads, _counts(before, after), strict=True)
     layers = []
-    for window, heads, (held, back) in zip(
-        after.windows, after.heads, _counted(before, after), strict=True
-    ):
+    for window, heads, (held, back) in counted:
         pairs, whole = heads * np.diff(edges), np.array([heads * after.seen])
         layers.append(
             KeptLayer(
@@ -207,44 +184,32 @@ def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:
                 *_per_cent(back.sum(keepdims=True), whole),
             )
         )
-    return KeptMap(after.seen, after.seen if before is None else before.seen, tuple(layers))
+    return KeptMap(after.seen, before.seen, tuple(layers))
 
 
 def token_shares(before: Look | None, after: Look) -> TokenShares:
-    """How much is held of each token. Args and errors are those of `kept_map`."""
-    counted = [window is None for window in after.windows]
-    if not any(counted):
-        counted = [True] * len(counted)
+    """How much is held of each token; arguments and errors are those of `kept_map`."""
+    full = [window is None for window in after.windows]
     sums, pairs = np.zeros((2, after.seen), np.int64), 0
-    for counts, heads, each in zip(_counted(before, after), after.heads, counted, strict=True):
-        if each:
+    layers = zip(_counts(before or after, after), after.heads, full, strict=True)
+    for counts, heads, sees_everything in layers:
+        if sees_everything or not any(full):
             sums += counts
             pairs += heads
     held, back = (sums / max(1, pairs)).astype(np.float32)
     return TokenShares(held, back)
 
 
-def _counted(before: Look | None, after: Look) -> Iterator[tuple[Counts, Counts]]:
-    """For each layer, how many KV heads hold each position, and in how many of them it came back
+def _counts(before: Look, after: Look) -> Iterator[tuple[Counts, Counts]]:
+    """For each layer, how many KV heads hold each position, and for how many of them it came back
     since: `(seen,)` int64 each."""
-    if before is None:
-        nothing = np.zeros(after.seen, np.int64)
-        yield from ((_per_position(bits, after.seen), nothing) for bits in after.bits)
-        return
-    shapes = [(len(then), len(now)) for then, now in zip(before.bits, after.bits, strict=True)]
-    if before.seen > after.seen or any(then != now for then, now in shapes):
+    shapes = zip(before.bits, after.bits, strict=True)
+    if before.seen > after.seen or any(len(then) != len(now) for then, now in shapes):
         raise ValueError("the two looks are not at one cache, one after the other")
     for then, now in zip(before.bits, after.bits, strict=True):
-        back = _came_back(then, now, before.seen, after.seen)
+        back = np.zeros(after.seen, np.int64)
+        back[: before.seen] = _per_position(now[:, : then.shape[1]] & ~then, before.seen)
         yield _per_position(now, after.seen), back
-
-
-def _came_back(before: Bits, after: Bits, read: int, seen: int) -> Counts:
-    """Of what was there when reading ended: what came later is not back, but new."""
-    now = after[:, : before.shape[1]] & ~before
-    counts = np.zeros(seen, np.int64)
-    counts[:read] = _per_position(now, read)
-    return counts
 
 
 def _per_position(bits: Bits, seen: int) -> Counts:
@@ -257,21 +222,19 @@ def _edges(seen: int, bins: int) -> list[int]:
 
 
 def _binned(counts: Counts, edges: list[int]) -> Counts:
-    if not counts.size:
-        return counts
-    return np.add.reduceat(counts, edges[:-1])
+    return np.add.reduceat(counts, edges[:-1]) if counts.size else counts
 
 
 def _per_cent(counts: Counts, pairs: Counts) -> tuple[int, ...]:
-    """Rounded, but something is not nothing, and not all is not all."""
+    """Rounded, but 0 and 100 are only what is exactly that."""
     rounded = np.clip(np.rint(100 * counts / np.maximum(1, pairs)).astype(np.int64), 1, 99)
     exact = np.where(counts == 0, 0, np.where(counts == pairs, 100, rounded))
     return tuple(exact.tolist())
 
 
-def _short(line: tuple[int, ...]) -> int | list[int]:
-    return line[0] if len(set(line)) == 1 else [*line]
+def _short(cells: tuple[int, ...]) -> int | list[int]:
+    return cells[0] if len(set(cells)) == 1 else [*cells]
 
 
-def _long(line: int | list[int], bins: int) -> tuple[int, ...]:
-    return (line,) * bins if isinstance(line, int) else tuple(line)
+def _long(cells: int | list[int], bins: int) -> tuple[int, ...]:
+    return (cells,) * bins if isinstance(cells, int) else tuple(cells)

@@ -1,14 +1,20 @@
-"""One model, and the conversation that is with it now; others wait on disk.
+"""One model, and the conversation that is in memory with it.
 
 One conversation is in memory at a time, so that what the plan and the OOM policy say of memory
-holds; another is set aside for it, and opened again in about a second."""
+holds. Others are on disk, and are opened again in about a second.
+"""
 
+import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+import psutil
+import torch
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
@@ -25,60 +31,49 @@ from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .accounts import PageFinder
 from .active_conversation import ActiveConversation
-from .device_memory import held_now, release_memory
 from .work import PAUSE, Work
 
 ConversationTask = Callable[[ActiveConversation, Work], Any]
 # Characters of a text while there is no model.
 _LONGEST = 4_000_000
-# Seconds between two looks at an answer where looking takes from computing.
+# Seconds between two looks at an answer where looking takes time from computing.
 _SLOWLY = 0.3
 
 
 class ModelHost:
-    """What the engine's thread works with; others only look.
+    """What the engine's thread works with. Other threads only look, at values that may change at
+    any time.
 
     Attributes:
         settings: what the model is loaded with, and conversations begin with.
-        runner: the model, None while there is none.
-        holding: what it holds while no conversation is in memory.
-        open: the conversation in memory.
+        runner: the model; None while there is none.
+        text_limit: the most characters that can fit the model; None while there is none.
+        holding: what the model holds while no conversation is in memory.
+        active: the conversation in memory.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Without a model yet."""
         self.settings = settings
         self.runner: Runner | None = None
+        self.text_limit: int | None = None
         self.holding = Holding(())
         self.active: ActiveConversation | None = None
-        self._text_limit = 0
 
     @property
     def calibration(self) -> Calibration | None:
-        """What was measured of the model, if there is one and it was."""
+        """The model's calibration, if it has one."""
         runner = self.runner
         return None if runner is None else runner.model.calibration
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks at an answer: where the model computes with the cores that draw
-        it, every look costs it some of its speed."""
+        """Seconds between two looks at an answer: on a CPU every look slows the model down."""
         runner = self.runner
         return _SLOWLY if runner is None or runner.model.device.type == "cpu" else PAUSE
 
-    @property
-    def text_limit(self) -> int | None:
-        """The most characters that can fit the model; None while there is none."""
-        return self._text_limit if self.runner is not None else None
-
     def require_fits(self, text: str, cancel: Event | None = None) -> None:
-        """Refuse a text that is too long for the model there is, or for any if there is none yet,
-        before it waits, is kept, or is read.
-
-        Raises:
-            ContextError: it is too long.
-            Stopped: `cancel` was set.
-        """
+        """Refuse a text that is too long for the model, or for any if there is none yet, before it
+        waits, is kept, or is read: raises ContextError, or Stopped if `cancel` was set."""
         runner, most = self.runner, self.text_limit
         if runner is not None and (most is None or len(text) <= most):
             require_fits(runner.model.tokenizer, text, runner.shape.max_context, cancel)
@@ -90,76 +85,67 @@ class ModelHost:
             )
 
     def held_bytes(self) -> int:
-        """What the model there is holds of its device."""
+        """Bytes of its device that the model holds."""
         runner = self.runner
         return 0 if runner is None else held_now(runner.model.device)
 
     def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""
         now = self.active
-        return now if now is not None and now.is_of(store, id) else None
+        return now if now is not None and now.store is store and now.record.id == id else None
 
     def work(
-        self,
-        store: ConversationStore,
-        id: str,
-        work: Work,
-        title: str,
-        task: ConversationTask,
-        draft: str = "",
+        self, store: ConversationStore, id: str, work: Work, title: str, task: ConversationTask
     ) -> Record:
-        """Work on a conversation, which is in memory then and on disk afterwards.
-
-        Args:
-            title: what is done first, once it is in memory.
-            draft: a message that is sent, until it is answered.
-        """
+        """Work on a conversation, which is in memory then and on disk afterwards. The message that
+        is sent with the work is its draft until it is answered; `title` is shown once it is in
+        memory."""
         now = self._opened(store, id, work)
-        now.record.draft = draft or now.record.draft
-        work.heed = now.glance
+        now.record.draft = work.request.text or now.record.draft
+        work.on_show = now.glance
         work.begin(title)
         try:
             task(now, work)
         except BaseException:
-            if store.has(id):  # what was refused makes no conversation
-                with suppress(SnapshotError):  # that it went wrong comes first
+            if store.has(id):  # a message that was refused begins no conversation
+                with suppress(SnapshotError):  # the first error matters more
                     now.keep()
             raise
         else:
             now.keep()
         finally:
-            work.heed = None
+            work.on_show = None
             now.look()
         return now.record
 
     def load(self, settings: Settings, work: Work) -> str:
-        """Load a model, once it is found; what became of the former one's memory, in a sentence."""
+        """Load a model in the place of the one there is; a sentence on the memory that is free
+        now."""
         load_transformers()
         find_model(settings.model, work.begin, work.cancel)
         self.set_aside(work)
         freed = ""
         if self.runner is not None:
             device, before = self.runner.model.device, self.held_bytes()
-            self.runner = None
+            self.runner = self.text_limit = None
             name = Path(self.settings.model).name
-            freed = f"{name} is gone, {readable(release_memory(device, before))} are free again"
+            freed = f"{name} is gone, {readable(_release_memory(device, before))} are free again"
             work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
         runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
         self.holding = holding(runner.model)
-        self._text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
-        self.runner = runner
-        self.settings = settings
+        self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
+        self.runner, self.settings = runner, settings
         return freed
 
     def set_aside(self, work: Work) -> None:
-        """Let the conversation in memory go to disk, with its cache if there is room."""
+        """Write the conversation in memory to disk and free its memory."""
         if self.active is not None:
             self.active.set_aside(work)
             self.drop()
 
     def drop(self) -> None:
-        """Let go of the conversation in memory."""
+        """Free the memory of the conversation in memory."""
         self.active = None
         gc.collect()
 
@@ -186,3 +172,24 @@ class ModelHost:
             self.active = None
             raise
         return now
+
+
+def held_now(device: torch.device) -> int:
+    """Bytes this process holds: on a GPU what torch has reserved, on a CPU what is resident."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    return int(psutil.Process().memory_info().rss)
+
+
+def _release_memory(device: torch.device, before: int) -> int:
+    """Give unused memory back to the system; how many bytes of `before` are free again."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        # The C library keeps freed memory until it is told otherwise.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+    return max(0, before - held_now(device))

@@ -1,4 +1,4 @@
-"""Which tokens of a message are which page of which document, and how much of them is held."""
+"""Which tokens of a message are which page of a document, and how much of them is held."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kvlite.model.chat_template import BETWEEN, Part, body_of, name_of, question
 
 from .kept import TokenShares
 
-# Parts of a document that has no pages, and the fewest tokens of one.
+# A document without pages is divided into at most so many parts, of at least so many tokens.
 PARTS, LEAST = 40, 32
 
 Begins = NDArray[np.int64]
@@ -21,14 +21,14 @@ Begins = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a document, or one of the equal parts of a document that has none.
+    """A page of a document, or one of the equal parts of a document that has none.
 
     Attributes:
-        place: which of the message's documents it is of, from 0.
+        place: which of the message's documents it belongs to, from 0.
         document: its name.
         label: "page 3" or "part 3", counted from 1.
-        start, end: its tokens are the message's `start` to `end - 1`, from 0; none where the page
-            has no text. A token belongs to the page on which it begins.
+        start, end: its tokens are the message's `start` to `end - 1`. A token belongs to the page
+            on which it begins.
     """
 
     place: int
@@ -40,12 +40,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Pages:
-    """A message's pages.
-
-    Attributes:
-        pages: of all its documents, in order.
-        tokens: of the whole message, the template's and the question's included.
-    """
+    """The pages of all documents of a message, and how many tokens the whole message has."""
 
     pages: tuple[Page, ...]
     tokens: int
@@ -53,14 +48,8 @@ class Pages:
 
 @dataclass(frozen=True)
 class PageShare:
-    """How much of a page is held.
-
-    Attributes:
-        place, document, label: as of `Page`.
-        tokens: it has.
-        held: from 0 to 1, a mean over its tokens; see `TokenShares`.
-        back: likewise, what came back while answering; part of `held`.
-    """
+    """How much of a page is held, and what came back of that during the answer: means over its
+    tokens, from 0 to 1; see `TokenShares`."""
 
     place: int
     document: str
@@ -79,17 +68,9 @@ def pages_of(
     first: bool,
     system: str = "",
 ) -> Pages | None:
-    """The pages of the message `question_about(documents, question)`, said to a conversation.
-
-    It encodes the message once more, which takes as long as saying it does.
-
-    Args:
-        opening, first, system: as of `said_tokens`.
-
-    Returns:
-        None where the tokenizer does not tell where its tokens come from (slow ones), or the chat
-        template changes what is said.
-    """
+    """The pages of the message `question_about(documents, question)`, which is encoded once more;
+    other arguments are those of `said_tokens`. None where the tokenizer does not say where its
+    tokens come from (slow ones), or the chat template changes the message."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     told = question_about(documents, question)
@@ -100,20 +81,13 @@ def pages_of(
         before -= len(begins)
         at = part.text.rfind(message)
         if at >= 0:
-            pages = _pages(documents, begins - at, before)
-            return Pages(tuple(pages), tokens)
+            return Pages(tuple(_pages(documents, begins - at, before)), tokens)
     return None
 
 
 def page_shares(pages: Pages, shares: TokenShares, start: int) -> list[PageShare]:
-    """How much of each page is held; 0 of a page without tokens.
-
-    Args:
-        start: the position of the message's first token: how many had been read before.
-
-    Raises:
-        ValueError: the message is not among the tokens whose shares these are.
-    """
+    """How much of each page is held, 0 of a page without tokens, if the message's first token is at
+    position `start`. Raises ValueError if there are too few tokens from there on."""
     if not 0 <= start <= len(shares.held) - pages.tokens:
         raise ValueError(f"no message of {pages.tokens:,} tokens was read at position {start:,}")
     sums = [np.cumsum(np.r_[0.0, each[start:]]) for each in (shares.held, shares.back)]
@@ -126,8 +100,8 @@ def page_shares(pages: Pages, shares: TokenShares, start: int) -> list[PageShare
 
 
 def _encoded(tokenizer: Any, part: Part) -> Begins:
-    """Where in a part's text each of its tokens begins, never falling: what stands behind it and
-    comes from nowhere begins with the last one."""
+    """Where in a part's text each token begins, ascending: a token that comes from nowhere begins
+    with the one before it."""
     if part.begins is None:
         encoded = tokenizer(part.text, **part.options, return_offsets_mapping=True)
         begins = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
@@ -137,11 +111,7 @@ def _encoded(tokenizer: Any, part: Part) -> Begins:
 
 
 def _pages(documents: Sequence[Document], begins: Begins, before: int) -> Iterator[Page]:
-    """The pages of documents whose message stands at `begins`.
-
-    Args:
-        before: tokens that come before these.
-    """
+    """The pages of documents in a message whose tokens begin at `begins`, after `before` others."""
     at = 0
     for place, document in enumerate(documents):
         at += _width(name_of(document))
@@ -160,11 +130,11 @@ def _pages(documents: Sequence[Document], begins: Begins, before: int) -> Iterat
 
 
 def _width(text: str) -> int:
-    """Characters that a tokenizer is given for it."""
+    """How many characters the tokenizer gets for a text."""
     return len(whole_characters(text))
 
 
 def _equal(start: int, end: int) -> list[int]:
-    """Edges of parts whose sizes differ by one at most."""
+    """Edges of parts whose sizes differ by at most one."""
     count = max(1, min(PARTS, (end - start) // LEAST))
     return [start + number * (end - start) // count for number in range(count + 1)]

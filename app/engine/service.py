@@ -1,4 +1,4 @@
-"""What is asked of the model and of the conversations, by all pages and programs.
+"""What pages and programs ask of the model and of conversations.
 
 Everything that needs the model is a piece of `Work` for the engine's thread.
 """
@@ -19,72 +19,66 @@ from kvlite.errors import SettingError, SnapshotError, Stopped
 from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
-from .job import NOTHING, Job, JobRequest, as_shown
 from .model_host import ConversationTask, ModelHost
 from .thread import Engine
 from .uploads import Uploads
-from .work import Task, Work
+from .work import NOTHING, Task, Work, WorkRequest
 
-# Pieces of work that have ended and may still be asked about, and conversations of a user that may
+# How many pieces of work that have ended are remembered, and how many conversations of a user may
 # wait at once.
 _ENDED, _WAITING = 100, 16
-# Seconds that what loses nothing has to end when the app does.
+# Seconds that work has to end when the app does, if nothing is lost with it.
 _AT_ONCE = 0.5
 
 
 class Service:
-    """What all pages talk to.
-
-    Attributes:
-        engine: the thread that does the work.
-        model_host: what it does it with.
-        uploads: documents that came, and were not read yet.
-    """
+    """What all pages talk to."""
 
     def __init__(self, settings: Settings, root: Path | None = None) -> None:
-        """Without a model yet.
-
-        Args:
-            root: kvlite's data folder, if not the usual one.
-        """
+        """Without a model yet; `root` is kvlite's data folder, if not the usual one."""
         self.engine = Engine()
         self.model_host = ModelHost(settings)
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self._root = root
         self._stores: dict[str, ConversationStore] = {}
         self._lock = threading.Lock()
-        self._going: dict[tuple[str, str], Job] = {}
+        self._works: dict[tuple[str, str], Work] = {}
 
     def store(self, owner: str) -> ConversationStore:
-        """The conversations of a user, "" where nobody logs in."""
+        """The conversations of a user; "" where nobody logs in."""
         return self._stores.setdefault(owner, ConversationStore(owner, self._root))
 
-    def under_way(self, owner: str, id: str) -> Job | None:
-        """What is being done, or waits to be, for a conversation."""
-        job = self.job(owner, id)
-        return None if job is None or job.ended else job
+    def work_for(self, owner: str, id: str) -> Work | None:
+        """What is being done for a conversation, or was done last."""
+        return self._works.get((owner, id))
 
-    def job(self, owner: str, id: str) -> Job | None:
-        """What is done for a conversation, or was last, as far as that is remembered."""
-        return self._going.get((owner, id))
+    def under_way(self, owner: str, id: str) -> Work | None:
+        """What is being done for a conversation, or waits to be."""
+        work = self.work_for(owner, id)
+        return None if work is None or work.shown.ended else work
 
     def record(self, owner: str, id: str) -> Record:
-        """What people see of a conversation, a new one if there is none: as it is on disk, unless
-        there was no room for that."""
+        """The record of a conversation, a new one if there is none: from disk, or from memory if it
+        could not be written."""
         store = self.store(owner)
         now = self.model_host.holds(store, id)
         return store.record_or_new(id) if now is None or now.kept else replace(now.record)
 
     def shown(self, owner: str, id: str) -> Record:
-        """A conversation as people see it now."""
-        return as_shown(self.record(owner, id), self.job(owner, id))
+        """A conversation as people see it now: the message being answered is its draft, and what
+        that replaces is gone."""
+        record, work = self.record(owner, id), self.under_way(owner, id)
+        if work is None:
+            return replace(record, draft="")
+        request = work.request
+        return replace(record, said=record.said[: request.above], draft=request.text)
 
     def settings_of(self, owner: str, id: str) -> Settings:
-        """What a conversation has now."""
+        """The settings of a conversation."""
         record, usual = self.record(owner, id), self.model_host.settings
         try:
             return usual.replace({**record.began, **record.changed})
-        except SettingError:  # it was had with another version
+        except SettingError:  # they are another version's
             return usual
 
     def require_idle(self, owner: str, id: str) -> None:
@@ -93,30 +87,25 @@ class Service:
             raise SettingError("an answer is on its way in this conversation: stop it, or wait")
 
     def _require_few(self, owner: str) -> None:
-        """Raises SettingError if too many of a user's conversations are being answered, or wait."""
-        waiting = [key for key, job in self._going.items() if key[0] == owner and not job.ended]
-        if len(waiting) >= _WAITING:
+        """Raises SettingError if too many conversations of a user are answered or wait."""
+        waiting = sum(key[0] == owner and not work.shown.ended for key, work in self._works.items())
+        if waiting >= _WAITING:
             raise SettingError(
-                f"{len(waiting)} of your conversations wait for an answer already: wait for one of "
+                f"{waiting} of your conversations wait for an answer already: wait for one of "
                 "them, or stop it"
             )
 
     def load(self, settings: Settings) -> Work:
-        """Have a model loaded in the place of the one there is, whose memory is free first."""
-
-        def task(work: Work) -> str:
-            return self.model_host.load(settings, work)
-
-        return self.engine.submit(task, "Loading the model", public="the model is being loaded")
+        """Load another model; the memory of the one there is is freed first."""
+        return self.engine.submit(
+            lambda work: self.model_host.load(settings, work),
+            "Loading the model",
+            public="the model is being loaded",
+        )
 
     def say(self, owner: str, id: str, text: str, files: Sequence[str] = ()) -> Work:
-        """Have uploaded files read, and a message answered if there is one.
-
-        Raises:
-            ContextError: the message is longer than the model was trained for.
-            DocumentError: a file is none that this user uploaded.
-            SettingError: something is being done for the conversation, or too much waits.
-        """
+        """Read uploaded files, and answer a message if there is one. Raises a KvliteError if the
+        message is too long, a file is not this user's, or too much waits already."""
         documents, unread = list[Document](), [self.uploads.own(owner, file) for file in files]
         self.model_host.require_fits(text)
 
@@ -141,12 +130,12 @@ class Service:
                 now.answer(work, now.session.say(text), reading_s)
                 now.record.draft = ""
 
-        sent = JobRequest(text, len(self.record(owner, id).said), unread)
-        first = opened if files else None
-        return self._with(owner, id, "Reading", task, sent, first)
+        request = WorkRequest(text, len(self.record(owner, id).said), unread)
+        return self._with(owner, id, "Reading", task, request, opened if files else None)
 
     def regenerate(self, owner: str, id: str) -> Work:
-        """Have the last message answered again; it is the draft if there is no other answer."""
+        """Answer the last message again. If that fails, and no other answer is left, it becomes the
+        draft."""
 
         def task(now: ActiveConversation, work: Work) -> None:
             number, message = now.session.message(None)
@@ -157,15 +146,10 @@ class Service:
                     now.record.draft = message.text
 
         above = max(0, len(self.record(owner, id).said) - 1)
-        return self._with(owner, id, "Answering again", task, JobRequest(above=above))
+        return self._with(owner, id, "Answering again", task, WorkRequest(above=above))
 
     def edit(self, owner: str, id: str, number: int, text: str) -> Work:
-        """Have message `number`, counted from 1, answered in other words.
-
-        Raises:
-            ContextError: they are more than the model was trained for.
-            SettingError: there are none; or something is being done for it.
-        """
+        """Answer message `number`, counted from 1, in other words."""
         if not text.strip():
             raise SettingError("a message cannot be empty: type something, or go back before it")
         self.model_host.require_fits(text)
@@ -174,48 +158,51 @@ class Service:
             now.answer(work, now.session.edit(number, text))
             now.record.draft = ""
 
-        above = self.record(owner, id).before(number)
-        return self._with(owner, id, "Job back", task, JobRequest(text, above))
+        request = WorkRequest(text, self.record(owner, id).before(number))
+        return self._with(owner, id, "Going back", task, request)
 
     def undo(self, owner: str, id: str) -> Work:
-        """Go back before the last message, which is the draft then."""
+        """Go back before the last message, which becomes the draft."""
 
         def task(now: ActiveConversation, work: Work) -> None:
             _, message = now.session.message(None)
             now.session.undo(work.callbacks)
             now.record.draft = message.text
 
-        return self._with(owner, id, "Job back", task)
+        return self._with(owner, id, "Going back", task)
 
     def branch(self, owner: str, id: str, number: int) -> Work:
         """Go back to just after the answer to message `number`, counted from 1."""
-
-        def task(now: ActiveConversation, work: Work) -> None:
-            now.session.branch(number, work.callbacks)
-
-        return self._with(owner, id, "Job back", task)
+        return self._with(
+            owner,
+            id,
+            "Going back",
+            lambda now, work: now.session.branch(number, work.callbacks),
+        )
 
     def switch(self, owner: str, id: str, branch: int) -> Work:
         """Go to a branch, counted from 1."""
-
-        def task(now: ActiveConversation, work: Work) -> None:
-            now.session.switch(branch, work.callbacks)
-
-        return self._with(owner, id, "Job to the branch", task, JobRequest(branch=branch))
+        return self._with(
+            owner,
+            id,
+            "Going to the branch",
+            lambda now, work: now.session.switch(branch, work.callbacks),
+            WorkRequest(branch=branch),
+        )
 
     def check(self, owner: str, id: str) -> Work:
-        """Have the last answer checked; the work makes it anew from everything, beside the
-        conversation."""
+        """Answer the last message from everything that was read; the conversation stays as it
+        is."""
 
         def task(now: ActiveConversation, work: Work) -> None:
             for piece in now.session.check()(work.callbacks):
                 work.hear(piece)
 
-        return self._with(owner, id, "Answering from everything", task, JobRequest(check=True))
+        return self._with(owner, id, "Answering from everything", task, WorkRequest(check=True))
 
     def require_change(self, owner: str, id: str, values: dict[str, Any]) -> None:
-        """Raises a KvliteError if these settings of a conversation cannot change any more, or what
-        the model is to be told first is longer than it was trained for."""
+        """Raises a KvliteError if the system prompt cannot change any more, or is longer than the
+        model was trained for."""
         self.model_host.require_fits(str(values.get("system", "")))
         if "system" in values and self.record(owner, id).said:
             raise SettingError(
@@ -224,19 +211,15 @@ class Service:
             )
 
     def change(self, owner: str, id: str, values: dict[str, Any]) -> Work:
-        """Change settings of a conversation, from its next message on.
-
-        Raises:
-            SettingError: what the model is told first cannot change any more.
-        """
+        """Change settings of a conversation, from its next message on."""
         self.require_change(owner, id, values)
+        store, title = self.store(owner), "Changing settings"
 
         def task(now: ActiveConversation, work: Work) -> None:
             now.session.change(**values)
             now.record.changed = dict(now.session.changed)
 
         def change(work: Work) -> Record:
-            self.require_change(owner, id, values)  # something may have been said before its turn
             if self.model_host.holds(store, id) is not None:
                 return self.model_host.work(store, id, work, title, task)
             wanted = self.settings_of(owner, id).after_load(values)
@@ -246,39 +229,29 @@ class Service:
                 record.changed |= values
             return record
 
-        store, title = self.store(owner), "Changing settings"
         return self._submit(store, id, title, change)
 
     def rename(self, owner: str, id: str, name: str) -> None:
-        """Call a conversation otherwise.
-
-        Raises:
-            SettingError: the name is empty, or there is no such conversation.
-        """
+        """Name a conversation."""
         store = self.store(owner)
         name = store.rename(id, name).name
         if (now := self.model_host.holds(store, id)) is not None:
             now.record.name = name
 
     def forget(self, owner: str, id: str) -> Work:
-        """Delete a conversation: nobody sees it any more, and what the engine has of it goes once
-        nothing is done for it.
-
-        Raises:
-            SettingError: some of it is still there.
-        """
+        """Delete a conversation. Nobody sees it any more; the engine frees what it has of it once
+        nothing is done for it. Raises SettingError if part of it could not be removed."""
+        store = self.store(owner)
 
         def task(_: Work) -> None:
             if self.model_host.holds(store, id) is not None:
                 self.model_host.drop()
             store.delete(id)  # and what was written meanwhile
 
-        store = self.store(owner)
         with self._lock:
-            if (job := self.under_way(owner, id)) is not None:
-                job.work.cancel.set()
-            if (last := self.job(owner, id)) is not None:
-                self.uploads.remove(last.sent.files)
+            if (last := self.work_for(owner, id)) is not None:
+                last.cancel.set()
+                self.uploads.remove(last.request.files)
             try:
                 store.delete(id)
             finally:
@@ -286,14 +259,9 @@ class Service:
         return gone
 
     def close(self, patience: float = 5, seconds: float = 60) -> str:
-        """End what is being done, and keep the conversation in memory for another day; why that
-        cannot be, if so.
-
-        Args:
-            patience: seconds that what is being done has to end, where an answer may be lost; it
-                may be a library's call that never does.
-            seconds: that the conversation has to be kept.
-        """
+        """End what is being done, and keep the conversation in memory for another day; a sentence
+        if that takes too many `seconds`, or cannot be. Work is given up after `patience` seconds,
+        even if an answer may be lost: a library's call may never return."""
         told = list[str]()
 
         def last(work: Work) -> None:
@@ -319,16 +287,16 @@ class Service:
         id: str,
         title: str,
         task: ConversationTask,
-        sent: JobRequest = NOTHING,
+        request: WorkRequest = NOTHING,
         first: Task | None = None,
     ) -> Work:
-        """Have a conversation worked on, which is in memory then and on disk afterwards."""
+        """Work on a conversation, which is in memory then and on disk afterwards."""
         store = self.store(owner)
 
         def whole(work: Work) -> Record:
-            return self.model_host.work(store, id, work, title, task, sent.text)
+            return self.model_host.work(store, id, work, title, task)
 
-        return self._submit(store, id, title, whole, sent, first)
+        return self._submit(store, id, title, whole, request, first)
 
     def _submit(
         self,
@@ -336,15 +304,11 @@ class Service:
         id: str,
         title: str,
         whole: Task,
-        sent: JobRequest = NOTHING,
+        request: WorkRequest = NOTHING,
         first: Task | None = None,
     ) -> Work:
-        """Have something done for a conversation, one thing at a time.
-
-        Args:
-            sent: whose text is kept from now on until it is answered.
-            first: as of `Engine.submit`.
-        """
+        """Do something for a conversation, one thing at a time. The text of the request is kept as
+        the draft from now on."""
         store.place(id)  # which refuses what is no id
         key = store.owner, id
 
@@ -357,12 +321,12 @@ class Service:
             self._require_few(store.owner)
             store.require_there(id)
             is_new = not store.has(id)
-            if sent.text:
-                store.keep_draft(id, sent.text)
-            work = self.engine.submit(whole, title, first, failed=failed)
-            rest = {each: job for each, job in self._going.items() if each != key}
-            ended = [each for each, job in rest.items() if job.ended]
+            if request.text:
+                store.keep_draft(id, request.text)
+            work = self.engine.submit(whole, title, first, failed=failed, request=request)
+            rest = {each: other for each, other in self._works.items() if each != key}
+            ended = [each for each, other in rest.items() if other.shown.ended]
             for each in ended[: max(0, len(ended) - _ENDED)]:
                 del rest[each]
-            self._going = {**rest, key: Job(work, sent)}
+            self._works = {**rest, key: work}
         return work

@@ -1,4 +1,4 @@
-"""One thread that all of torch's work is done in, in the order in which it is asked for.
+"""One thread that does all of torch's work, in the order in which it was asked for.
 
 Devices, streams and inference mode belong to threads, and a web framework answers from many.
 """
@@ -7,15 +7,11 @@ import queue
 import threading
 from collections.abc import Callable
 
-from .work import Task, Work
+from .work import NOTHING, Task, Work, WorkRequest
 
 
 class Engine:
-    """The thread, and what waits for it.
-
-    Attributes:
-        current: what is being done, None while nothing is.
-    """
+    """The thread, what it does now (`current`), and what waits for it."""
 
     def __init__(self) -> None:
         self.current: Work | None = None
@@ -34,15 +30,12 @@ class Engine:
         first: Task | None = None,
         public: str = "",
         failed: Callable[[Work], None] | None = None,
+        request: WorkRequest = NOTHING,
     ) -> Work:
-        """Have something done, after all that was asked for before; nothing once this is closed.
-
-        Args:
-            first: what needs no device, done in a thread of its own before it waits its turn.
-            public: what those who wait for it are told of it; without it only that they wait.
-            failed: told if it went wrong, before those who follow it.
-        """
-        work = Work(task, title, public, failed)
+        """Have something done after all that was asked for before; nothing is, once this is closed.
+        What needs no device is done `first`, in a thread of its own, before the work waits its
+        turn; other arguments are those of `Work`."""
+        work = Work(task, title, public, failed, request)
         if first is None:
             self._enqueue(work)
         else:
@@ -76,14 +69,9 @@ class Engine:
         patience: float | None = None,
         seconds: float | None = None,
     ) -> bool:
-        """End what is being done, do nothing more that waits, and end the thread; whether it has
-        ended.
-
-        Args:
-            last: done all the same, after everything else.
-            patience: seconds to wait at most for what is being done.
-            seconds: to wait then at most for the rest.
-        """
+        """Cancel all work except the `last`, which is done after everything else, and end the
+        thread; whether it has ended. The work being done gets `patience` seconds, the rest
+        `seconds`."""
         with self._lock:
             now = [self.current] if self.current else []
             for work in [*self._preparing, *self._waiting, *now]:
@@ -104,7 +92,7 @@ class Engine:
         self._queue.put(work)
 
     def _count(self) -> None:
-        """Tell each that waits how many go first."""
+        """Show all that wait their place in the queue."""
         now = self.current
         for number, work in enumerate(self._waiting):
             behind = "" if now is None else now.public

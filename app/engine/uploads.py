@@ -1,4 +1,4 @@
-"""Documents that were uploaded: nothing else of this machine is read for anyone."""
+"""Uploaded documents: nothing else on this machine is read for anyone."""
 
 import os
 import secrets
@@ -19,56 +19,49 @@ from .work import Work
 
 # What may be uploaded.
 SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
-# Bytes that all files may have together, and those of one user: others find room. Each counts as
-# this much at least, so that they cannot be too many.
+# Bytes of all files together, of one user's, and the least that one counts as, so that there cannot
+# be too many.
 MOST, MOST_EACH, LEAST = 2 << 30, 1 << 30, 1 << 20
-# Seconds after which a file goes that nobody sent.
+# Seconds after which a file that was not sent is removed.
 KEPT = 3600.0
-# Documents that are read at once, and those of one user.
+# How many documents are read at once, and how many of one user.
 _AT_ONCE, _AT_ONCE_EACH = 4, 2
-# Seconds between two looks at whether it is someone's turn.
+# Seconds between two looks at whether a document's turn has come.
 _BEAT = 0.05
 
 
 class Uploads:
-    """Files that were uploaded, each in a folder whose name nobody can guess; gone once they were
-    read, once their conversation is, when others come an hour later, and with the app.
-
-    Attributes:
-        folder: where they are.
-    """
+    """Uploaded files, each in a folder whose name nobody can guess. They are removed when they were
+    read, with their conversation, when another comes an hour later, and when the app ends."""
 
     def __init__(self, folder: Path) -> None:
-        """In a folder that nobody else uses."""
-        self.folder = folder
+        self.folder = folder.resolve()
         self._turns = threading.BoundedSemaphore(_AT_ONCE)
         self._turns_of: dict[str, threading.BoundedSemaphore] = {}
 
     def clear(self) -> None:
-        """Remove what an app left that was killed, or all of this one's."""
+        """Remove all files, also those that an app which was killed left behind."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def new(self, owner: str) -> Path:
-        """A folder for a file to come."""
-        self._forget_old()
+        """A folder for a new file."""
+        for old in self.folder.glob("*/*"):
+            if _used(old) < time.time() - KEPT:
+                shutil.rmtree(old, ignore_errors=True)
         place = self.folder / folder_of(owner) / secrets.token_urlsafe(16)
         place.mkdir(parents=True, mode=0o700)
         return place
 
     def room(self, owner: str) -> int:
-        """Bytes that may still come of a user; none or less if there is no room."""
+        """How many bytes a user may still upload; 0 or less if there is no room."""
         own = _taken(self.folder / folder_of(owner))
         return min(MOST_EACH - own, MOST - _taken(self.folder))
 
     def own(self, owner: str, path: Any) -> str:
-        """Where a file lies that a user names.
-
-        Raises:
-            DocumentError: it is none that he uploaded.
-        """
+        """The path of a user's file; raises DocumentError if this user did not upload it."""
         if isinstance(path, str) and "\0" not in path:
-            place, folder = Path(path).resolve(), (self.folder / folder_of(owner)).resolve()
-            if place.is_relative_to(folder) and place.is_file():
+            place = Path(path).resolve()
+            if place.is_relative_to(self.folder / folder_of(owner)) and place.is_file():
                 return str(place)
         raise DocumentError(
             "this is no file that was uploaded, or it was removed since: upload it, with "
@@ -76,25 +69,17 @@ class Uploads:
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, of which nobody needs more."""
+        """Remove files and their folders."""
         for path in paths:
-            place = Path(path)
-            if place.is_relative_to(self.folder.resolve()) or place.is_relative_to(self.folder):
-                shutil.rmtree(place.parent, ignore_errors=True)
+            if Path(path).is_relative_to(self.folder):
+                shutil.rmtree(Path(path).parent, ignore_errors=True)
 
     def read(self, path: str, work: Work, model_host: ModelHost) -> Document:
-        """The document of an uploaded file, read in a process of its own: it takes neither the
-        time of those who are answered, nor all memory, and is stopped at once.
+        """The document in an uploaded file, read in a process of its own: so it neither slows down
+        answers nor takes all memory, and can be stopped at once.
 
-        Args:
-            work: shows how far it is, and may be cancelled.
-            model_host: the model that it must fit.
-
-        Raises:
-            DocumentError, ContextError: it cannot be read; the file is called what its owner calls
-                it, and is gone.
-            Stopped: someone wanted no more of it.
-        """
+        Raises a KvliteError if it cannot be read, does not fit the model, or `work` was cancelled.
+        Unless it was cancelled, the file is removed then."""
         name = Path(path).name
         try:
             if Path(path).suffix.lower() not in SUFFIXES:
@@ -104,7 +89,7 @@ class Uploads:
             own = threading.BoundedSemaphore(_AT_ONCE_EACH)
             own = self._turns_of.setdefault(Path(path).parent.parent.name, own)
             with _turn(own, work), _turn(self._turns, work):
-                os.utime(path)  # it is young again
+                os.utime(path)  # so that it is not removed as an old one
                 work.begin(f"Opening {name}")
                 document = read_apart(
                     path, limit=model_host.text_limit, progress=work.progress, cancel=work.cancel
@@ -118,11 +103,6 @@ class Uploads:
             kind = type(error) if isinstance(error, KvliteError) else DocumentError
             raise kind(str(error).replace(path, name)) from None
 
-    def _forget_old(self) -> None:
-        for place in self.folder.glob("*/*"):
-            if _used(place) < time.time() - KEPT:
-                shutil.rmtree(place, ignore_errors=True)
-
 
 @contextmanager
 def _turn(turns: threading.BoundedSemaphore, work: Work) -> Iterator[None]:
@@ -135,7 +115,7 @@ def _turn(turns: threading.BoundedSemaphore, work: Work) -> Iterator[None]:
 
 
 def _taken(folder: Path) -> int:
-    """Bytes of the files below a folder, as they count."""
+    """Bytes that the files below a folder count as."""
     return sum(max(LEAST, _size(each)) for each in folder.rglob("*") if not each.is_dir())
 
 
@@ -147,7 +127,7 @@ def _size(file: Path) -> int:
 
 
 def _used(place: Path) -> float:
-    """When anything in a folder was changed last."""
+    """When a folder or a file in it was last changed."""
     try:
         return max(each.stat().st_mtime for each in (place, *place.iterdir()))
     except OSError:

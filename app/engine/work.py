@@ -1,10 +1,10 @@
-"""A piece of work for the engine, and what whoever waits for it is shown meanwhile."""
+"""A piece of work for the engine, and what the page shows of it meanwhile."""
 
 import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Condition, Event
 from typing import Any
 
@@ -13,10 +13,37 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, Stopped
 
 _LOG = logging.getLogger(__name__)
-# Seconds between two looks: more of them would not be seen.
+# Seconds between two looks: nobody could see more of them.
 PAUSE = 0.08
-# Seconds after which a look is due even where nothing changed: a clock goes on.
+# Seconds after which work is shown again though nothing changed: a clock goes on.
 BEAT = 1.0
+
+
+@dataclass(frozen=True)
+class WorkRequest:
+    """What someone asked of a conversation, shown before it is done.
+
+    Attributes:
+        text: the message; "" where an earlier one is answered, or none is.
+        above: how many of the conversation's messages stay; None for all.
+        files: paths of the message's files, until they are read.
+        branch: the one to switch to, counted from 1.
+        check: whether the last answer is checked.
+    """
+
+    text: str = ""
+    above: int | None = None
+    files: list[str] = field(default_factory=list)
+    branch: int | None = None
+    check: bool = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether it adds an answer to the conversation."""
+        return bool(self.text) or self.above is not None
+
+
+NOTHING = WorkRequest()
 
 
 @dataclass(frozen=True)
@@ -24,15 +51,13 @@ class Shown:
     """How far work has gone.
 
     Attributes:
-        before: pieces of work that go first; 0 once it is being done.
-        behind: what the one that is being done is called, where all may know.
+        before: how many pieces of work go first; 0 once it is being done.
+        behind: the name of the one that is being done, if everybody may know it.
         title: what is being done.
-        done, total: how much of it; 0 of 0 where that is not known.
+        done, total: how much of that; 0 of 0 where it is not known.
         since: when that began, by `time.monotonic`.
-        notes: sentences the user should know.
-        text: of the answer so far.
-        metrics: its account so far.
-        ended: whether that was all.
+        notes: sentences for the user.
+        text: the answer so far.
         error: a sentence, if it failed.
     """
 
@@ -49,7 +74,7 @@ class Shown:
     error: str = ""
 
     def seconds_left(self, now: float) -> float | None:
-        """As it went so far; None where that cannot be told yet."""
+        """An estimate from the speed so far; None where there is none yet."""
         passed = now - self.since
         if not 0 < self.done < self.total or passed < 1:
             return None
@@ -57,17 +82,18 @@ class Shown:
 
 
 class Work:
-    """One piece: done by the engine's thread, followed from others.
+    """One piece of work, done by the engine's thread and followed from others.
 
     Attributes:
+        request: what was asked of a conversation.
+        public: its name where everybody may know what is being done.
         shown: how far it has gone; replaced whole, so that any thread may look.
         cancel: set to end it where nothing is lost.
-        result: what it made, once it has ended well.
-        failure: what went wrong, without the frames it came through.
-        heed: called by whoever does it, each time it shows something.
-        public: what it is called where all may know that.
-        abandoned: whether nobody wants anything of it any more.
+        abandoned: whether nobody waits for it any more.
         ended: set once it has ended.
+        result: what it made, once it has ended well.
+        failure: what went wrong, without its traceback.
+        on_show: called by the thread that does it, each time it shows something.
     """
 
     def __init__(
@@ -76,58 +102,55 @@ class Work:
         title: str,
         public: str = "",
         failed: "Callable[[Work], None] | None" = None,
+        request: WorkRequest = NOTHING,
     ) -> None:
-        """Work to be done.
-
-        Args:
-            task: is given this, to say how far it is.
-            title: what to call it until it says more.
-            failed: told if it went wrong, before those who follow it.
-        """
+        """Work that is called `title` until the task says more. If it goes wrong, `failed` is
+        called before those who follow it know."""
+        self.request = request
         self.public = public
         self.abandoned = False
         self.ended = Event()
-        self._failed = failed
-        self._task: Task | None = task
         self.cancel = Event()
         self.result: Any = None
         self.failure: Exception | None = None
         self.shown = Shown(title=title, since=time.monotonic())
-        self.heed: Callable[[], None] | None = None
+        self.on_show: Callable[[], None] | None = None
+        self._failed = failed
+        self._task: Task | None = task
         self._changed = Condition()
 
     @property
     def callbacks(self) -> Callbacks:
-        """What follows a reading or an answer that is done for it."""
+        """Callbacks that show how far prefill and decoding are."""
         return Callbacks(self.progress, self.note, self.cancel)
 
     def show(self, **values: Any) -> None:
-        """Show something else of it."""
+        """Change what is shown."""
         with self._changed:
             self.shown = replace(self.shown, **values)
             self._changed.notify_all()
-        if self.heed is not None:
-            self.heed()
+        if self.on_show is not None:
+            self.on_show()
 
     def begin(self, title: str) -> None:
-        """Another part of it begins."""
+        """Show that its next part begins."""
         self.show(title=title, done=0, total=0, since=time.monotonic())
 
     def progress(self, done: int, total: int) -> None:
-        """So much of that part is done."""
+        """Show how much of that part is done."""
         self.show(done=done, total=total)
 
     def note(self, sentence: str) -> None:
-        """Something the user should know."""
+        """Tell the user something, once."""
         if sentence not in self.shown.notes:
             self.show(notes=(*self.shown.notes, sentence))
 
     def hear(self, piece: Piece) -> None:
-        """A piece of the answer came."""
+        """Show one more piece of the answer."""
         self.show(title="", text=self.shown.text + piece.text, metrics=piece.metrics)
 
     def prepare(self, first: "Task") -> bool:
-        """Do something before it; whether that went well. If not, that was all."""
+        """Do something before it; whether that went well. If not, the work has ended."""
         title = self.shown.title
         if self._went_well(first):
             self.begin(title)
@@ -137,14 +160,14 @@ class Work:
         return False
 
     def do(self) -> None:
-        """Do it, once. It keeps nothing alive that it was done with."""
+        """Do it, once. Afterwards it keeps nothing alive that the task held."""
         task, self._task = self._task, None
         self._went_well(task)
-        del task  # and with it what it holds, before anyone hears that it has ended
+        del task  # before anyone learns that it has ended
         self._end()
 
     def abandon(self) -> None:
-        """End it, as nobody wants anything of it any more."""
+        """Cancel it, as nobody waits for it any more."""
         self.abandoned = True
         self.cancel.set()
 
@@ -156,7 +179,6 @@ class Work:
         self.ended.set()
 
     def _went_well(self, task: "Task | None") -> bool:
-        """Whether a task did; what went wrong is kept for those who follow."""
         try:
             if self.cancel.is_set() or task is None:
                 raise Stopped
@@ -164,43 +186,32 @@ class Work:
         except Exception as error:
             known = isinstance(error, KvliteError | OSError)
             if not known:
-                # As text: whoever keeps what is logged keeps no model with it.
+                # As text: a log that keeps the error would keep the model.
                 _LOG.error("kvlite went wrong\n%s", traceback.format_exc())
-            self.failure = _without_frames(error)
+            self.failure = _without_traceback(error)
             self.show(error=str(error) if known else f"{type(error).__name__}: {error}")
             return False
         return True
 
     def follow(self, pause: float = PAUSE) -> Iterator[Shown]:
-        """What there is to see until it has ended. Whoever stops looking does not stop the work.
-
-        Args:
-            pause: seconds between two looks at least.
-        """
+        """What it shows until it has ended: at most once per `pause` seconds, and at least once a
+        second. Work goes on if nobody follows it."""
         seen = None
         while seen is None or not seen.ended:
-            seen = self._other(seen)
+            with self._changed:
+                if self.shown is seen:
+                    self._changed.wait(BEAT)
+                seen = self.shown
             yield seen
             time.sleep(0 if seen.ended else pause)
 
-    def _other(self, seen: Shown | None) -> Shown:
-        """What it shows once that is not what was seen, a beat has passed, or someone nudges."""
-        with self._changed:
-            if self.shown is seen:
-                self._changed.wait(BEAT)
-            return self.shown
-
     def nudge(self) -> None:
-        """Have all who follow it look up."""
+        """Wake all who follow it."""
         with self._changed:
             self._changed.notify_all()
 
     def wait(self) -> Any:
-        """What it made.
-
-        Raises:
-            Exception: what went wrong.
-        """
+        """Its result, or raises what went wrong."""
         for _ in self.follow():
             pass
         if self.failure is not None:
@@ -209,11 +220,11 @@ class Work:
 
 
 Task = Callable[[Work], Any]
-"""What is given a piece of work, to say how far it is."""
+"""A function that does work, and shows how far it is."""
 
 
-def _without_frames(error: Exception) -> Exception:
-    """The error, which does not hold what was there when it came: a model, a cache."""
+def _without_traceback(error: Exception) -> Exception:
+    """The error without the frames that hold what was there: a model, a cache."""
     chain: list[BaseException | None] = [error]
     for each in chain:
         if each is not None and each.__traceback__ is not None:

@@ -1,1 +1,1 @@
-"""Conversations as they are kept on disk."""
+"""Conversations on disk."""

@@ -1,27 +1,25 @@
-"""What people see of a conversation, as it is kept on disk and shown before an engine opens it."""
+"""What people see of a conversation: kept on disk, and shown before the engine opens it."""
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import ConfigDict, TypeAdapter
+
+from kvlite.conversation.session import Session
 from kvlite.methods import renamed
 
-# Characters of a message by which it, or a conversation that begins with it, is known.
+# Characters of a message that serve as its name.
 _NAME = 48
 
 
 @dataclass
 class StoredMessage:
-    """A message.
-
-    Attributes:
-        role: "user" or "assistant".
-        text: as it was typed, or answered.
-        documents: names of those that went before it.
-    """
+    """A message as it was typed or answered, and the names of documents that came before it."""
 
     role: str
     text: str
@@ -30,7 +28,7 @@ class StoredMessage:
 
 @dataclass
 class Branch:
-    """A way the conversation went, by what tells it from the others."""
+    """A branch of a conversation, by a title that tells it from the others."""
 
     title: str
     current: bool
@@ -41,18 +39,19 @@ class Record:
     """A conversation.
 
     Attributes:
-        id: of its folder.
+        id: the name of its folder.
         name: what its owner calls it; "" until something was said.
         created, used: in seconds since 1970.
-        model: what it was had with.
-        began: the settings it began with, by name, but those that only loading a model heeds.
-        changed: those that were changed for it since.
-        said: on the current branch.
-        branches: all of them.
-        elsewhere: what was said on those that are not the current one, and not on it.
+        model: the one that answered last.
+        began: the settings it began with, except those that apply only when a model is loaded.
+        changed: settings that were changed for it since.
+        said: the messages on the current branch.
+        elsewhere: what was said on other branches only.
         waiting: names of documents that the next message will be about.
         draft: a message that was sent and has no answer yet.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     id: str
     name: str = ""
@@ -69,65 +68,49 @@ class Record:
 
     @property
     def title(self) -> str:
-        """What to call it in a list."""
+        """Its name in the list."""
         return self.name or "New conversation"
 
     @property
     def questions(self) -> int:
-        """How many messages of the user's there are."""
+        """How many messages the user sent."""
         return sum(each.role == "user" for each in self.said)
 
     @property
     def branch(self) -> int | None:
-        """The current branch, counted from 1; None if there is none yet."""
+        """The current branch, counted from 1; None before the first message."""
         return next((n for n, each in enumerate(self.branches, 1) if each.current), None)
 
     def before(self, number: int) -> int:
-        """How many messages go before the user's of this number, counted from 1."""
+        """How many messages precede the user's message `number`, counted from 1."""
         users = [index for index, each in enumerate(self.said) if each.role == "user"]
         return users[number - 1] if 1 <= number <= len(users) else len(self.said)
 
     def name_after(self, text: str) -> None:
-        """Call it after a message or a document, unless it has a name."""
-        if not self.name:
-            self.name = first_words(text)
+        """Name it after a message or a document, unless it has a name."""
+        self.name = self.name or first_words(text)
 
     def matches(self, query: str) -> bool:
-        """Whether all words of a query are in its name, its documents or what was said, on
-        whatever branch."""
+        """Whether every word of a query is in its name, its documents or a message, on any
+        branch."""
         texts = [self.title, *self.waiting, *self.elsewhere]
         texts += [text for each in self.said for text in (each.text, *each.documents)]
         whole = "\n".join(texts).casefold()
         return all(word in whole for word in query.casefold().split())
 
     def to_json(self) -> str:
-        """As a file has it."""
+        """The content of its file."""
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Record":
-        """The one that a file has.
-
-        Raises:
-            ValueError, TypeError, KeyError: it has none.
-        """
-        plain = json.loads(text)
-        plain["said"] = [
-            StoredMessage(each["role"], each["text"], tuple(each["documents"]))
-            for each in plain["said"]
-        ]
-        plain["branches"] = [Branch(**each) for each in plain["branches"]]
-        record = cls(**plain)
+        """The record in a file; raises ValueError if it is damaged, or of a later version."""
+        record = _RECORD.validate_json(text)
         record.began = renamed(record.began)
-        texts = [record.name, record.draft, *record.waiting, *record.elsewhere]
-        texts += [each.text for each in record.said]
-        if not all(isinstance(each, str) for each in texts):
-            raise TypeError("its texts are not texts")
-        record.created, record.used = float(record.created), float(record.used)
         return record
 
     def markdown(self) -> str:
-        """The conversation for people, in Markdown."""
+        """The conversation in Markdown, for people."""
         lines = [f"# {self.title}", ""]
         for each in self.said:
             lines += [f"**{'You' if each.role == 'user' else self.model or 'Model'}**", ""]
@@ -136,20 +119,22 @@ class Record:
         return "\n".join(lines)
 
 
+_RECORD = TypeAdapter(Record)
+
+
 def titles(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Conversations as a list has them, each with its id."""
+    """The title and the id of each, as choices for the list."""
     return [(each.title, each.id) for each in records]
 
 
 def first_words(text: str) -> str:
-    """By what a text is known, in a line."""
+    """The beginning of a text, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= _NAME else f"{line[: _NAME - 1].rstrip()}…"
 
 
 def keys_of(said: Sequence[StoredMessage]) -> list[str]:
-    """For each message, what the account of it as an answer is kept under: it stands for the
-    message and all that was said before it."""
+    """For each message, the key of its account: a hash of the message and all before it."""
     found, before = [], ""
     for each in said:
         plain = json.dumps([before, each.role, each.text, each.documents])
@@ -158,20 +143,53 @@ def keys_of(said: Sequence[StoredMessage]) -> list[str]:
     return found
 
 
-def said_in(messages: Sequence[Mapping[str, str]], typed: Sequence[Any]) -> list[StoredMessage]:
-    """Messages as people see them.
-
-    Args:
-        messages: role and content, as the model was told.
-        typed: the user's as they were typed, in order: `kvlite.conversation.session.Message`.
-    """
-    own = iter(typed)
-    found = []
+def said_in(session: Session, messages: Sequence[dict[str, str]]) -> list[StoredMessage]:
+    """Messages of a conversation as people see them: the user's as they were typed."""
+    typed, found = iter(session.typed(messages)), []
     for each in messages:
         if each["role"] == "user":
-            message = next(own)
+            message = next(typed)
             names = tuple(document.name for document in message.documents)
             found.append(StoredMessage("user", message.text, names))
         else:
             found.append(StoredMessage("assistant", each["content"]))
     return found
+
+
+def branches_of(session: Session) -> tuple[list[Branch], list[str]]:
+    """All branches of a conversation, and what was said, and which documents were read, on those
+    that are not the current one and not on it, each once."""
+    branches = session.talk.branches
+    said = [said_in(session, each.messages) for each in branches]
+    questions, answers = [], []
+    for messages in said:
+        asked = [each.text for each in messages if each.role == "user"]
+        questions.append(asked[-1] if asked else "the beginning")
+        last = messages[-1] if messages else None
+        answers.append(last.text if last is not None and last.role == "assistant" else "")
+    titles = told_apart(questions, answers)
+    found = [Branch(title, each.current) for title, each in zip(titles, branches, strict=True)]
+    here, others = set[str](), dict[str, None]()
+    for each, messages in zip(branches, said, strict=True):
+        texts = [text for one in messages for text in (one.text, *one.documents)]
+        others |= dict.fromkeys(texts)
+        if each.current:
+            here.update(texts)
+    return found, [text for text in others if text not in here]
+
+
+def told_apart(questions: Sequence[str], answers: Sequence[str]) -> list[str]:
+    """Titles of branches: the last question; with its answer, if there is one, if others end in the
+    same question; with a number if others have both."""
+    titles = [first_words(each) for each in questions]
+    counts = Counter(titles)
+    titles = [
+        f"{title} → {first_words(answer)}" if answer and counts[title] > 1 else title
+        for title, answer in zip(titles, answers, strict=True)
+    ]
+    counts, before = Counter(titles), Counter[str]()
+    for number, title in enumerate(titles):
+        before[title] += 1
+        if counts[title] > 1:
+            titles[number] = f"{before[title]}. {title}"
+    return titles

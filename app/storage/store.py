@@ -1,5 +1,5 @@
-"""A user's conversations on disk: a folder each, with what people see, what the engine goes on
-from, and the accounts of its answers."""
+"""A user's conversations on disk: a folder each, with its record, what the engine resumes from, and
+the accounts of its answers."""
 
 import json
 import re
@@ -22,29 +22,17 @@ _DELETED = "this conversation was deleted: begin a new one"
 _ID = re.compile(r"[0-9a-f]{32}")
 # Characters of a query that count.
 _QUERY = 1_000
-# Of the disk's free space, what caches of conversations that are set aside may take.
+# The part of the disk's free space that caches of conversations may take.
 _SHARE = 0.1
 # What tells a file from what was there before.
 _Written = tuple[int, int, int]
 
-# What a record raises that is none.
-_UNREADABLE = (SettingError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-
 
 class ConversationStore:
-    """The conversations of one user; several threads may use it at once.
-
-    Attributes:
-        owner: whose they are, "" where nobody logs in.
-        folder: where they are.
-    """
+    """The conversations of one user, "" where nobody logs in; several threads may use it at
+    once."""
 
     def __init__(self, owner: str, root: Path | None = None) -> None:
-        """Of a user.
-
-        Args:
-            root: kvlite's data folder, if not the usual one.
-        """
         self.owner = owner
         self.folder = (root or data_folder()) / "app" / folder_of(owner)
         self._lock = threading.Lock()
@@ -52,7 +40,7 @@ class ConversationStore:
         self._gone: set[str] = set()
 
     def records(self, query: str = "") -> list[Record]:
-        """Those that match a query, the one used last first; to look at, not to change."""
+        """Conversations that match a query, the one used last first. Do not change them."""
         listed, query = {}, query[:_QUERY]
         for path in self.folder.glob("*/record.json"):
             if self.is_gone(path.parent.name):
@@ -62,108 +50,82 @@ class ConversationStore:
                 if known is None or known[0] != written:
                     known = written, self._read(path)
                 listed[path] = known
-            except (OSError, *_UNREADABLE):
-                continue  # cut short by hand, or of a later version: it stays where it is
+            except (OSError, SettingError, ValueError):
+                continue  # damaged, or of a later version: it stays where it is
         self._listed = listed
         found = [record for _, record in listed.values() if record.matches(query)]
         return sorted(found, key=lambda each: -each.used)
 
     def new(self) -> Record:
-        """An empty one, which is on disk once it is saved."""
+        """An empty record, which is on disk once it is saved."""
         return Record(uuid.uuid4().hex)
 
     def record(self, id: str) -> Record:
-        """The one of this id.
-
-        Raises:
-            SettingError: there is none.
-        """
+        """The record of a conversation; raises SettingError if there is none, or it cannot be
+        read."""
         path = self.place(id) / "record.json"
         try:
             return self._read(path)
         except FileNotFoundError:
             raise SettingError(_DELETED) from None
-        except (OSError, *_UNREADABLE):
+        except (OSError, SettingError, ValueError):
             raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
 
     def record_or_new(self, id: str) -> Record:
-        """The one of this id, an empty one if there is none yet.
-
-        Raises:
-            SettingError: what is there cannot be read.
-        """
+        """The record of a conversation, or an empty one if there is none yet."""
         return self.record(id) if self.has(id) else Record(id)
 
     def has(self, id: str) -> bool:
-        """Whether there is one of this id."""
+        """Whether a conversation is on disk."""
         return bool(_ID.fullmatch(id)) and (self.place(id) / "record.json").is_file()
 
     def may_be(self, id: str) -> bool:
-        """Whether there is one of this id, or may be one day."""
+        """Whether there is, or may one day be, a conversation of this id."""
         return bool(_ID.fullmatch(id)) and not self.is_gone(id)
 
     def save(self, record: Record) -> None:
-        """Write what people see of one, whole or not at all."""
+        """Write a record, whole or not at all."""
         folder = self.place(record.id)
         folder.mkdir(parents=True, exist_ok=True)
         with replaced(folder / "record.json", private=True) as file:
             file.write(record.to_json().encode("utf-8", "replace"))
 
     @contextmanager
-    def changing(self, id: str) -> Iterator[Record]:
-        """A record to change, a new one if there is none, which is written when the block ends;
-        nobody else changes one meanwhile.
-
-        Raises:
-            SettingError: this is no id, what is there cannot be read, or it was deleted.
-        """
+    def changing(self, id: str, failed: str = "") -> Iterator[Record]:
+        """A record to change, a new one if there is none; saved when the block ends. Nobody else
+        changes one meanwhile. If it cannot be written, raises SnapshotError if there is a sentence
+        for that (`failed`), else OSError."""
         with self._lock:
             self.require_there(id)
             record = self.record_or_new(id)
             yield record
-            self.save(record)
+            try:
+                self.save(record)
+            except OSError as error:
+                if not failed:
+                    raise
+                raise SnapshotError(f"{failed}: {error}; make room there") from None
 
     def keep_draft(self, id: str, text: str) -> None:
-        """Keep a message until it is answered.
-
-        Raises:
-            SnapshotError: there is no room for it.
-        """
-        try:
-            with self.changing(id) as record:
-                record.draft = text
-                record.name_after(text)
-        except OSError as error:
-            raise SnapshotError(
-                f"the message cannot be written to disk, and is not sent: {error}; make room there"
-            ) from None
+        """Keep a message until it is answered; raises SnapshotError if it cannot be written."""
+        with self.changing(id, "the message cannot be written to disk, and is not sent") as record:
+            record.draft = text
+            record.name_after(text)
 
     def rename(self, id: str, name: str) -> Record:
-        """Call one otherwise.
-
-        Raises:
-            SettingError: the name is empty, or there is no such conversation.
-            SnapshotError: there is no room for it.
-        """
+        """Name a conversation; raises SettingError if the name is empty, or SnapshotError if it
+        cannot be written."""
         self.record(id)
         name = " ".join(name.split())[:200]
         if not name:
             raise SettingError("a conversation needs a name: type one")
-        try:
-            with self.changing(id) as record:
-                record.name = name
-        except OSError as error:
-            raise SnapshotError(
-                f"the name cannot be written to disk: {error}; make room there"
-            ) from None
+        with self.changing(id, "the name cannot be written to disk") as record:
+            record.name = name
         return record
 
     def delete(self, id: str) -> None:
-        """Remove one and all that belongs to it; nothing is written to it any more.
-
-        Raises:
-            SettingError: some of it is still there.
-        """
+        """Remove a conversation for good: nothing is written to it any more. Raises SettingError if
+        part of it could not be removed."""
         place = self.place(id)
         with self._lock:
             self._gone.add(id)
@@ -172,46 +134,42 @@ class ConversationStore:
             raise SettingError(f"{place} cannot be removed whole: remove it by hand")
 
     def discard(self, id: str) -> None:
-        """Remove one of which nothing was said, nor read: as if it had never been."""
+        """Remove a conversation in which nothing was said or read, as if it had never been."""
         with self._lock, suppress(SettingError):  # what cannot be read stays
             now = self.record(id)
             if not now.said and not now.waiting:
                 shutil.rmtree(self.place(id), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what was written of those that were deleted, while that went on."""
+        """Remove what was written to conversations while they were deleted."""
         for id in [*self._gone]:
             shutil.rmtree(self.place(id), ignore_errors=True)
 
     def require_there(self, id: str) -> None:
-        """Raises SettingError if it was deleted."""
+        """Raises SettingError if a conversation was deleted."""
         if self.is_gone(id):
             raise SettingError(_DELETED)
 
     def is_gone(self, id: str) -> bool:
-        """Whether it was deleted, whatever is still there of it."""
+        """Whether a conversation was deleted, even if some of it is still there."""
         return id in self._gone
 
     def place(self, id: str) -> Path:
-        """The folder of one.
-
-        Raises:
-            SettingError: this is no id.
-        """
+        """The folder of a conversation; raises SettingError if this is no id."""
         if not _ID.fullmatch(id):
             raise SettingError(f"{id!r} is no conversation: choose one from the list")
         return self.folder / id
 
     def light(self, id: str) -> Path:
-        """What the engine reads it again from: always up to date."""
+        """The file that the engine reads a conversation again from; always up to date."""
         return self.place(id) / "talk.kv"
 
     def whole(self, id: str) -> Path:
-        """What the engine opens in a second: there if it was set aside and not gone on with."""
+        """The file with its cache, opened in a second; there only while it is set aside."""
         return self.place(id) / "whole.kv"
 
     def keep_account(self, id: str, key: str, account: dict[str, Any]) -> None:
-        """Remember what an answer was made from, unless nobody can see it any more."""
+        """Keep what an answer was made from, unless its conversation was deleted."""
         if self.is_gone(id):
             return
         folder = self.place(id) / "answers"
@@ -220,7 +178,7 @@ class ConversationStore:
             file.write(json.dumps(account).encode())
 
     def account(self, id: str, key: str) -> dict[str, Any]:
-        """What an answer was made from; empty if nobody knows."""
+        """What an answer was made from; empty if that is not known."""
         try:
             plain = json.loads((self.place(id) / "answers" / f"{key}.json").read_text())
         except (OSError, ValueError):
@@ -229,17 +187,15 @@ class ConversationStore:
         return plain if whole else {}
 
     def room_for_whole(self) -> int:
-        """Bytes that one more whole conversation may take; the oldest give way for it."""
+        """Bytes that one more cache may take on disk; older ones give way to it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return int(_SHARE * shutil.disk_usage(self.folder).free)
 
     def make_room(self) -> None:
-        """Keep whole conversations, of whatever owner, within their share of the disk; they can be
-        read again."""
+        """Remove the oldest caches, of all users, that exceed their share of the disk."""
         everyones = self.folder.parent.glob("*/*/whole.kv")
-        files = sorted(everyones, key=lambda each: -each.stat().st_mtime)
         room = self.room_for_whole()
-        for path in files:
+        for path in sorted(everyones, key=lambda each: -each.stat().st_mtime):
             room -= path.stat().st_size
             if room < 0:
                 path.unlink(missing_ok=True)
@@ -252,7 +208,7 @@ class ConversationStore:
 
 
 def folder_of(owner: str) -> str:
-    """What a user's folder is called: a name may have any characters, a folder may not."""
+    """The name of a user's folder: a user's name may have characters that a folder's may not."""
     return f"user-{sha256(owner.encode()).hexdigest()[:32]}" if owner else "everyone"
 
 

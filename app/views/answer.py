@@ -15,11 +15,7 @@ from .pictures import draw_heads, draw_kept, draw_pages
 
 
 def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> str:
-    """The account of an answer.
-
-    Args:
-        calibration: of the model, if it was measured.
-    """
+    """The account of an answer, with a picture of the model's heads if it has a calibration."""
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
@@ -49,7 +45,7 @@ def _figure(caption: str, svg: str) -> str:
 
 
 def difference_html(former: str, exact: str, metrics: GenerationMetrics) -> str:
-    """How an answer differs from the one that everything was there for."""
+    """How an answer differs from the one made from everything."""
     if metrics.finish_reason in ("interrupted", "memory"):
         return (
             '<div class="checked"><p>It was not finished, so it says nothing about the answer.</p>'

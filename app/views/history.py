@@ -6,24 +6,22 @@ from typing import Any
 
 from ..storage.record import Record, StoredMessage, keys_of
 from ..storage.store import ConversationStore
-from .latex import formulas
-from .sanitize import sanitized
+from .markdown import formulas, sanitized
 
 Message = dict[str, Any]
-# Messages of a long conversation that are shown until all are asked for: a browser draws all that
-# are there anew whenever an answer has grown. So many more make no difference.
+# How many messages of a long conversation are shown until all are asked for: a browser draws all of
+# them whenever an answer has grown. So many more make no difference.
 LATEST, MORE = 40, 4
 
 
 @dataclass(frozen=True)
 class History:
-    """Messages in the chat's own form, and what each belongs to.
+    """Messages as gradio takes them, and what each belongs to.
 
     Attributes:
-        messages: as gradio takes them.
         numbers: for each, the user's message it belongs to, counted from 1; 0 before the first.
-        keys: for each, the key of the account that there may be of the answer; "" of what is none.
-        before: how many of the user's there are before these.
+        keys: for each, the key of the answer's account, if it has one; "" for what is no answer.
+        before: how many of the user's messages come before these.
     """
 
     messages: list[Message]
@@ -31,41 +29,38 @@ class History:
     keys: list[str]
     before: int = 0
 
+    def add(self, messages: Sequence[Message], number: int, key: str = "") -> None:
+        """Add messages that belong together."""
+        self.messages.extend(messages)
+        self.numbers.extend([number] * len(messages))
+        self.keys.extend([key] * len(messages))
+
     def answer_keys(self) -> list[str]:
-        """Of all answers, in order."""
+        """The keys of all answers, in order."""
         return list(dict.fromkeys(filter(None, self.keys)))
 
 
 def history(record: Record, store: ConversationStore, start: int = 0) -> History:
-    """What was said, each answer with its account under it.
-
-    Args:
-        start: messages that are left out, the first ones.
-    """
+    """What was said, each answer with its account below it, without the first `start` messages."""
     number = before = sum(each.role == "user" for each in record.said[:start])
-    found = History([], [], [], before)
-    keys = keys_of(record.said)
-    for said, own in zip(record.said[start:], keys[start:], strict=True):
-        number += said.role == "user"
-        key = "" if said.role == "user" else own
-        for message in _of(said, store.account(record.id, key) if key else {}):
-            _add(found, message, number, key)
+    shown, keys = History([], [], [], before), keys_of(record.said)
+    for said, key in zip(record.said[start:], keys[start:], strict=True):
+        if said.role == "user":
+            number += 1
+            shown.add(_question(said.text, said.documents), number)
+        else:
+            shown.add(_answer(said.text, store.account(record.id, key)), number, key)
     if record.draft:
-        for message in _of(StoredMessage("user", record.draft, tuple(record.waiting)), {}):
-            _add(found, message, number + 1, "")
+        shown.add(_question(record.draft, record.waiting), number + 1)
     elif record.waiting:
-        _add(found, _notice(f"Read: {', '.join(record.waiting)}", ""), number, "")
-    return found
+        shown.add([_notice(f"Read: {', '.join(record.waiting)}", "")], number)
+    return shown
 
 
 def start_of(said: Sequence[StoredMessage], former: int | None = None) -> int:
-    """How many messages to leave out: of a long conversation only the latest are shown, from one of
-    the user's on.
-
-    Args:
-        former: how many were left out before; if many more were shown than that, someone asked for
-            them.
-    """
+    """How many messages to leave out: of a long conversation only the latest are shown, starting
+    with one of the user's. If many more were shown before (all but `former`), someone asked for
+    them."""
     start = max(0, len(said) - LATEST)
     while start and said[start].role != "user":
         start -= 1
@@ -74,14 +69,14 @@ def start_of(said: Sequence[StoredMessage], former: int | None = None) -> int:
     return former
 
 
-def _of(said: StoredMessage, account: Mapping[str, Any]) -> Sequence[Message]:
-    if said.role == "user":
-        about = [_notice(f"About {', '.join(said.documents)}", "")] if said.documents else []
-        return [*about, {"role": "user", "content": sanitized(said.text)}]
-    answer = answered(said.text)
-    if not account:
-        return [answer]
-    return [answer, _notice(account["brief"], "\n\n".join(account["told"]))]
+def _question(text: str, documents: Sequence[str]) -> list[Message]:
+    about = [_notice(f"About {', '.join(documents)}", "")] if documents else []
+    return [*about, {"role": "user", "content": sanitized(text)}]
+
+
+def _answer(text: str, account: Mapping[str, Any]) -> list[Message]:
+    told = [_notice(account["brief"], "\n\n".join(account["told"]))] if account else []
+    return [answered(text), *told]
 
 
 def answered(text: str) -> Message:
@@ -90,15 +85,9 @@ def answered(text: str) -> Message:
 
 
 def _notice(title: str, content: str) -> Message:
-    """What kvlite says, which opens at a click."""
+    """What kvlite says; it unfolds at a click."""
     return {
         "role": "assistant",
         "content": content,
         "metadata": {"title": title, "status": "done"},
     }
-
-
-def _add(found: History, message: Message, number: int, key: str) -> None:
-    found.messages.append(message)
-    found.numbers.append(number)
-    found.keys.append(key)

@@ -1,6 +1,6 @@
-"""Draws what the machine holds."""
+"""What takes memory on this machine. The style sheet gives each kind of part its color."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import pairwise
@@ -8,9 +8,8 @@ from itertools import pairwise
 from kvlite.config.units import readable
 from kvlite.planner.usage import Place
 
-from ..engine.figures import Figures
+from ..engine.active_conversation import Figures
 from ..engine.live import Sample
-from .colors import color_of
 
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.
@@ -18,12 +17,12 @@ _SPAN = 300
 
 
 def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
-    """The model, bars, whose conversation it is with, figures and a plot.
+    """The model, what takes memory, whose conversation is in it, figures and a plot.
 
     Args:
-        samples: at least one, the last one now.
-        owner: who looks: of others' conversations nothing is told but their bytes.
-        here: which conversation is shown beside it.
+        samples: at least one; the last is of now.
+        owner: the user who looks, and learns nothing of others' conversations but their bytes.
+        here: the conversation that is shown beside it.
     """
     whose = _whose(samples[-1], owner, here)
     samples = [_seen_by(owner, each) for each in samples]
@@ -39,7 +38,7 @@ def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
 
 
 def _seen_by(owner: str, sample: Sample) -> Sample:
-    """Without what is another's: how much was read and kept, where, and what was given up."""
+    """A sample without what another user's conversation read and kept, and what was given up."""
     if sample.figures is None or sample.figures.owner == owner:
         return sample
     places = [
@@ -51,15 +50,11 @@ def _seen_by(owner: str, sample: Sample) -> Sample:
 
 def _place(place: Place) -> str:
     used, total = readable(place.used), readable(place.total)
-    bar = "".join(
-        f'<i class="{color_of(part.name)}" style="width:{100 * part.nbytes / place.total:.3f}%" '
-        f'title="{escape(part.name)}: {readable(part.nbytes)}"></i>'
-        for part in place.parts[:-1]
-        if part.nbytes
-    )
+    taken = ((part.name, part.nbytes) for part in place.parts[:-1])
+    bar = bar_html(taken, place.total, f"{place.name}: {used} of {total} used")
     rows = "".join(
         f'<tr data-part="{escape(part.name)}" data-bytes="{part.nbytes}">'
-        f'<td><b class="{color_of(part.name)}"></b></td>'
+        f'<td><b data-kind="{escape(part.name)}"></b></td>'
         f"<th scope=row>{escape(part.name)}</th><td>{readable(part.nbytes)}</td>"
         f"<td>{escape(part.about)}</td></tr>"
         for part in place.parts
@@ -69,13 +64,24 @@ def _place(place: Place) -> str:
         f'<section class="place" data-place="{escape(place.short)}" data-used="{place.used}" '
         f'data-total="{place.total}">'
         f"<h4>{escape(place.short)} <span>{used} of {total}</span></h4>"
-        f'<div class="bar" role="img" aria-label="{escape(place.name)}: {used} of {total} used">'
-        f"{bar}</div><table>{rows}</table></section>"
+        f"{bar}<table>{rows}</table></section>"
     )
 
 
+def bar_html(parts: Iterable[tuple[str, int]], scale: int, label: str, more: str = "") -> str:
+    """Names and bytes side by side, on a scale of bytes; `label` is the bar in words, for screen
+    readers, and `more` is HTML that is drawn over it."""
+    cells = "".join(
+        f'<i data-kind="{escape(name)}" style="width:{100 * nbytes / scale:.3f}%" '
+        f'title="{escape(name)}: {readable(nbytes)}"></i>'
+        for name, nbytes in parts
+        if nbytes
+    )
+    return f'<div class="bar" role="img" aria-label="{escape(label)}">{cells}{more}</div>'
+
+
 def _whose(now: Sample, owner: str, here: str) -> str:
-    """Which conversation is in memory, as the one who looks may know it."""
+    """Which conversation is in memory, as far as the user may know."""
     figures = now.figures
     if figures is None and now.opening is None:
         return "no conversation"
@@ -89,37 +95,35 @@ def _whose(now: Sample, owner: str, here: str) -> str:
 def _figures(now: Figures) -> str:
     rows = "".join(
         f'<div data-figure="{name}" data-value="{value}"><dt>{label}</dt><dd>{text}</dd></div>'
-        for name, label, value, text in _told(now)
+        for name, label, value, text in _rows(now)
     )
     return f'<dl class="figures">{rows}</dl>'
 
 
-def _told(now: Figures) -> Iterator[tuple[str, str, float, str]]:
+def _rows(now: Figures) -> Iterator[tuple[str, str, float, str]]:
     yield "seen", "Context", now.seen, f"{now.seen:,} of {now.most:,} tokens"
     kv, full = now.kv_bytes, now.full_kv_bytes
     against = f" of {readable(full)}" if kv < full else ""
     yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
     if now.host_kv_bytes:
         yield "tier", "Kept for recall", now.host_kv_bytes, readable(now.host_kv_bytes)
-    if now.tokens_per_s:
-        speed = f"{now.tokens_per_s:.1f} tokens/s"
-        yield "speed", "Speed", round(now.tokens_per_s, 2), speed
-    if now.first_token_s is not None:
-        first = f"{now.first_token_s:.1f} s"
-        yield "first", "First token after", round(now.first_token_s, 2), first
+    if speed := now.tokens_per_s:
+        yield "speed", "Speed", round(speed, 2), f"{speed:.1f} tokens/s"
+    if (first := now.first_token_s) is not None:
+        yield "first", "First token after", round(first, 2), f"{first:.1f} s"
 
 
 def _plot(samples: Sequence[Sample]) -> str:
-    """What kvlite holds of the device, and all that is used, over the last minutes."""
+    """What kvlite holds of the device, and all that is used, over the last five minutes."""
     now, total = samples[-1].at, samples[-1].places[0].total
     if not total:
         return ""
     kept = [each for each in samples if now - each.at <= _SPAN]
     name = escape(samples[-1].places[0].short)
     high = min(total, 1.2 * max(each.places[0].used for each in kept))
-    used = _line(kept, now, high, [each.places[0].used for each in kept])
-    mine = _line(kept, now, high, [each.mine for each in kept])
-    fallbacks = "".join(_rungs(kept, now))
+    used = _line(kept, high, [each.places[0].used for each in kept])
+    mine = _line(kept, high, [each.mine for each in kept])
+    fallbacks = "".join(_fallbacks(kept))
     return (
         f'<figure class="plot"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{name} over the last five minutes" preserveAspectRatio="none">'
@@ -133,22 +137,22 @@ def _x(at: float, now: float) -> float:
     return _WIDTH * (1 - (now - at) / _SPAN)
 
 
-def _line(samples: Sequence[Sample], now: float, high: float, values: Sequence[int]) -> str:
+def _line(samples: Sequence[Sample], high: float, values: Sequence[int]) -> str:
     return " ".join(
-        f"{_x(each.at, now):.1f},{_HEIGHT * (1 - min(1.0, value / high)):.1f}"
+        f"{_x(each.at, samples[-1].at):.1f},{_HEIGHT * (1 - min(1.0, value / high)):.1f}"
         for each, value in zip(samples, values, strict=True)
     )
 
 
-def _rungs(samples: Sequence[Sample], now: float) -> Iterator[str]:
-    """Where memory was short, and what was given up then."""
+def _fallbacks(samples: Sequence[Sample]) -> Iterator[str]:
+    """Marks where memory was short, with what was given up."""
     for before, after in pairwise(samples):
         one, other = before.figures, after.figures
         if one is None or other is None or one.id != other.id:
             continue
         new = other.fallbacks[len(one.fallbacks) :]
         if new:
-            x = _x(after.at, now)
+            x = _x(after.at, samples[-1].at)
             yield (
                 f'<line class="rung" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
                 f"<title>{escape(', '.join(new))}</title></line>"

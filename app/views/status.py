@@ -1,4 +1,4 @@
-"""What is being done, in a line under the conversation."""
+"""What is being done, in a line below the conversation."""
 
 import time
 from html import escape
@@ -7,11 +7,11 @@ from ..engine.work import Shown
 
 
 def status_html(shown: Shown) -> str:
-    """What work shows of itself: a bar, how long it may take, what the user should know."""
+    """Notes for the user, and an error or a progress bar with the time left."""
     parts = [f'<p class="note">{escape(note)}</p>' for note in shown.notes]
     if shown.error:
         parts.append(f'<p class="refused" role="alert">{escape(shown.error)}</p>')
-    elif not shown.ended:  # which changes too often to be read out
+    elif not shown.ended:  # it changes too often to be read out
         parts.append(f'<div aria-live="off">{_doing(shown)}</div>')
     return f'<div class="status">{"".join(parts)}</div>'
 
@@ -42,7 +42,7 @@ def _span(seconds: float) -> str:
 
 
 def sentence_html(text: str, *, wrong: bool = False) -> str:
-    """A sentence of its own."""
+    """A sentence, as a note or an error."""
     if not text:
         return ""
     kind = 'class="refused" role="alert"' if wrong else 'class="note"'

@@ -14,13 +14,11 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
 from kvlite_app.conversation_events import ConversationEvents
-from kvlite_app.conversation_view import BEGUN, ENDED
-from kvlite_app.engine.job import NOTHING, Job, JobRequest
+from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
-from kvlite_app.engine.work import Work
+from kvlite_app.engine.work import NOTHING, Work, WorkRequest
 from kvlite_app.form import Models
-from kvlite_app.layout import lay_out
-from kvlite_app.request_context import RequestContext, request_context
+from kvlite_app.layout import Parts
 from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import upload
 from tests.app.test_service import A, B, blocked, no_room, stops
@@ -33,7 +31,7 @@ def events(tiny_folder: Path, tmp_path: Path) -> Iterator[ConversationEvents]:
     settings = Settings(model=str(tiny_folder), max_new_tokens=4)
     service = Service(settings, tmp_path)
     with gr.Blocks(analytics_enabled=False):
-        yield ConversationEvents(service, lay_out(settings, Models()))
+        yield ConversationEvents(service, Parts(settings, Models()))
     service.close()
 
 
@@ -52,9 +50,9 @@ def followed(events: ConversationEvents, id: str) -> list[dict[Any, Any]]:
 
 def ended(events: ConversationEvents, id: str) -> None:
     """Wait until nothing is done for a conversation any more."""
-    job = events.service.job("", id)
-    assert job is not None
-    for _ in job.work.follow():
+    work = events.service.work_for("", id)
+    assert work is not None
+    for _ in work.follow():
         pass
 
 
@@ -204,13 +202,13 @@ def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sent", [NOTHING, JobRequest("Two.")], ids=["check", "message"])
-def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: JobRequest) -> None:
+@pytest.mark.parametrize("sent", [NOTHING, WorkRequest("Two.")], ids=["check", "message"])
+def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: WorkRequest) -> None:
     events.service.say("", A, "One.").wait()
-    work = Work(lambda work: None, "")
+    work = Work(lambda work: None, "", request=sent)
     work.show(text="Answer")
-    context = request_context(TAB, A)
-    coming = next(events._coming(context, Job(work, sent), Event()))[events.parts.chat]
+    view = ConversationView(events.service, events.parts, TAB, A)
+    coming = next(events._coming(view, work, Event()))[events.parts.chat]
     assert (coming[-1]["content"] == "Answer") == (sent is not NOTHING)
 
 
@@ -318,11 +316,11 @@ def test_one_answer_after_another_is_followed(
 ) -> None:
     service, coming, again = events.service, events._coming, list[Work]()
 
-    def at_once(context: RequestContext, job: Job, left: Event) -> Iterator[Any]:
+    def at_once(view: ConversationView, work: Work, left: Event) -> Iterator[Any]:
         """A program says the next thing as soon as it has its answer."""
-        yield from coming(context, job, left)
+        yield from coming(view, work, left)
         if not again:
-            job.work.wait()
+            work.wait()
             again.append(service.say("", A, "Three."))
 
     monkeypatch.setattr(events, "_coming", at_once)

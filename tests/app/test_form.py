@@ -12,7 +12,7 @@ from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.runner import load
 from kvlite.errors import SettingError
 from kvlite_app.engine.service import Service
-from kvlite_app.estimate import Estimator, verdict_html
+from kvlite_app.estimate import estimate, verdict_html
 from kvlite_app.form import Models, changed, control, shown_value, values_of
 from kvlite_app.settings_events import SettingsEvents
 
@@ -76,35 +76,35 @@ def test_settings_are_priced_for_this_machine(
     memory = psutil.virtual_memory()  # which goes up and down
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     settings = Settings(model=str(tiny_folder), max_new_tokens=8)
-    estimate = Estimator(lambda: 0).estimate(settings, 400)
-    more = Estimator(lambda: 1 << 30).estimate(settings, 400)
-    assert estimate.plan.fits and estimate.plan.room.kind == "cpu"
-    offered = more.plan.room.total - estimate.plan.room.total
+    made = estimate(settings, 400, 0)
+    more = estimate(settings, 400, 1 << 30)
+    assert made.plan.fits and made.plan.room.kind == "cpu"
+    offered = more.plan.room.total - made.plan.room.total
     assert abs(offered - (1 << 30)) < (1 << 20)
-    assert estimate.longest == 1024 - 8
+    assert made.longest == 1024 - 8
     runner = load(str(tiny_folder), measure="tensors", max_new_tokens=8)
     answer = runner.generate(list(range(3, 403)), ignore_eos=True)
-    phases = {name: sum(items.values()) for name, items in estimate.plan.phases.items()}
+    phases = {name: sum(items.values()) for name, items in made.plan.phases.items()}
     planned = answer.metrics.planned_phase_bytes["read"]
     assert max(phases["read"], phases["choose"]) == pytest.approx(planned, rel=1e-4)
 
-    small = Estimator(lambda: 1 << 40).estimate(settings.replace({"vram": "1MB"}), 400)
+    small = estimate(settings.replace({"vram": "1MB"}), 400, 1 << 40)
     assert not small.plan.fits and small.plan.room.total == 10**6
     assert small.nearest is None and small.longest == 0
     # What does not fit as it is asked for is told beside what would.
     wide = settings.replace({"budget": "100%", "kv_bits": "16", "chunk": 1024, "stream": "off"})
-    between = Estimator(lambda: 0).estimate(wide, 900).plan.peak_bytes - 1
-    tight = Estimator(lambda: 0).estimate(wide.replace({"vram": f"{int(between / 0.98)}B"}), 900)
+    between = estimate(wide, 900, 0).plan.peak_bytes - 1
+    tight = estimate(wide.replace({"vram": f"{int(between / 0.98)}B"}), 900, 0)
     assert not tight.plan.fits and tight.nearest is not None and tight.nearest.fits
     assert tight.nearest.peak_bytes <= tight.plan.room.tensors < tight.plan.peak_bytes
-    none = Estimator(lambda: 0).estimate(settings.replace({"vram": "1MB"}), 400)
+    none = estimate(settings.replace({"vram": "1MB"}), 400, 0)
     assert 'data-fits="False"' in verdict_html(none)
 
 
 def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
     settings = Settings(model=str(tmp_path / "<b>no</b>"))
     shown = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
-    settings_events = SettingsEvents(Service(Settings(), tmp_path), Estimator(lambda: 0))
+    settings_events = SettingsEvents(Service(Settings(), tmp_path))
     said, phases = settings_events.estimate(400, *shown)
     assert not phases
     assert 'role="alert"' in said and "&lt;b&gt;no&lt;/b&gt;" in said and "<b>no" not in said
@@ -119,7 +119,7 @@ def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_a_size_that_is_none_is_not_priced(name: str, said: str, tmp_path: Path) -> None:
-    settings_events = SettingsEvents(Service(Settings(), tmp_path), Estimator(int))
+    settings_events = SettingsEvents(Service(Settings(), tmp_path))
     shown = [shown_value(each, getattr(Settings(**{name: "-1"}), each)) for each in OPTIONS]
     priced = unescape(settings_events.estimate(400, *shown)[0])
     assert said in priced and "data-fits" not in priced
@@ -130,11 +130,11 @@ def test_a_profile_with_a_model_that_is_not_listed_is_refused(
 ) -> None:
     monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
     service, owner = Service(Settings(), tmp_path), gr.Request(username="ann")
-    free = SettingsEvents(service, Estimator(int))
+    free = SettingsEvents(service)
     shown = [shown_value(each, getattr(Settings(model="a/b"), each)) for each in OPTIONS]
     free.save("mine", owner, *shown)
     assert "Press Apply" in free.take("mine", owner, *shown)[-1]
-    listed = SettingsEvents(service, Estimator(int), Models(["a/b"], others=False))
+    listed = SettingsEvents(service, Models(["a/b"], others=False))
     assert "Press Apply" in listed.take("mine", owner, *shown)[-1]
     with pytest.raises(SettingError, match="mine has the model a/b, which is not in the list here"):
-        SettingsEvents(service, Estimator(int), Models(others=False)).take("mine", owner, *shown)
+        SettingsEvents(service, Models(others=False)).take("mine", owner, *shown)

@@ -14,9 +14,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from kvlite.config.settings import Settings
-from kvlite_app.engine.live import Live
 from kvlite_app.engine.service import Service
-from kvlite_app.estimate import Estimator
 from kvlite_app.form import Models
 from kvlite_app.page import make_page
 from kvlite_app.serve import _free_port
@@ -112,7 +110,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         patch.setenv("GRADIO_TEMP_DIR", str(service.uploads.folder))
         for waits in ("_FIRST", "_MOST_ADDRESS", "_MOST_NAME"):  # after wrong passwords
             patch.setattr(f"kvlite_app.web.logins.{waits}", 0.0)
-        page = make_page(service, Live(service.model_host), Estimator(lambda: 0), Models())
+        page = make_page(service, Models())
         page.queue(max_size=64)
         server_config = ServerConfig(auth=[("ann", "secret")])
         guards = [*server_config.middleware(), Middleware(Uploading, uploads=service.uploads)]

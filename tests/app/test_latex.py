@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlite_app.views.latex import formulas
+from kvlite_app.views.markdown import formulas
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvlite.planner.usage import Holding, Part, Place
-from kvlite_app.engine.figures import Figures
+from kvlite_app.engine.active_conversation import Figures
 from kvlite_app.engine.live import Sample
 from kvlite_app.views.live import live_html
 

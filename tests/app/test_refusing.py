@@ -46,8 +46,8 @@ def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> Non
         with pytest.raises(ContextError):
             service.say("", B, "What is in it?", [path]).wait()
         assert not Path(path).exists()
-        job = service.job("", B)
-        assert job is not None and job.sent.text == "What is in it?"  # for the box
+        done = service.work_for("", B)
+        assert done is not None and done.request.text == "What is in it?"  # for the box
     assert [each.id for each in service.store("").records()] == [A]
 
 

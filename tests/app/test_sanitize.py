@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from kvlite_app.views.sanitize import sanitized
+from kvlite_app.views.markdown import sanitized
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True})
 

@@ -201,7 +201,7 @@ def test_work_that_has_ended_long_ago_is_forgotten(
     ids = [f"{number:032x}" for number in range(5)]
     for id in ids:
         service.say("", id, "One.").wait()
-    assert [id for id in ids if service.job("", id)] == ids[2:]
+    assert [id for id in ids if service.work_for("", id)] == ids[2:]
 
 
 @pytest.mark.long
@@ -303,18 +303,17 @@ def test_files_are_opened_while_others_are_answered(service: Service) -> None:
     go, files = blocked(service), [good, bad]
     with pytest.raises(DocumentError, match=r"b\.pdf"):
         service.say("", A, "What is in them?", files).wait()
-    job = service.job("", A)
-    assert job is not None and job.sent.files == files
+    done = service.work_for("", A)
+    assert done is not None and done.request.files == files
     assert (Path(good).is_file(), Path(bad).exists()) == (True, False)  # what can be sent again
-    assert job.sent.text == "What is in them?"
+    assert done.request.text == "What is in them?"
     work = service.say("", A, "What is in it?", files[:1])
     go.set()
     work.wait()
     assert kept(service).said[0].documents == ("a.txt",)
     (account,) = service.store("").place(A).glob("answers/*.json")
     assert any("documents were read in" in each for each in json.loads(account.read_text())["told"])
-    job = service.job("", A)
-    assert job is not None and job.sent.files == []
+    assert work.request.files == []
     assert not Path(good).exists()
 
 

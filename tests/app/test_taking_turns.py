@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
-from kvlite_app.engine.device_memory import held_now
+from kvlite_app.engine.model_host import held_now
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.work import Work
-from kvlite_app.estimate import Estimator
 from kvlite_app.form import shown_value
 from kvlite_app.settings_events import SettingsEvents
 from kvlite_app.storage.record import Record
@@ -350,7 +349,7 @@ def test_a_conversation_shows_the_settings_it_is_had_with(make: Make) -> None:
     first.close(30)
     second = make(method="snapkv")
     settings_events, anyone = (
-        SettingsEvents(second, Estimator(int)),
+        SettingsEvents(second),
         cast(gr.Request, SimpleNamespace(username=None)),
     )
     *each, said, filled = settings_events.shown(id, anyone)
@@ -367,7 +366,7 @@ def test_what_nobody_touched_stays_as_it_is_in_use(make: Make) -> None:
     id = new(service)
     say(service, id, "Hello")
     settings_events, anyone = (
-        SettingsEvents(service, Estimator(int)),
+        SettingsEvents(service),
         cast(gr.Request, SimpleNamespace(username=None, session_hash="tab")),
     )
     *shown, _, filled = settings_events.shown(id, anyone)
@@ -394,7 +393,7 @@ def test_profiles_of_those_who_log_in_are_their_own(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
-    settings_events = SettingsEvents(make(), Estimator(int))
+    settings_events = SettingsEvents(make())
     ann, ben, owner = (
         cast(gr.Request, SimpleNamespace(username=name)) for name in ("ann", "ben", None)
     )

@@ -11,9 +11,7 @@ import pytest
 from gradio.state_holder import SessionState
 
 from kvlite.config.settings import Settings
-from kvlite_app.engine.live import Live
 from kvlite_app.engine.service import Service
-from kvlite_app.estimate import Estimator
 from kvlite_app.form import Models
 from kvlite_app.page import make_page
 from kvlite_app.web.validation import ValidatedPage
@@ -54,7 +52,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ValidatedP
     """The app's, without a model."""
     monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "config"))
     service = Service(Settings(model=str(tmp_path / "none")), tmp_path)
-    yield make_page(service, Live(service.model_host), Estimator(int), Models(others=False))
+    yield make_page(service, Models(others=False))
     service.close()
 
 

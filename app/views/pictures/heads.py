@@ -1,95 +1,52 @@
-"""The heads: in how many directions the queries of each spread, by which UNComp groups them."""
+"""In how many directions the queries of each head spread, by which UNComp groups heads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from kvlite.methods.rank import head_groups, layer_groups
 from kvlite.methods.uncomp import UNComp
 from kvlite.model.calibration import Calibration
 
-from .svg import (
-    HELD,
-    SMALL,
-    STRENGTHS,
-    WIDTH,
-    element,
-    label,
-    number,
-    picture,
-    row,
-    spaced,
-    steps_legend,
-    title,
-)
+from . import svg
 
 LEFT, TOP = 46, 58
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Where cells are, and what they show.
-
-    Attributes:
-        wide, tall: of a cell, its gap included.
-        low, high: the least and the highest rank.
-        bottom: below the last row.
-    """
-
-    wide: float
-    tall: float
-    gap: float
-    low: float
-    high: float
-    bottom: float
-
-
-def draw_heads(
-    calibration: Calibration,
-    drop: float = UNComp.drop,
-    groups: int = UNComp.groups,
-    name: str = "Effective rank of heads",
-) -> str:
-    """SVG of a column a layer, a row a KV head, the stronger the more directions its queries take;
-    heads of the first group, whose lines are the longest, have a dot. Groups of layers are
-    numbered below.
-
-    Args:
-        drop: by how much the rank falls where a group of layers begins.
-        groups: of a layer's heads.
-    """
-    by_layer = layer_groups(calibration.layer_ranks, drop)
+def draw_heads(calibration: Calibration, groups: int = UNComp.groups) -> str:
+    """SVG of a column for each layer and a row for each KV head, stronger the more directions its
+    queries take. Heads of the first of a layer's `groups`, which keep most entries, have a dot;
+    groups of layers are numbered below."""
+    by_layer = layer_groups(calibration.layer_ranks, UNComp.drop)
     ranks = calibration.head_ranks
     layers, heads = len(ranks), len(ranks[0])
     every = [rank for layer in ranks for rank in layer]
-    wide, tall = (WIDTH - LEFT) / layers, max(6.0, min(22.0, 320 / heads))
-    plot = Plot(wide, tall, min(1.0, wide / 5), min(every), max(every), TOP + tall * heads)
-    content = [
-        _legend(plot.low, plot.high, groups),
-        label(0, TOP - 5, "layer", font_size=SMALL),
+    wide, tall = (svg.WIDTH - LEFT) / layers, max(6.0, min(22.0, 320 / heads))
+    gap, bottom = min(1.0, wide / 5), TOP + tall * heads
+    content = [_legend(min(every), max(every), groups), svg.small(0, TOP - 5, "layer")]
+    for layer, own in enumerate(ranks):
+        x = LEFT + layer * wide
+        steps = [_step(rank, min(every), max(every)) for rank in own]
+        first = [group == 0 for group in head_groups(calibration.heads_by_rank(layer), groups)]
+        shown = ", ".join(f"{rank:.1f}" for rank in own)
+        cells = _cells(steps, x, wide - gap, tall) + _dots(first, x + (wide - gap) / 2, wide, tall)
+        content.append(svg.element("g", svg.title(f"Layer {layer}: {shown}") + cells))
+    content += [
+        svg.small(LEFT + (layer + 0.5) * wide, TOP - 5, str(layer), "middle")
+        for layer in range(0, layers, svg.spaced(wide, 24))
     ]
-    for layer in range(layers):
-        longest = [group == 0 for group in head_groups(calibration.heads_by_rank(layer), groups)]
-        content.append(_column(ranks[layer], longest, plot, layer))
-    for layer in range(0, layers, spaced(wide, 24)):
-        x = LEFT + (layer + 0.5) * wide
-        content.append(label(x, TOP - 5, str(layer), font_size=SMALL, text_anchor="middle"))
-    for head in range(0, heads, spaced(tall, 14)):
-        y = TOP + (head + 0.5) * tall + 3.5
-        content.append(label(0, y, f"head {head}", font_size=SMALL))
-    for group, members in groupby(enumerate(by_layer), key=lambda each: each[1]):
-        own = [layer for layer, _ in members]
-        content.append(_group(group, own[0], own[-1], plot))
+    content += [
+        svg.small(0, TOP + (head + 0.5) * tall + 3.5, f"head {head}")
+        for head in range(0, heads, svg.spaced(tall, 14))
+    ]
+    for group, alike in groupby(range(layers), key=lambda layer: by_layer[layer]):
+        members = [*alike]
+        left, right = LEFT + members[0] * wide, LEFT + (members[-1] + 1) * wide - gap
+        content.append(_bracket(group + 1, members, left, right, bottom))
     content.append(
-        label(
-            LEFT + (WIDTH - LEFT) / 2,
-            plot.bottom + 36,
-            "groups of layers",
-            font_size=SMALL,
-            text_anchor="middle",
-        )
+        svg.small(LEFT + (svg.WIDTH - LEFT) / 2, bottom + 36, "groups of layers", "middle")
     )
-    return picture(name, _told(calibration, max(by_layer) + 1), plot.bottom + 42, content)
+    said = _told(calibration, max(by_layer) + 1)
+    return svg.picture("Effective rank of heads", said, bottom + 42, content)
 
 
 def _told(calibration: Calibration, groups: int) -> str:
@@ -105,62 +62,45 @@ def _told(calibration: Calibration, groups: int) -> str:
 
 
 def _step(rank: float, low: float, high: float) -> int:
-    """Which of the strengths stands for it."""
+    """The index of the opacity that stands for a rank."""
     share = (rank - low) / (high - low) if high > low else 1.0
-    return min(len(STRENGTHS) - 1, int(len(STRENGTHS) * share))
+    return min(len(svg.STRENGTHS) - 1, int(len(svg.STRENGTHS) * share))
 
 
 def _legend(low: float, high: float, groups: int) -> str:
     parts = [
-        label(0, 13, f"{low:.1f}", font_size=SMALL),
-        steps_legend(28, 4, HELD),
-        label(88, 13, f"{high:.1f} directions that queries take", font_size=SMALL),
+        svg.small(0, 13, f"{low:.1f}"),
+        svg.steps_legend(28, 4, svg.HELD),
+        svg.small(88, 13, f"{high:.1f} directions that queries take"),
     ]
     if groups > 1:
-        parts.append(element("circle", cx=5, cy=27, r=2.2))
-        parts.append(label(14, 31, "the layer's first group: longest lines", font_size=SMALL))
+        parts.append(svg.element("circle", cx=5, cy=27, r=2.2))
+        parts.append(svg.small(14, 31, "the layer's first group: longest lines"))
     return "".join(parts)
 
 
-def _column(ranks: Sequence[float], longest: Sequence[bool], plot: Plot, layer: int) -> str:
-    """A layer's heads: a row of cells, turned so that the first is on top."""
-    x, wide = LEFT + layer * plot.wide, plot.wide - plot.gap
-    shown = ", ".join(f"{rank:.1f}" for rank in ranks)
-    steps = [_step(rank, plot.low, plot.high) for rank in ranks]
-    turned = f"matrix(0 {plot.tall:.3f} 1 0 {x:.2f} {TOP})"
-    parts = [
-        title(f"Layer {layer}: {shown}"),
-        element("g", row(steps, wide / 2, wide, HELD), transform=turned),
-    ]
-    across = f"{x + wide / 2:.2f}"
-    dots = [
-        f"M{across} {number(TOP + (head + 0.5) * plot.tall)}h0"
-        for head, first in enumerate(longest)
-        if first
-    ]
-    if dots:
-        parts.append(
-            element(
-                "path",
-                d="".join(dots),
-                stroke="currentColor",
-                stroke_width=number(min(4.4, plot.wide / 2, plot.tall / 2)),
-                stroke_linecap="round",
-            )
-        )
-    return element("g", "".join(parts))
+def _cells(steps: Sequence[int], x: float, wide: float, tall: float) -> str:
+    """A row of cells, turned so that the first is on top."""
+    turned = f"matrix(0 {tall:.3f} 1 0 {x:.2f} {TOP})"
+    return svg.element("g", svg.row(steps, wide / 2, wide, svg.HELD), transform=turned)
 
 
-def _group(group: int, first: int, last: int, plot: Plot) -> str:
-    """A bracket below the layers of a group, with their numbers where there is room."""
-    left, right = LEFT + first * plot.wide, LEFT + (last + 1) * plot.wide - plot.gap
-    layers = f"layer {first}" if first == last else f"layers {first} to {last}"
-    bracket = f"M{number(left)} {number(plot.bottom + 4)}v4H{number(right)}v-4"
-    middle, below = (left + right) / 2, plot.bottom + 20
-    parts = [
-        title(f"Group {group + 1}: {layers}"),
-        element("path", d=bracket, stroke="currentColor", fill="none"),
-    ]
-    if right - left >= 8 * len(str(group + 1)):
-        parts.append(label(middle, below, str(group + 1), font_size=SMALL, text_anchor="middle"))
-    return element("g", "".join(parts))
+def _dots(first: Sequence[bool], x: float, wide: float, tall: float) -> str:
+    dots = "".join(
+        f"M{x:.2f} {svg.number(TOP + (head + 0.5) * tall)}h0"
+        for head, is_first in enumerate(first)
+        if is_first
+    )
+    size = svg.number(min(4.4, wide / 2, tall / 2))
+    return svg.line(dots, stroke_width=size, stroke_linecap="round") if dots else ""
+
+
+def _bracket(group: int, layers: Sequence[int], left: float, right: float, bottom: float) -> str:
+    """A bracket below the layers of a group, with its number where there is room."""
+    first, last = layers[0], layers[-1]
+    told = f"layer {first}" if first == last else f"layers {first} to {last}"
+    bracket = f"M{svg.number(left)} {svg.number(bottom + 4)}v4H{svg.number(right)}v-4"
+    parts = [svg.title(f"Group {group}: {told}"), svg.line(bracket)]
+    if right - left >= 8 * len(str(group)):
+        parts.append(svg.small((left + right) / 2, bottom + 20, str(group), "middle"))
+    return svg.element("g", "".join(parts))

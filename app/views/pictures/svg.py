@@ -1,8 +1,8 @@
-"""Parts of pictures: elements, text, cells, legends.
+"""SVG elements and text that the pictures share.
 
-Colours are blue and orange, which colour-blind people tell apart, in strengths over whatever is
-behind them; text and lines take the page's colour. So a picture is right on light and dark pages,
-and a page may set `--kvlite-held` and `--kvlite-back`.
+Colors are blue and orange, which color-blind people can tell apart, at varying opacity; text and
+lines take the page's color. So pictures suit light and dark pages, and a page may set
+`--kvlite-held` and `--kvlite-back`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,27 +12,23 @@ from unicodedata import category
 
 WIDTH = 440
 HELD, BACK = "var(--kvlite-held, #3d85c6)", "var(--kvlite-back, #e8820c)"
+# The opacity of a cell that holds nothing.
 TRACK = 0.09
-SMALL, USUAL = 11, 12
 
-# Up to how many per cent each strength stands for.
+# Up to how many per cent each opacity stands for.
 STEPS = (10, 25, 50, 75, 99, 100)
 STRENGTHS = (0.3, 0.44, 0.58, 0.72, 0.86, 1)
 
 
 def shown(text: str) -> str:
-    """Text that is what it looks like: what no XML may have, and what turns or hides others, is
-    shown as a replacement character."""
+    """Text with control, format and unassigned characters replaced: XML forbids some, and others
+    hide or reverse what stands beside them."""
     hidden = ("Cc", "Cf", "Cs", "Co", "Cn")
     return "".join("\ufffd" if category(each) in hidden else each for each in text)
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
-    """An element; `stroke_width` is written `stroke-width`.
-
-    Args:
-        content: elements, or text that is escaped.
-    """
+    """An element around `content`, which is SVG already; `stroke_width` becomes `stroke-width`."""
     given = "".join(
         f' {key.replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items()
     )
@@ -40,13 +36,38 @@ def element(name: str, content: str = "", **attributes: object) -> str:
 
 
 def title(text: str) -> str:
-    """What is shown where the pointer rests."""
+    """A tooltip."""
     return element("title", escape(shown(text)))
 
 
 def label(x: float, y: float, text: str, **attributes: object) -> str:
-    """A line of text whose baseline begins at a point."""
+    """A line of text whose baseline starts at a point."""
     return element("text", escape(shown(text)), x=number(x), y=number(y), **attributes)
+
+
+def small(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """A line of small text that starts or ends at a point, or is centered there."""
+    return label(x, y, text, font_size=11, text_anchor=anchor)
+
+
+def rect(
+    x: float, y: float, width: float, height: float, fill: str = "currentColor", opacity: float = 1
+) -> str:
+    """A filled rectangle."""
+    return element(
+        "rect",
+        x=number(x),
+        y=number(y),
+        width=number(width),
+        height=number(height),
+        fill=fill,
+        fill_opacity=f"{opacity:.2f}",
+    )
+
+
+def line(path: str, **attributes: object) -> str:
+    """A line along a path, in the color of the text."""
+    return element("path", "", d=path, stroke="currentColor", fill="none", **attributes)
 
 
 def number(value: float) -> str:
@@ -55,12 +76,7 @@ def number(value: float) -> str:
 
 
 def picture(name: str, told: str, height: float, content: Iterable[str]) -> str:
-    """A whole picture, as wide as the page lets it.
-
-    Args:
-        name: what it is.
-        told: what is to be seen in it, for those who cannot.
-    """
+    """A whole picture, as wide as the page lets it; `told` is what it shows, for screen readers."""
     return element(
         "svg",
         title(name) + element("desc", escape(shown(told))) + "".join(content),
@@ -69,19 +85,19 @@ def picture(name: str, told: str, height: float, content: Iterable[str]) -> str:
         role="img",
         aria_label=shown(f"{name}. {told}"),
         font_family="system-ui, sans-serif",
-        font_size=USUAL,
+        font_size=12,
         fill="currentColor",
         style="display:block;width:100%;max-width:720px;height:auto",
     )
 
 
 def step(per_cent: int) -> int:
-    """Which of the strengths stands for it, from 0; -1 for none."""
+    """The index of the opacity that stands for a percentage; -1 for none."""
     return -1 if per_cent == 0 else next(at for at, most in enumerate(STEPS) if per_cent <= most)
 
 
 def runs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Equal neighbours together: (step, first, how many)."""
+    """Equal neighbors together: (step, first, count)."""
     made, at = [], 0
     for each, alike in groupby(steps):
         count = len(list(alike))
@@ -90,8 +106,8 @@ def runs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
     return made
 
 
-def row(steps: Sequence[int], y: float, height: float, colour: str) -> str:
-    """A row of cells one unit wide, a path for each strength."""
+def row(steps: Sequence[int], y: float, height: float, color: str) -> str:
+    """A row of cells one unit wide, with one path for each opacity."""
     by_step: dict[int, list[str]] = {}
     for each, at, count in runs(steps):
         if each >= 0:
@@ -102,35 +118,25 @@ def row(steps: Sequence[int], y: float, height: float, colour: str) -> str:
     ]
     if not paths:
         return ""
-    return element("g", "".join(paths), stroke=colour, stroke_width=number(height), fill="none")
+    return element("g", "".join(paths), stroke=color, stroke_width=number(height), fill="none")
 
 
-def steps_legend(x: float, y: float, colour: str) -> str:
-    """The strengths side by side, from the weakest."""
-    size = 9
+def steps_legend(x: float, y: float, color: str) -> str:
+    """The opacities side by side, the weakest first."""
     return "".join(
-        element(
-            "rect",
-            x=number(x + at * size),
-            y=number(y),
-            width=size,
-            height=size,
-            fill=colour,
-            fill_opacity=strength,
-        )
-        for at, strength in enumerate(STRENGTHS)
+        rect(x + 9 * at, y, 9, 9, color, strength) for at, strength in enumerate(STRENGTHS)
     )
 
 
 def percent(share: float) -> str:
-    """A share as people write it: something is not 0%, and not all is not 100%."""
+    """A share for people: anything above 0 is not 0%, and anything below 1 is not 100%."""
     if 0 < share < 0.01:
         return "under 1%"
     return f"{min(99, round(100 * share)) if share < 1 else 100}%"
 
 
 def short(text: str, most: int) -> str:
-    """Text of so many characters at most, its end kept."""
+    """Text of at most so many characters, with the middle left out."""
     if len(text) <= most:
         return text
     end = most // 3
@@ -138,12 +144,11 @@ def short(text: str, most: int) -> str:
 
 
 def ceiling(share: float) -> float:
-    """A round share that is no less, for a scale's end."""
+    """The next round share, for the end of a scale."""
     ends = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
     return next((each for each in ends if share <= each), 1.0)
 
 
 def spaced(size: float, least: float) -> int:
-    """Which of many things of a size are numbered, every one or every so many, so that numbers
-    have room."""
+    """Every how many rows or columns of a size get a number, so that numbers do not overlap."""
     return next(each for each in (1, 2, 5, 10, 20, 50, 100, 1000) if each * size >= least)

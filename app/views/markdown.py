@@ -1,29 +1,45 @@
-"""Answers and messages that cannot make a browser fetch anything.
+"""Markdown for the browser: formulas that it renders, and nothing that it would fetch.
 
-Gradio removes scripts from what it shows, but an image in Markdown or HTML is a request to wherever
-its address says, with whatever the address tells. Here it becomes text. The page's content policy
-would refuse it all the same.
+Gradio removes scripts from what it shows, but an image in Markdown or HTML is a request to any
+address, and can carry anything along. Here it becomes text. The page's content policy would refuse
+it all the same.
 """
 
 import re
 
 from markdown_it import MarkdownIt
 
+# Code, which stays; or a formula. Its dollars have no space inside and no digit behind, as in
+# Pandoc: "$5 and $6" has none.
+_FORMULA = re.compile(
+    r"(?P<code>```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|(?P<ticks>`+)[^`].*?(?P=ticks))"
+    r"|(?<![\\$\w])\$(?=[^\s$])(?P<formula>[^$\n]*[^\s$\\])\$(?![\w$])",
+    re.DOTALL,
+)
 _LOADS = (
     "img image picture source video audio track iframe frame embed object applet link script style "
     "svg math base meta form input button textarea select template portal"
 )
 _LOADING = re.compile(rf"<(?=/?(?:{'|'.join(_LOADS.split())})\b)|!(?=\[)", re.IGNORECASE)
-# Seen by nobody, and enough that neither is what it was.
+# Invisible, but enough to break either.
 _BREAK = "\u2060"
 _BLOCKS = MarkdownIt("commonmark").disable("inline")
 # Characters in which blocks of code are found in half a second at worst.
 _SHORT = 100_000
 
 
+def formulas(text: str) -> str:
+    r"""Markdown with `\(` and `\)` in the place of single dollars around formulas."""
+    if text.count("$") < 2:
+        return text
+    return _FORMULA.sub(
+        lambda found: rf"\({found['formula']}\)" if found["formula"] else found[0], text
+    )
+
+
 def sanitized(text: str) -> str:
-    """A text in Markdown that shows as it did, but for what would be loaded, which shows as its
-    own source. Blocks of code stay to the letter, but in a text that is very long."""
+    """Markdown that shows as it did, except that what would be loaded shows as its source. Blocks
+    of code stay as they are, unless the text is very long."""
     if not _LOADING.search(text):
         return text
     if len(text) > _SHORT:
