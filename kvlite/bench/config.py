@@ -9,7 +9,7 @@ from typing import Any
 from kvlite.bench.machine import describe
 from kvlite.methods import parse_method
 from kvlite.model.calibration import find_calibration
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 
 
 def configuration(

@@ -13,7 +13,7 @@ from typing import Any
 from kvlite.config.atomic_file import replaced
 from kvlite.config.paths import data_folder
 from kvlite.errors import ModelError
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 
 FORMAT = 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import SnapshotError
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 
 if TYPE_CHECKING:
     from kvlite.model.load import LoadedModel
