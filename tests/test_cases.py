@@ -16,7 +16,7 @@ from kvlite.bench.ruler import KINDS as TASKS
 from kvlite.bench.words import names, numbers
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
-from kvlite.model.chat_template import user_turn
+from kvlite.model.chat_template import said_tokens
 from kvlite.model.source import find_model
 
 DEPTHS = [0.0, 0.3, 0.5, 1.0]
@@ -62,7 +62,7 @@ def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: list[Case]
         text = tokenizer.decode(case.prompt)
         message = re.search(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<\|im_start\|>ass", text, re.S)
         assert message is not None
-        assert user_turn(tokenizer, message[1], opening=True) == case.prompt
+        assert said_tokens(tokenizer, message[1], opening=True, first=True) == case.prompt
         asked = tokenizer.decode(case.question)
         assert re.match(r"\s*(What|Find)", asked)
         assert asked.endswith("<|im_start|>assistant\n")
