@@ -1,5 +1,4 @@
-"""The recall store as named tensors and a plain description, and back: in memory or on
-disk."""
+"""The host store as named tensors and a JSON description, and back."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,8 +27,8 @@ PREFIX = "tier"
 
 
 def store_parts(store: HostKVStore) -> tuple[Parts, Plain]:
-    """A host store, taken apart; of what was answered since it read last, which will be read again,
-    nothing."""
+    """A host store as tensors and a description, without the last answer, which will be read
+    again."""
     if store.transfer is not None:
         store.transfer.wait()
     parts = Parts(PREFIX)
@@ -73,13 +72,13 @@ def store_of(
     disk: Disk | None,
     spare: bool,
 ) -> HostKVStore:
-    """A host store as it was.
+    """The inverse of `store_parts`.
 
     Args:
         dtype: of the model's keys and values.
-        device: where the model is, and indexes go.
-        disk: where the host store goes, a layer at a time, if not to memory.
-        spare: whether layers that grow may take more than they need.
+        device: the model's, for indexes.
+        disk: where the store goes, a layer at a time, if not to memory.
+        spare: as in `HostKVStore`.
 
     Raises:
         SnapshotError: it is damaged, or of another model.
