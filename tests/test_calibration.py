@@ -17,7 +17,7 @@ from kvlite.bench.calibrate import CUE, RECALLED, _recall, calibrate, pieces_of
 from kvlite.errors import ModelError, SettingError
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.model.calibration import Calibration, calibration_path, find_calibration
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 from tests.conftest import Tiny, made_up_calibration, make_tiny
 from tests.oracles import rank as oracle
 from tests.test_simlayerkv import planted

@@ -13,7 +13,7 @@ from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names,
 from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS, Ruler
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
-from kvlite.model.chat_template import user_turn
+from kvlite.model.chat_template import said_tokens
 from kvlite.model.source import find_model
 
 GRID: dict[str, Any] = {"methods": [], "budgets": [64], "kv_bits": ["16"], "question": "known"}
@@ -62,7 +62,7 @@ def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: Cases) -> 
         text = tokenizer.decode(case.prompt)
         message = re.search(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<\|im_start\|>ass", text, re.S)
         assert message is not None
-        assert user_turn(tokenizer, message[1], opening=True) == case.prompt
+        assert said_tokens(tokenizer, message[1], opening=True, first=True) == case.prompt
         asked = tokenizer.decode(case.question)
         assert re.match(r"\s*(What|Find)", asked)
         assert asked.endswith("<|im_start|>assistant\n")

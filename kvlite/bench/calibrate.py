@@ -16,7 +16,7 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.model.calibration import Calibration
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 from kvlite.model.load import LoadedModel
 
 CUE, RECALLED = 16, 32

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlite.documents import whole_characters
 from kvlite.errors import SettingError
-from kvlite.model.chat_template import user_turn
+from kvlite.model.chat_template import said_tokens
 
 LEAST_ANSWER, SPARE_TOKENS, MOST_ANSWER = 40, 16, 128
 
@@ -152,7 +152,7 @@ def _read(tokenizer: Any, text: str) -> list[int]:
     if tokenizer.chat_template is None:
         ids: list[int] = tokenizer.encode(whole)
         return ids
-    return user_turn(tokenizer, whole, opening=True)
+    return said_tokens(tokenizer, whole, opening=True, first=True)
 
 
 def _common(ids: list[int], others: list[int]) -> int:

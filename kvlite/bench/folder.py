@@ -146,7 +146,7 @@ def configuration(
 def _calibration(options: Mapping[str, Any], folder: Path) -> str:
     """A digest of the model's calibration, if a method uses it."""
     specs = [*options.get("methods", ()), *filter(None, [options.get("method")])]
-    if not any(parse_method(spec).needs.calibration for spec in specs):
+    if not any(parse_method(spec).needs_calibration for spec in specs):
         return "unused"
     found = find_calibration(folder)
     text = "none" if found is None else json.dumps(found.to_json())

@@ -201,18 +201,18 @@ class TensorFile:
 
     def fill(self, name: str, into: "Tensor") -> None:
         """Read a tensor into another of its shape and type, in any layout; errors as of `new`."""
-        from kvlite.offload.weights.buffers import Direct, Pinned
+        from kvlite.offload.weights.buffers import stage_for
 
         entry = self._entry(name)
         if into.shape != entry.shape or _type_of(into) != entry.type:
             raise self.damaged(f"{name} has another size")
         kind = into.device.type
         if kind not in self._stages:
-            self._stages[kind] = Pinned() if kind == "cuda" else Direct()
+            self._stages[kind] = stage_for(into.device)
         checksum = 0
         self.file.seek(entry.begin)
         for run in runs(into):
-            for piece in self._stages[kind].pieces(run):
+            for piece in self._stages[kind](run):
                 checksum = self._read(piece, checksum)
         if checksum != entry.checksum:
             raise self.damaged(name)

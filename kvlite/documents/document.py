@@ -1,4 +1,4 @@
-"""What is known of a file once it was read."""
+"""The result of reading a file."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -8,9 +8,12 @@ from dataclasses import dataclass
 class Document:
     """The text of one file.
 
-    `name` is the file's name without its folder, or "stdin". `page_starts` holds the character
-    offset at which each page of `text` begins; it is empty for formats that have no pages.
-    Lines end in a single newline. `not_read` says what the file holds besides, as "2 pictures".
+    Attributes:
+        name: the file's name without its folder, or "stdin".
+        text: lines end in a single newline.
+        page_starts: the character offset at which each page begins; empty for formats without
+            pages.
+        not_read: what else the file holds, such as "2 pictures".
     """
 
     name: str
@@ -20,7 +23,7 @@ class Document:
 
     @property
     def note(self) -> str:
-        """What of the file was not read, in a sentence; "" if that is nothing."""
+        """What of the file was not read, in a sentence; "" if all of it was."""
         if not self.not_read:
             return ""
         *before, last = self.not_read
@@ -29,9 +32,10 @@ class Document:
         return f"{self.name}: {last} {'was' if last.startswith('1 ') else 'were'} not read"
 
     def page_of(self, offset: int) -> int | None:
-        """Return the page, counted from 1, that a character offset lies on; None without pages.
+        """The page, from 1, that a character offset is on; None without pages.
 
-        The end of the text counts as the last page. Raises ValueError if `offset` is outside it.
+        Raises:
+            ValueError: `offset` is outside the text; its end counts as the last page.
         """
         if not 0 <= offset <= len(self.text):
             raise ValueError(f"offset {offset} is outside the text's 0..{len(self.text)}")
@@ -39,10 +43,8 @@ class Document:
 
 
 def whole_characters(text: str) -> str:
-    """Text with a replacement character for halves of surrogate pairs, which no tokenizer takes.
-
-    They come from broken font tables, and from names and arguments that are not UTF-8.
-    """
+    """Replace lone surrogates, which no tokenizer takes: they come from broken font tables, and
+    from names and arguments that are not UTF-8."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

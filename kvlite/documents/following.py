@@ -1,6 +1,9 @@
-"""Who follows the reading of one document: it can be stopped, and ends where it gets too long."""
+"""Progress, cancellation and limits of reading one document, and what of it was not read."""
 
+import lzma
 import threading
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,18 +13,23 @@ from kvlite.errors import ContextError, require_uncancelled
 
 Told = Callable[[int, int], None]
 
+# What parsers raise over damaged bytes besides their own errors; found by fuzzing them.
+PARSER_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError),
+    *(RuntimeError, TypeError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error),
+)
+
 
 @dataclass
 class Following:
     """Follows the reading of one document.
 
     Attributes:
-        label: what it is called in messages.
-        limit: the most characters it may have, if there is one.
-        progress: told how much is done, and of how much.
-        cancel: set to end it.
-        not_read: how much of what the file holds was passed over, by what it is called, as
-            "picture".
+        label: the document's name in messages.
+        limit: the most characters it may have.
+        progress: called with how much is done, and of how much.
+        cancel: set to stop reading.
+        not_read: counts of what was skipped, by kind, such as "picture".
     """
 
     label: str
@@ -36,20 +44,16 @@ class Following:
         require_uncancelled(self.cancel)
 
     def done(self, done: int, total: int) -> None:
-        """Tell how much is done.
-
-        Raises:
-            Stopped: someone cancelled.
-        """
+        """Report progress. Raises Stopped if someone cancelled."""
         self.check()
         if self.progress is not None:
             self.progress(done, total)
 
     def came_out(self, characters: int) -> None:
-        """Count characters of the document's text; of a last line's end, it may be one too many.
+        """Count characters of text; the end of the last line may be counted in excess.
 
         Raises:
-            ContextError: with it there is more than could fit.
+            ContextError: there are more than could fit.
             Stopped: someone cancelled.
         """
         self.check()
@@ -67,7 +71,7 @@ class Following:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """What was passed over, in words."""
+        """What was not read, such as "2 pictures"."""
         return tuple(
             f"{count:,} {what}{'' if count == 1 else 's'}"
             for what, count in self.not_read.items()

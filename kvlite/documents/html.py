@@ -1,16 +1,12 @@
-"""The visible text of an HTML page.
-
-Its markup is read as it comes, by a parser whose time grows with the page and no faster.
-"""
+"""The visible text of an HTML page, by a parser whose time grows no faster than the page."""
 
 import html
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvlite.documents.following import Following
-from kvlite.documents.parser_errors import PARSER_ERRORS
+from kvlite.documents.following import PARSER_ERRORS, Following
 from kvlite.errors import DocumentError
 
 # Pages nest some dozens deep; browsers go on to 512.
@@ -22,7 +18,7 @@ _LINES = (
     "address article aside caption center dd details dialog div dt fieldset figcaption figure "
     "footer form header legend li main nav option section summary tr"
 )
-# Marks in text made from HTML, for the patterns below it: a line ends (once), after a bullet,
+# Marks in the text for the patterns in _TIDY: end of a line (several count as one), after a bullet,
 # before a row, before a cell, a space to keep.
 _END, _BULLET, _ROW, _CELL, _SPACE = "\1\2\3\4\5"
 _BREAKS = dict.fromkeys(_PARAGRAPHS.split(), "\n\n") | dict.fromkeys(_LINES.split(), _END)
@@ -49,13 +45,11 @@ _NOT_READ = {
     "object": "embedded object",
     "embed": "embedded object",
 }
-# What stands in them is shown where they cannot be.
-_INSTEAD = frozenset(("video", "audio", "iframe"))
-_SHOWN_INPUTS = frozenset(
-    (
-        *("", "text", "search", "tel", "url", "email", "number", "range", "date", "time", "month"),
-        *("week", "datetime-local", "submit", "reset", "button", "color"),
-    )
+# Browsers that can show these hide what stands inside.
+_FALLBACKS = frozenset(("video", "audio", "iframe"))
+_SHOWN_INPUTS = (
+    "text search tel url email number range date time month week datetime-local submit reset "
+    "button color"
 )
 
 Attributes = dict[str, str]
@@ -73,7 +67,7 @@ def html_text(markup: str, following: Following) -> str:
 
     page = _Page(following)
     try:
-        _tell(re.sub("[\0-\5]", "", _without_cdata(markup)), page, following)
+        _parse(re.sub("[\0-\5]", "", _without_cdata(markup)), page, following)
     except (LxmlError, *PARSER_ERRORS) as error:
         raise DocumentError(
             f"{following.label} cannot be read as HTML: open it in a browser and save it as text."
@@ -85,8 +79,7 @@ def html_text(markup: str, following: Following) -> str:
     return text.strip("\n")
 
 
-def _tell(markup: str, page: "_Page", following: Following) -> None:
-    """Tell a page what stands in it."""
+def _parse(markup: str, page: "_Page", following: Following) -> None:
     from lxml.etree import HTMLParser
 
     parser = HTMLParser(target=page, huge_tree=True, remove_comments=True, remove_pis=True)
@@ -98,7 +91,7 @@ def _tell(markup: str, page: "_Page", following: Following) -> None:
 
 
 def _without_cdata(markup: str) -> str:
-    """XHTML's sections of plain text, which HTML takes for comments, as it writes such text."""
+    """XHTML's CDATA sections as escaped text: HTML takes them for comments."""
     if not markup.lstrip("\ufeff \t\r\n").startswith("<?xml"):
         return markup
     first, *others = markup.split("<![CDATA[")
@@ -111,41 +104,43 @@ def _without_cdata(markup: str) -> str:
 
 @dataclass
 class _Open:
-    """An element whose end has not come."""
+    """An element that was not closed yet."""
 
-    name: str
     hidden: bool
     numbers: Iterator[int] | None
     before: str
 
 
 class _Page:
-    """Takes elements as a parser tells of them.
+    """Collects text from the parser's events.
 
     Attributes:
-        parts: of the text, with marks between them.
+        parts: pieces of text with marks between them.
     """
 
     def __init__(self, following: Following) -> None:
         self.parts = list[str]()
         self._following = following
-        self._open = [_Open("", False, None, "")]
+        self._open = [_Open(False, None, "")]
         self._preformatted = 0
 
     def start(self, name: str, attributes: Attributes) -> None:
-        """Take an element's beginning."""
-        inside = self._open[-1]
-        hidden = inside.hidden or name in _HIDDEN or _is_hidden(attributes)
-        numbers = inside.numbers
-        if name in ("ol", "ul"):
-            numbers = _numbers(attributes) if name == "ol" else None
+        """Enter an element."""
+        around = self._open[-1]
+        # `until-found` is shown to someone who looks for it.
+        hidden = attributes.get("hidden", "until-found").lower() != "until-found"
+        hidden = hidden or around.hidden or name in _HIDDEN
+        numbers = None if name == "ul" else around.numbers
+        if name == "ol":
+            start = _whole(attributes.get("start", ""))
+            numbers = itertools.count(1 if start is None else start)
         if len(self._open) > _DEEPEST:
             raise DocumentError(
                 f"{self._following.label} nests elements more than {_DEEPEST:,} deep, as no page "
                 "does: open it in a browser and save it as text."
             )
         before = _BREAKS.get(name, "")
-        opened = _Open(name, hidden or name in _INSTEAD, numbers, before)
+        opened = _Open(hidden or name in _FALLBACKS, numbers, before)
         self._open.append(opened)
         if hidden:
             return
@@ -155,14 +150,17 @@ class _Page:
         elif name == "pre":
             self._preformatted += 1
         elif name == "li":
-            self._begin_item(attributes, opened)
+            self._begin_item(attributes, around, opened)
         elif name in ("tr", "td", "th"):
             self.parts.append(_ROW if name == "tr" else _CELL)
-        elif name in _SHOW:
-            self._say(_SHOW[name](self._following, attributes))
+        elif name in ("img", "input"):
+            shown = self._picture(attributes) if name == "img" else self._input(attributes)
+            text = re.sub(r"[\1-\5\s]+", " ", shown)
+            self._following.came_out(len(text.strip()))
+            self.parts.append(text)
 
     def end(self, name: str) -> None:
-        """Take an element's end."""
+        """Leave an element."""
         closed = self._open.pop()
         if closed.hidden:
             return
@@ -171,7 +169,7 @@ class _Page:
         self.parts.append(closed.before)
 
     def data(self, text: str) -> None:
-        """Take characters."""
+        """Add text, if it is shown."""
         if self._open[-1].hidden:
             return
         self._following.came_out(len(text.strip()))
@@ -181,16 +179,9 @@ class _Page:
             self.parts.append(re.sub(r"[ \t\r\n\f]+", " ", text))
 
     def close(self) -> None:
-        """Take the page's end."""
+        """Do nothing at the end of the page; lxml requires the method."""
 
-    def _say(self, text: str) -> None:
-        """Say what stands in an element's attributes."""
-        text = re.sub(r"[\1-\5\s]+", " ", text)
-        self._following.came_out(len(text.strip()))
-        self.parts.append(text)
-
-    def _begin_item(self, attributes: Attributes, item: _Open) -> None:
-        around = self._open[-2]
+    def _begin_item(self, attributes: Attributes, around: _Open, item: _Open) -> None:
         if around.numbers is None:
             self.parts.append(f"- {_BULLET}")
             return
@@ -198,39 +189,21 @@ class _Page:
             around.numbers = item.numbers = itertools.count(own)
         self.parts.append(f"{next(around.numbers)}. {_BULLET}")
 
+    def _picture(self, attributes: Attributes) -> str:
+        """A picture's description; one with an empty description is decoration."""
+        described = attributes.get("alt", "").strip()
+        if described or "alt" not in attributes:
+            self._following.not_read["picture"] += 1
+        return f"[Picture: {described}]" if described else ""
 
-def _is_hidden(attributes: Attributes) -> bool:
-    """Whether an element is not shown; `until-found` shows what someone looks for."""
-    return attributes.get("hidden", "until-found").lower() != "until-found"
-
-
-def _numbers(attributes: Attributes) -> Iterator[int]:
-    start = _whole(attributes.get("start", ""))
-    return itertools.count(1 if start is None else start)
+    def _input(self, attributes: Attributes) -> str:
+        kind, value = attributes.get("type", "").lower(), attributes.get("value", "")
+        if kind in ("checkbox", "radio"):
+            return "[x] " if "checked" in attributes else "[ ] "
+        if kind == "image":
+            return self._picture(attributes)
+        return f" {value} " if kind in ("", *_SHOWN_INPUTS.split()) and value.strip() else ""
 
 
 def _whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text) else None
-
-
-def _picture(following: Following, attributes: Attributes) -> str:
-    """What is said of a picture; one with an empty description is decoration."""
-    described = attributes.get("alt", "").strip()
-    if described or "alt" not in attributes:
-        following.not_read["picture"] += 1
-    return f"[Picture: {described}]" if described else ""
-
-
-def _input(following: Following, attributes: Attributes) -> str:
-    kind, value = attributes.get("type", "").lower(), attributes.get("value", "")
-    if kind in ("checkbox", "radio"):
-        return "[x] " if "checked" in attributes else "[ ] "
-    if kind == "image":
-        return _picture(following, attributes)
-    return f" {value} " if kind in _SHOWN_INPUTS and value.strip() else ""
-
-
-_SHOW: dict[str, Callable[[Following, Attributes], str]] = {
-    "img": _picture,
-    "input": _input,
-}

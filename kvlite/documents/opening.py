@@ -1,4 +1,4 @@
-"""The bytes of a file or of standard input, as far as they may be many."""
+"""Opening files: what may be read as a document, of which kind it is, and how large."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from kvlite.errors import DocumentError
 
 Kind = Literal["text", "html", "pdf", "zip", "docx", "other"]
 
-# Longer than what the longest trained context, of ten million tokens, takes.
+# More than the longest trained context, of ten million tokens, takes.
 TEXT_LIMIT = 64 * 2**20
 # For formats that hold pictures and fonts besides.
 FILE_LIMIT = 200 * 2**20
@@ -37,22 +37,20 @@ _NOT_FILES = (
 
 
 def require_readable(path: str) -> None:
-    """Check that a path leads to a file that could be read as a document; its first bytes are all
-    that is looked at. "-" is standard input.
+    """Check by its first bytes that a file could be read as a document; "-" is standard input.
 
     Raises:
-        DocumentError: in one sentence with the remedy, if it does not.
+        DocumentError: in one sentence with the remedy, if it could not.
     """
     if path == "-":
         return
     with _opened(path) as file:
-        kind = kind_of(_first_bytes(path, file), path)
+        kind = kind_of(next(_pieces(path, file), b"")[:_HEAD], path)
         _require_small(path, os.fstat(file.fileno()).st_size, kind)
 
 
 def kind_of(head: bytes, path: str) -> Kind:
-    """What a file is; its first bytes count for more than its suffix, and are all there is for
-    standard input."""
+    """What a file is; its first bytes count for more than its suffix."""
     suffix = "" if path == "-" else os.path.splitext(path)[1].lower()
     if head.startswith(b"%PDF-"):
         return "pdf"
@@ -72,7 +70,7 @@ def kind_of(head: bytes, path: str) -> Kind:
 
 
 def refuse_format(label: str, path: str) -> NoReturn:
-    """Raises DocumentError: there is no reading such files."""
+    """Raises DocumentError: kvlite does not read such files."""
     remedy = _REFUSED.get(os.path.splitext(path)[1].lower(), _REFUSED[".rtf"])
     raise DocumentError(f"{label} is not in a format kvlite reads: {remedy}.")
 
@@ -81,22 +79,29 @@ def bytes_of(path: str, following: Following) -> bytes:
     """All bytes of a file, or of standard input for "-".
 
     Raises:
-        DocumentError: there are none to be had, or too many.
-        ContextError: there are more than could fit.
+        DocumentError: it cannot be opened, is empty standard input, or has too many.
+        ContextError: it has more than could fit.
         Stopped: someone cancelled.
     """
     if path == "-":
-        return _all(path, _standard_input(), None, following) or _nothing_piped()
+        # Python leaves None where the stream was closed.
+        stdin: TextIO | None = sys.stdin
+        if stdin is None:
+            raise DocumentError(
+                "standard input is closed: pipe a document into it, or name a file."
+            )
+        data = _all(path, stdin.buffer, 0, following)
+        if not data:
+            raise DocumentError(
+                "standard input is empty: pipe a document into it (it is read once)."
+            )
+        return data
     with _opened(path) as file:
         return _all(path, file, os.fstat(file.fileno()).st_size, following)
 
 
-def _all(path: str, file: BinaryIO, size: int | None, following: Following) -> bytes:
-    """Everything in a file.
-
-    Args:
-        size: what it should come to, if that is known; it is refused by that.
-    """
+def _all(path: str, file: BinaryIO, size: int, following: Following) -> bytes:
+    """Everything in a file; one whose stated size is too large is refused after a piece."""
     pieces = list[bytes]()
     head, read, kind = b"", 0, None
     for piece in _pieces(path, file):
@@ -106,23 +111,19 @@ def _all(path: str, file: BinaryIO, size: int | None, following: Following) -> b
         head = head if len(head) >= _HEAD else head + piece[:_HEAD]
         if kind is None or read <= _HEAD:
             kind = kind_of(head, path)
-        _require_small(following.label, max(read, size or 0), kind)
+        _require_small(following.label, max(read, size), kind)
         if kind == "text":
-            _require_fitting(following, head, max(read, size or 0))
+            _require_fitting(following, head, max(read, size))
     return b"".join(pieces)
 
 
 def _pieces(path: str, file: BinaryIO) -> Iterator[bytes]:
-    read = getattr(file, "read1", file.read)  # which does not wait for a full piece
+    read = getattr(file, "read1", file.read)  # read1 does not wait for a full piece
     try:
         while piece := read(_PIECE):
             yield piece
     except OSError as error:
         _refuse_unread(path, error)
-
-
-def _first_bytes(path: str, file: BinaryIO) -> bytes:
-    return next(_pieces(path, file), b"")[:_HEAD]
 
 
 def _require_small(label: str, size: int, kind: Kind) -> None:
@@ -131,7 +132,7 @@ def _require_small(label: str, size: int, kind: Kind) -> None:
         what = {"text": "of text", "html": "of HTML"}.get(kind, "in one file")
         most = f"{readable(limit)} {what}"
         held = f"has {readable(size)}, and kvlite reads at most {most}"
-        if label == "standard input":  # which was not read to its end
+        if label == "standard input":  # its size is not known
             held = f"has more than {most}, the most that kvlite reads"
         raise DocumentError(
             f"{label} {held}: split it, or save the part that you need as a file of its own."
@@ -139,8 +140,8 @@ def _require_small(label: str, size: int, kind: Kind) -> None:
 
 
 def _require_fitting(following: Following, head: bytes, size: int) -> None:
-    """Refuse text of which there is too much in any encoding: no character takes more than four
-    bytes, but for the two of a line's end in UTF-32."""
+    """Refuse text that is too long in any encoding: a character takes at most four bytes, and a
+    line's two-character end in UTF-32 eight."""
     if following.limit is None:
         return
     widest = 8 if head.startswith(_UTF32) else 4
@@ -148,22 +149,10 @@ def _require_fitting(following: Following, head: bytes, size: int) -> None:
         following.refuse(f"has {size // widest:,} characters or more")
 
 
-def _standard_input() -> BinaryIO:
-    # Python leaves None where the stream was closed.
-    stream: TextIO | None = sys.stdin
-    if stream is None:
-        raise DocumentError("standard input is closed: pipe a document into it, or name a file.")
-    return stream.buffer
-
-
-def _nothing_piped() -> NoReturn:
-    raise DocumentError("standard input is empty: pipe a document into it (it is read once).")
-
-
 def _opened(path: str) -> BinaryIO:
-    """A regular file, open for reading; nothing else is opened, and nothing is waited for."""
+    """A regular file, open for reading; nothing else is opened, and opening never blocks."""
     try:
-        _require_regular(path, os.stat(path).st_mode)  # opening some devices does something
+        _require_regular(path, os.stat(path).st_mode)  # opening some devices has effects
         flags = ("O_BINARY", "O_CLOEXEC", "O_NOCTTY", "O_NONBLOCK")
         wanted = sum(getattr(os, flag, 0) for flag in flags)
         file = os.fdopen(os.open(path, os.O_RDONLY | wanted), "rb")

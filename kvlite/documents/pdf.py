@@ -1,24 +1,29 @@
-"""The text of a PDF, page by page."""
+"""The text of a PDF, page by page: what is drawn, form fields and notes; pictures are counted."""
 
 import io
 import logging
 import re
 import threading
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from kvlite.documents.document import one_kind_of_newline, whole_characters
-from kvlite.documents.following import Following
-from kvlite.documents.parser_errors import PARSER_ERRORS
-from kvlite.documents.pdf_beside import Pictures, beside, count_attached
+from kvlite.documents.following import PARSER_ERRORS, Following
 from kvlite.errors import DocumentError
 
 if TYPE_CHECKING:
+    from pypdf import PageObject, PdfReader
     from pypdf.generic import DictionaryObject
+
+_HIDDEN_FLAG, _PASSWORD_FLAG = 1 << 1, 1 << 13
+# Annotations that open something, or are read elsewhere.
+_NO_NOTES = frozenset(("/Link", "/Popup", "/Widget", "/FileAttachment"))
+# The deepest nesting of form fields that is followed.
+_DEEP = 20
 
 
 class _SilentPypdf:
-    """Around reading PDFs, of which several threads may do so at once: what pypdf mends is nobody
-    else's matter."""
+    """Silences pypdf's warnings about what it repairs while any thread reads a PDF."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +48,7 @@ _silent_pypdf = _SilentPypdf()
 
 
 def pdf_pages(data: bytes, following: Following) -> list[str]:
-    """The text of each page, in the order in which it is drawn; fields and notes follow it.
+    """The text of each page, in drawing order, followed by its form fields and notes.
 
     Raises:
         DocumentError: it is damaged, locked, unpacks to too much, or has no text.
@@ -87,24 +92,131 @@ def _pages(data: bytes, following: Following) -> list[str]:
             f"{following.label} is locked by a password: save it without one, for example "
             "`qpdf --decrypt --password=... in.pdf out.pdf`."
         )
-    pages, pictures, total = list[str](), Pictures(following), len(reader.pages)
+    pages, pictures, total = list[str](), _Pictures(following), len(reader.pages)
     for page in reader.pages:
         pictures.begin(page)
         text = page.extract_text(visitor_operand_before=pictures.drawn)
         following.check()
         pictures.end(text)
-        lines = [text.strip("\r\n"), *beside(page, following)]
+        lines = [text.strip("\r\n"), *_fields_and_notes(page, following)]
         pages.append(_plain("\n".join(filter(None, lines))))
         following.came_out(len(pages[-1]) + 1)
         following.done(len(pages), total)
     declared = cast("DictionaryObject", reader.root_object["/Pages"]).get("/Count")
-    # Cut short inside a later revision, or missing a page, it would be read without a word.
+    # pypdf silently reads a file that is cut short inside a later revision, or lacks a page.
     unfinished = re.search(rb"\b\d+\s+\d+\s+obj\b", data[data.rfind(b"startxref") :])
     if unfinished or not pages or (isinstance(declared, int) and len(pages) < declared):
         raise PdfReadError("cut short")
-    count_attached(reader, following)
+    _count_attached(reader, following)
     return pages
 
 
 def _plain(text: str) -> str:
     return one_kind_of_newline(whole_characters(text)).replace("\0", "").strip("\n")
+
+
+class _Pictures:
+    """Counts a document's pictures by the operations that draw them; each counts once."""
+
+    def __init__(self, following: Following) -> None:
+        self.following = following
+        self._seen = set[Any]()
+        self._named = dict[str, Any]()
+        self._of_page = 0
+        self._drawn = 0
+
+    def begin(self, page: "PageObject") -> None:
+        self._named, self._of_page, self._drawn = {}, 0, 0
+        resources = _resolved(page.get("/Resources"))
+        held = _resolved(resources.get("/XObject")) if isinstance(resources, dict) else None
+        if isinstance(held, dict):
+            self._named = {str(name): dict.__getitem__(held, name) for name in held}
+
+    def drawn(self, operator: bytes, operands: Any, *_: object) -> None:
+        """Look at one operation of the page. Raises Stopped if someone cancelled."""
+        self.following.check()
+        if operator == b"INLINE IMAGE":
+            self._drawn += 1
+            self._of_page += 1
+        elif operator == b"Do" and operands and (name := str(operands[0])) in self._named:
+            found = _resolved(self._named[name])
+            if isinstance(found, dict) and found.get("/Subtype") == "/Image":
+                self._drawn += 1
+                key = getattr(self._named[name], "idnum", None) or id(found)
+                self._of_page += key not in self._seen
+                self._seen.add(key)
+
+    def end(self, text: str) -> None:
+        """End a page with this text; one that only has pictures counts as scanned."""
+        if self._drawn and not text.strip():
+            self.following.not_read["scanned page"] += 1
+        else:
+            self.following.not_read["picture"] += self._of_page
+
+
+def _fields_and_notes(page: "PageObject", following: Following) -> Iterator[str]:
+    """Filled-in form fields and notes of a page, a line each."""
+    every = _resolved(page.get("/Annots"))
+    for raw in every if isinstance(every, list) else ():
+        following.check()
+        each = _resolved(raw)
+        if not isinstance(each, dict) or _number(each.get("/F")) & _HIDDEN_FLAG:
+            continue
+        kind = each.get("/Subtype")
+        if kind == "/FileAttachment":
+            following.not_read["embedded file"] += 1
+        said = _field(each) if kind == "/Widget" else _note(each) if kind not in _NO_NOTES else ""
+        if said:
+            yield said
+
+
+def _count_attached(reader: "PdfReader", following: Following) -> None:
+    """Count embedded files, and XFA forms, which only some programs can show."""
+    names = _resolved(reader.root_object.get("/Names"))
+    if isinstance(names, dict) and "/EmbeddedFiles" in names:
+        following.not_read["embedded file"] += len(reader.attachments)
+    form = _resolved(reader.root_object.get("/AcroForm"))
+    if isinstance(form, dict) and "/XFA" in form:
+        following.not_read["XFA form"] += 1
+
+
+def _resolved(value: Any) -> Any:
+    return None if value is None else value.get_object()
+
+
+def _number(value: Any) -> int:
+    found = _resolved(value)
+    return int(found) if isinstance(found, int) else 0
+
+
+def _words(value: Any) -> str:
+    """A text value in one line, a name without its slash; "" for anything else."""
+    found = _resolved(value)
+    if isinstance(found, list):
+        return ", ".join(filter(None, map(_words, found)))
+    if not isinstance(found, str):
+        return ""
+    return " ".join(found.removeprefix("/").split())
+
+
+def _note(annotation: Any) -> str:
+    text, author = _words(annotation.get("/Contents")), _words(annotation.get("/T"))
+    by = f" by {author}" if author else ""
+    return f"[Note{by}: {text}]" if text else ""
+
+
+def _field(widget: Any) -> str:
+    """A field's name and value; either may be inherited from its parents."""
+    names, value, flags = list[str](), "", 0
+    at: Any = widget
+    for _ in range(_DEEP):
+        names += [own] if (own := _words(at.get("/T"))) else []
+        value = value or _words(at.get("/V"))
+        flags = flags or _number(at.get("/Ff"))
+        at = _resolved(at.get("/Parent"))
+        if not isinstance(at, dict):
+            break
+    if not value or value == "Off" or flags & _PASSWORD_FLAG:
+        return ""
+    name = _words(widget.get("/TU")) or ".".join(reversed(names))
+    return f"[{name}: {value}]" if name else f"[{value}]"

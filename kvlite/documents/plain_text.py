@@ -1,11 +1,11 @@
-"""Bytes as text, in whatever encoding."""
+"""Decoding text, in whatever encoding it is."""
 
 from kvlite.documents.following import Following
 from kvlite.errors import DocumentError
 
 _BOMS = (
     (b"\xef\xbb\xbf", "utf-8"),
-    (b"\xff\xfe\x00\x00", "utf-32-le"),  # before UTF-16, whose mark it begins with
+    (b"\xff\xfe\x00\x00", "utf-32-le"),  # before UTF-16: its mark begins the same
     (b"\x00\x00\xfe\xff", "utf-32-be"),
     (b"\xff\xfe", "utf-16-le"),
     (b"\xfe\xff", "utf-16-be"),
@@ -18,10 +18,10 @@ _ENCODINGS = (
 
 
 def decoded(data: bytes, following: Following, *, html: bool = False) -> str:
-    """Bytes as text, in the encoding that they are in.
+    """Bytes as text.
 
     Raises:
-        DocumentError: they are none, or in none that could be recognised.
+        DocumentError: they are no text, or in no encoding that could be recognized.
     """
     label = following.label
     for mark, encoding in _BOMS:

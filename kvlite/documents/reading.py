@@ -1,14 +1,18 @@
-"""Any file as a document."""
+"""Reading any file as a document, in this process or in one of its own."""
 
 import itertools
 import os
 import threading
 
+from kvlite.config.child_process import run_in_child
 from kvlite.documents.document import Document, one_kind_of_newline
 from kvlite.documents.following import Following, Told
 from kvlite.documents.opening import bytes_of, kind_of, refuse_format
 from kvlite.documents.plain_text import decoded
 from kvlite.errors import DocumentError
+
+# Bytes beyond what Python takes, ten times the largest file.
+_MEMORY = 2 * 2**30
 
 
 def read_document(
@@ -20,13 +24,13 @@ def read_document(
 ) -> Document:
     """Read a text, Markdown, HTML, PDF or Word (.docx) file; "-" reads standard input.
 
-    The file's first bytes count for more than its suffix, and are all there is for standard input.
+    The file's first bytes count for more than its suffix.
 
     Args:
-        limit: the most characters that could fit the model: a longer text is refused by its size
-            before it is read, anything else as soon as so much text came out of it.
-        progress: told how much of the file is done, and of how much: pages, or bytes.
-        cancel: set to end it.
+        limit: the most characters that could fit the model. A longer text is refused by its size
+            before it is read, anything else as soon as that much text came out of it.
+        progress: called with how much of the file is done, and of how much: pages, or bytes.
+        cancel: set to stop reading.
 
     Raises:
         DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
@@ -38,7 +42,7 @@ def read_document(
     try:
         pages, text = _read(path, following)
     except MemoryError as error:
-        raise too_large_for_memory(label) from error
+        raise _too_large_for_memory(label) from error
     if not text.strip():
         raise DocumentError(f"{label} holds no text: name a file that has some.")
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
@@ -48,8 +52,28 @@ def read_document(
     return Document(name, text, ends[:-1], following.missed)
 
 
-def too_large_for_memory(label: str) -> DocumentError:
-    """What is raised where reading a document took all the memory there is for it."""
+def read_apart(
+    path: str,
+    *,
+    limit: int | None = None,
+    progress: Told | None = None,
+    cancel: threading.Event | None = None,
+) -> Document:
+    """Like `read_document`, in a process of its own: it can be stopped at any time, and its memory
+    is limited. For files from others, and callers that cannot wait. Standard input is read in this
+    process.
+    """
+    if path == "-":
+        return read_document(path, limit=limit, progress=progress, cancel=cancel)
+    try:
+        return run_in_child(
+            read_document, path, limit=limit, progress=progress, cancel=cancel, memory=_MEMORY
+        )
+    except MemoryError as error:
+        raise _too_large_for_memory(path) from error
+
+
+def _too_large_for_memory(label: str) -> DocumentError:
     return DocumentError(
         f"{label} takes more memory to open than there is: split it, or save it as text."
     )
@@ -76,8 +100,9 @@ def _read(path: str, following: Following) -> tuple[list[str], str]:
         return [], word_text(data, following)
     if kind == "other":
         refuse_format(following.label, path)
+    text = decoded(data, following, html=kind == "html")
     if kind == "html":
         from kvlite.documents.html import html_text
 
-        return [], html_text(decoded(data, following, html=True), following)
-    return [], decoded(data, following)
+        text = html_text(text, following)
+    return [], text

@@ -1,32 +1,30 @@
-"""The text of a Word document: the parts of its archive, and what they come to together.
+"""Word documents: the parts of the archive, and how they make up one text.
 
-Its markup is walked as it is unpacked, so none of it is ever there as a whole.
+Markup is parsed while it is unpacked, so it is never in memory as a whole.
 """
 
 import io
 import posixpath
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from xml.parsers import expat
 
 from kvlite.config.units import readable
-from kvlite.documents.following import Following
-from kvlite.documents.parser_errors import PARSER_ERRORS
+from kvlite.documents.following import PARSER_ERRORS, Following
 from kvlite.documents.word_lists import Lists
-from kvlite.documents.word_text import Attributes, Notes, WordText, local_names
+from kvlite.documents.word_text import Attributes, LocalNames, Notes, WordText
 from kvlite.errors import DocumentError
 
-# All markup of a document: that of a book of 1,000 pages has some 30 MiB.
+# All markup of a document; that of a book of 1,000 pages has some 30 MiB.
 UNPACKED_LIMIT = 128 * 2**20
-# The markup of words packs to a tenth, of tables full of the same to a fiftieth.
+# Markup of words packs to a tenth, of tables full of the same to a fiftieth.
 _DENSEST, _DENSE_FROM = 150, 16 * 2**20
-# Word leaves some dozens, and one for each picture.
+# Word writes some dozens, and one for each picture.
 _MOST_PARTS = 20_000
 _PIECE = 2**16
 _START = "word/document"
-_RELATIONS = ("header", "footer", "footnotes", "endnotes", "comments", "numbering", "styles")
+_KINDS = ("header", "footer", "footnotes", "endnotes", "comments", "numbering", "styles")
 
 
 def is_word(data: bytes) -> bool:
@@ -41,8 +39,8 @@ def is_word(data: bytes) -> bool:
 
 
 def word_text(data: bytes, following: Following) -> str:
-    """The text of a .docx file, a paragraph or a table's row a line; notes follow the paragraph
-    that refers to them, headers stand before all and footers after.
+    """The text of a .docx file: a line for each paragraph and each table row. Notes follow the
+    paragraph that refers to them, headers come first and footers last.
 
     Raises:
         DocumentError: it is damaged, no Word document, or unpacks to too much.
@@ -64,73 +62,70 @@ def word_text(data: bytes, following: Following) -> str:
 
 
 def _text(package: "_Package", following: Following) -> str:
-    start = package.start
-    related = package.related(start)
+    related = package.related(package.start)
 
-    def of(kind: str) -> list[str]:
-        return [each.target for each in related if each.kind == kind]
+    def parts(*kinds: str) -> Iterator[str]:
+        return (each.target for kind in kinds for each in related if each.kind == kind)
 
-    lists = Lists()
-    for part in (*of("styles"), *of("numbering")):
-        package.walk(part, lists.begin)
-    notes = Notes()
-    for kind in ("footnotes", "endnotes", "comments"):
-        for part in of(kind):
-            inside = WordText(following, notes=notes)
-            package.walk(part, inside.begin, inside.end, inside.characters)
+    lists, notes = Lists(), Notes()
+    for part in parts("styles", "numbering"):
+        package.parse(part, lists.begin)
+    for part in parts("footnotes", "endnotes", "comments"):
+        package.read(part, WordText(following, notes=notes))
     body = WordText(following, notes=notes, lists=lists)
-    package.walk(start, body.begin, body.end, body.characters, shown=True)
-    lines = body.lines()
+    lines = package.read(package.start, body, shown=True)
     beside = {kind: list[str]() for kind in body.references}
     for kind, ids in body.references.items():
         named = [each for each in related if each.id in ids]
         following.not_read[kind] += len({*ids} - {each.id for each in named})
         for part in dict.fromkeys(each.target for each in named):
-            inside = WordText(following, notes=Notes(), lists=lists)
-            package.walk(part, inside.begin, inside.end, inside.characters)
-            beside[kind] += [line for line in inside.lines() if line.strip()]
+            inside = package.read(part, WordText(following, notes=Notes(), lists=lists))
+            beside[kind] += [line for line in inside if line.strip()]
     header, footer = (dict.fromkeys(beside[kind]) for kind in ("header", "footer"))
     return "\n".join([*header, *lines, *footer])
 
 
-@dataclass(frozen=True)
-class _Relation:
+class _Relation(NamedTuple):
     id: str
     kind: str
     target: str
 
 
 class _Package:
-    """The parts of a document, unpacked as far as they may be much."""
+    """The parts of a document; how much they unpack to is counted and limited."""
 
     def __init__(self, data: bytes, following: Following) -> None:
-        if data.count(b"PK\1\2") > _MOST_PARTS:
-            self._refuse(following, f"has more than {_MOST_PARTS:,} parts")
-        self.archive = zipfile.ZipFile(io.BytesIO(data))
         self.following = following
+        if data.count(b"PK\1\2") > _MOST_PARTS:
+            self._refuse(f"has more than {_MOST_PARTS:,} parts")
+        self.archive = zipfile.ZipFile(io.BytesIO(data))
         self._packed = self._unpacked = 0
         targets = [each.target for each in self.related("") if each.kind == "officeDocument"]
         self.start = targets[0] if targets else f"{_START}.xml"
 
     def related(self, part: str) -> list[_Relation]:
-        """What a part refers to; "" is all of the package."""
+        """What a part refers to; "" is the whole package."""
         folder, name = posixpath.split(part)
         found, held = list[_Relation](), posixpath.join(folder, "_rels", f"{name}.rels")
-        if held not in self.archive.NameToInfo:
-            return found
 
         def begin(_: str, attributes: Attributes) -> None:
             kind = posixpath.basename(attributes.get("Type", ""))
-            wanted = (*_RELATIONS, "officeDocument")
+            wanted = (*_KINDS, "officeDocument")
             if kind in wanted and attributes.get("TargetMode") != "External":
                 target = posixpath.join("/", folder, attributes["Target"])
                 path = posixpath.normpath(target).lstrip("/")
                 found.append(_Relation(attributes.get("Id", ""), kind, path))
 
-        self.walk(held, begin)
+        if held in self.archive.NameToInfo:
+            self.parse(held, begin)
         return found
 
-    def walk(
+    def read(self, part: str, text: WordText, *, shown: bool = False) -> list[str]:
+        """The lines of a part; `text` collects them. Raises as `parse`."""
+        self.parse(part, text.begin, text.end, text.characters, shown=shown)
+        return text.lines()
+
+    def parse(
         self,
         part: str,
         begin: Callable[[str, Attributes], None],
@@ -139,10 +134,10 @@ class _Package:
         *,
         shown: bool = False,
     ) -> None:
-        """Tell what stands in a part, in order.
+        """Pass a part's elements and text to callbacks, in order.
 
         Args:
-            shown: how far it is, to whoever follows.
+            shown: report progress.
 
         Raises:
             DocumentError: it unpacks to too much.
@@ -150,15 +145,15 @@ class _Package:
         """
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
-        names = local_names()
+        names = LocalNames()
         parser.StartElementHandler = lambda name, attributes: begin(
-            names(name), {names(key): value for key, value in attributes.items()}
+            names[name], {names[key]: value for key, value in attributes.items()}
         )
         if end is not None:
-            parser.EndElementHandler = lambda name: end(names(name))
+            parser.EndElementHandler = lambda name: end(names[name])
         if characters is not None:
             parser.CharacterDataHandler = characters
-        # An entity that is not declared would vanish, with nothing to tell that it was there.
+        # Otherwise an undeclared entity would vanish without a trace.
         parser.SkippedEntityHandler = _refuse_entity
         done, total = 0, self.archive.getinfo(part).file_size
         for piece in self._pieces(part):
@@ -169,7 +164,7 @@ class _Package:
         parser.Parse(b"", True)
 
     def _pieces(self, part: str) -> Iterator[bytes]:
-        """A part, unpacked: what comes out is counted, whatever the archive says of it."""
+        """A part, unpacked; what comes out is counted, whatever size the archive states."""
         info = self.archive.getinfo(part)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{part} is packed as no Word document is")
@@ -179,18 +174,15 @@ class _Package:
                 self.following.check()
                 self._unpacked += len(piece)
                 if self._unpacked > UNPACKED_LIMIT:
-                    self._refuse(
-                        self.following, f"unpacks to more than {readable(UNPACKED_LIMIT)} of text"
-                    )
+                    self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
                 if _DENSE_FROM < self._unpacked > _DENSEST * self._packed:
-                    self._refuse(self.following, f"unpacks to more than {_DENSEST} times its size")
+                    self._refuse(f"unpacks to more than {_DENSEST} times its size")
                 yield piece
 
-    @staticmethod
-    def _refuse(following: Following, why: str) -> NoReturn:
+    def _refuse(self, why: str) -> NoReturn:
         raise DocumentError(
-            f"{following.label} {why}, which no document needs: get it anew from a source that "
-            "you trust, or save it as text."
+            f"{self.following.label} {why}, which no document needs: get it anew from a source "
+            "that you trust, or save it as text."
         )
 
 

@@ -1,16 +1,15 @@
-"""The numbers and bullets of a Word document's lists, which stand nowhere in its text."""
+"""Numbers and bullets of a Word document's lists: counted from its styles and numbering, as its
+text does not contain them."""
 
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 _LEVELS = 9
-# How many styles may stand on one another.
-_DEEP = 20
-_ROMAN = (
-    *((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l")),
-    *((40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
-)
+# The longest chain of styles that is followed, and the most letters of a number such as "aaa".
+_LONGEST = 20
+_ROMAN_SIGNS = "m cm d cd c xc l xl x ix v iv i"
+_ROMAN_VALUES = (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1)
 
 
 @dataclass
@@ -29,10 +28,10 @@ class _Style:
 
 @dataclass
 class Lists:
-    """The lists of a document; takes the markup of its styles and of its numbering."""
+    """The lists of a document, collected from the markup of its styles, then of its numbering."""
 
     _levels: dict[str, dict[int, _Level]] = field(default_factory=lambda: defaultdict(dict))
-    _of: dict[str, str] = field(default_factory=dict)
+    _list_of: dict[str, str] = field(default_factory=dict)
     _restarts: dict[tuple[str, int], int] = field(default_factory=dict)
     _styles: dict[str, _Style] = field(default_factory=dict)
     _styled: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -43,93 +42,92 @@ class Lists:
     _at: int = 0
 
     def begin(self, tag: str, attributes: dict[str, str]) -> None:
-        """Take an element's beginning."""
+        """Enter an element."""
         value = attributes.get("w:val", "")
         level = self._levels[self._list].get(self._at)
-        if tag == "w:style":
-            self._style = self._styles[attributes.get("w:styleId", "")] = _Style()
-        elif tag == "w:basedOn":
-            self._style.base = value
-        elif tag == "w:numId":
-            self._style.number = value
-        elif tag == "w:ilvl":
-            self._style.level = value
-        elif tag == "w:abstractNum":
-            self._list = attributes.get("w:abstractNumId", "")
-        elif tag == "w:num":
-            self._number = attributes.get("w:numId", "")
-        elif tag == "w:abstractNumId":
-            self._of[self._number] = self._list = value
-        elif tag in ("w:lvl", "w:lvlOverride"):
-            self._at = int(attributes.get("w:ilvl", "0"))
-            if tag == "w:lvl":
-                self._levels[self._list].setdefault(self._at, _Level())
-        elif tag == "w:startOverride":
-            self._restarts[self._number, self._at] = int(value)
-        elif tag == "w:pStyle":
-            self._styled[self._list, value] = self._at
-        elif level is not None and tag == "w:start":
-            level.start = int(value)
-        elif level is not None and tag == "w:numFmt":
-            level.form = value
-        elif level is not None and tag == "w:lvlText":
-            level.text = value
+        match tag:
+            case "w:style":
+                self._style = self._styles[attributes.get("w:styleId", "")] = _Style()
+            case "w:basedOn":
+                self._style.base = value
+            case "w:numId":
+                self._style.number = value
+            case "w:ilvl":
+                self._style.level = value
+            case "w:abstractNum":
+                self._list = attributes.get("w:abstractNumId", "")
+            case "w:num":
+                self._number = attributes.get("w:numId", "")
+            case "w:abstractNumId":
+                self._list_of[self._number] = self._list = value
+            case "w:lvl" | "w:lvlOverride":
+                self._at = int(attributes.get("w:ilvl", "0"))
+                if tag == "w:lvl":
+                    self._levels[self._list].setdefault(self._at, _Level())
+            case "w:startOverride":
+                self._restarts[self._number, self._at] = int(value)
+            case "w:pStyle":
+                self._styled[self._list, value] = self._at
+            case "w:start" if level:
+                level.start = int(value)
+            case "w:numFmt" if level:
+                level.form = value
+            case "w:lvlText" if level:
+                level.text = value
 
     def mark(self, style: str, number: str | None, level: str | None) -> str | None:
-        """What stands before the next paragraph, if it is in a list; None if nobody can tell.
+        """What precedes the next paragraph: "" outside lists, None if it cannot be known.
 
         Args:
-            style, number, level: that the paragraph names.
+            style, number, level: as the paragraph names them.
         """
-        name, seen = style, 0
-        while (number is None or level is None) and name in self._styles and seen < _DEEP:
+        name = style
+        for _ in range(_LONGEST):
+            if name not in self._styles or (number is not None and level is not None):
+                break
             own = self._styles[name]
             if number is None and own.number is not None:
                 number, style = own.number, name
             level = own.level if level is None else level
-            name, seen = own.base, seen + 1
+            name = own.base
         if number is None or number == "0":
             return ""
-        which = self._of.get(number, "")
+        which = self._list_of.get(number, "")
         at = self._styled.get((which, style), 0) if level is None else int(level)
         levels = self._levels.get(which, {})
         if at not in levels or not 0 <= at < _LEVELS:
             return None
-        return self._written(levels, at, self._counted(which, number, levels[at], at))
-
-    def _counted(self, which: str, number: str, level: _Level, at: int) -> dict[int, int]:
         counts, restart = self._counts[which], self._restarts.pop((number, at), None)
         for deeper in range(at + 1, _LEVELS):
             counts.pop(deeper, None)
-        counts[at] = counts.get(at, level.start - 1) + 1 if restart is None else restart
-        return counts
-
-    @staticmethod
-    def _written(levels: dict[int, _Level], at: int, counts: dict[int, int]) -> str:
-        if levels[at].form == "bullet":
-            return "- "
-
-        def number(found: re.Match[str]) -> str:
-            one = int(found[1]) - 1
-            level = levels.get(one, _Level())
-            return _formed(counts.get(one, level.start), level.form)
-
-        text = re.sub(r"%([1-9])", number, levels[at].text)
-        return f"{text} " if text.strip() else ""
+        counts[at] = counts.get(at, levels[at].start - 1) + 1 if restart is None else restart
+        return _written(levels, at, counts)
 
 
-def _formed(number: int, form: str) -> str:
-    """A number as lists count; in digits, where they count in other ways."""
+def _written(levels: dict[int, _Level], at: int, counts: dict[int, int]) -> str:
+    if levels[at].form == "bullet":
+        return "- "
+
+    def number(found: re.Match[str]) -> str:
+        level = levels.get(int(found[1]) - 1, _Level())
+        return _formatted(counts.get(int(found[1]) - 1, level.start), level.form)
+
+    text = re.sub(r"%([1-9])", number, levels[at].text)
+    return f"{text} " if text.strip() else ""
+
+
+def _formatted(number: int, form: str) -> str:
+    """A number in a list's format; in digits if the format is not known."""
     if form == "none":
         return ""
     if form.endswith("Letter") and number > 0:
         repeats, letter = divmod(number - 1, 26)
-        written = chr(ord("a") + letter) * min(repeats + 1, _DEEP)
-        return written.upper() if form.startswith("upper") else written
-    if form.endswith("Roman") and 0 < number < 4000:
+        written = chr(ord("a") + letter) * min(repeats + 1, _LONGEST)
+    elif form.endswith("Roman") and 0 < number < 4000:
         written = ""
-        for value, sign in _ROMAN:
+        for sign, value in zip(_ROMAN_SIGNS.split(), _ROMAN_VALUES, strict=True):
             written += sign * (number // value)
             number %= value
-        return written.upper() if form.startswith("upper") else written
-    return f"{number:02}" if form == "decimalZero" else str(number)
+    else:
+        return f"{number:02}" if form == "decimalZero" else str(number)
+    return written.upper() if form.startswith("upper") else written

@@ -1,7 +1,7 @@
-"""The one attention function transformers calls; it hands everything to whoever runs the layer.
+"""The attention function registered with transformers; it passes everything to the engine.
 
-The engine passes itself down as the keyword `kvlite` of the decoder layer, so there is no global
-state and no cache object of transformers' in between.
+The engine hands itself down as the decoder layer's keyword `kvlite`, so there is no global state
+and none of transformers' cache objects in between.
 """
 
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ ATTENTION = "kvlite"
 
 
 class Attender(Protocol):
-    """Who runs a layer: takes its queries, keys and values, and knows what else to attend to."""
+    """Runs a layer's attention: takes its queries, keys and values, and has the cached ones."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None

@@ -1,4 +1,4 @@
-"""What was measured of a model once, for methods that need it: ranks of heads, lazy layers.
+"""Measurements of a model for methods that need them: ranks of heads, lazy layers.
 
 Source of the ranks: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.2 and 3.3.
 """
@@ -13,19 +13,19 @@ from typing import Any
 from kvlite.config.atomic_file import replaced
 from kvlite.config.paths import data_folder
 from kvlite.errors import ModelError
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """One model's, made by `kvlite calibrate`.
+    """One model's measurements, made by `kvlite calibrate`.
 
     Attributes:
-        model: the name it was made under.
+        model: its name when it was measured.
         fingerprint: of the model's files.
-        text: what it was made from.
+        text: what it was measured on.
         samples, tokens: how many pieces of the text, and tokens in each.
         max_context: tokens the model was trained to hold.
         layer_ranks: effective rank of each layer's queries, mean over heads and samples.
@@ -61,17 +61,13 @@ class Calibration:
 
     @classmethod
     def from_json(cls, plain: Any, name: str) -> "Calibration":
-        """The calibration that was stored.
-
-        Raises:
-            ModelError: it is none.
-        """
+        """The inverse of `to_json`. Raises ModelError if `plain` is no sound calibration."""
         try:
             if plain["format"] != FORMAT:
                 raise ValueError
             values = {key: _tuples(value) for key, value in plain.items() if key != "format"}
             made = cls(**values)
-            made.require_sound()
+            made._require_sound()
             return made
         except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
             raise ModelError(
@@ -79,8 +75,7 @@ class Calibration:
                 "`kvlite calibrate`"
             ) from None
 
-    def require_sound(self) -> None:
-        """Raises ValueError or TypeError if its numbers are none, or do not fit each other."""
+    def _require_sound(self) -> None:
         per_layer = (self.layer_ranks, self.head_ranks, self.head_wins, self.lazy_shares)
         if len({len(each) for each in per_layer}) != 1:
             raise ValueError
@@ -92,7 +87,7 @@ class Calibration:
             raise ValueError
 
     def save(self, path: Path) -> None:
-        """Write it whole or not at all, readable."""
+        """Write the calibration, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as file:
             file.write((json.dumps(self.to_json(), indent=1) + "\n").encode())
@@ -103,12 +98,12 @@ def _tuples(value: Any) -> Any:
 
 
 def calibration_path(mark: str) -> Path:
-    """Where a user's calibration of the model with this fingerprint lies."""
+    """The file of a user's calibration of the model with this fingerprint."""
     return data_folder() / "calibrations" / f"{mark}.json"
 
 
 def find_calibration(folder: Path) -> Calibration | None:
-    """The user's calibration of the model in `folder`, else the one kvlite brings, if any.
+    """The user's calibration of the model in `folder`, else the one that comes with kvlite, if any.
 
     Raises:
         ModelError: the user's is damaged.

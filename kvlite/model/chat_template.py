@@ -1,4 +1,4 @@
-"""What the model is told: documents and a question as one message, a message as a turn."""
+"""Prompts: documents and a question as one message, and a message in the chat template."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from kvlite.errors import SettingError
 from kvlite.model.control_tokens import Controls
 from kvlite.model.text_limit import tokenized
 
-# Stand for what was said in a chat template, which has no such words of its own.
+# Placeholders for what was said; no chat template contains these words.
 _ANSWER, _SYSTEM, _TEXT = "kvliteAnswerHere", "kvliteSystemHere", "kvliteTextHere"
 
 # Between documents, and before the question.
@@ -25,8 +25,8 @@ class Part:
 
     Attributes:
         ids: its tokens.
-        options: of the tokenizer, to encode it alike.
-        begins: where in it each token begins, if the tokenizer would not encode it alike.
+        options: for the tokenizer, to encode it the same way.
+        begins: where in the text each token begins, if the tokenizer would encode it otherwise.
     """
 
     text: str
@@ -36,20 +36,18 @@ class Part:
 
 
 def question_about(documents: Sequence[Document], question: str) -> str:
-    """One user message: every document under its name, then the question.
-
-    The question comes last, so that what the cache keeps is chosen with it in view.
-    """
+    """One user message: every document under its name, then the question. The question comes last,
+    so that methods choose what the cache keeps with the question in view."""
     return f"{all_of(documents)}{BETWEEN}{asked_of(documents, question)}"
 
 
 def all_of(documents: Sequence[Document]) -> str:
-    """What such a message begins with: every document under its name."""
+    """How `question_about` begins: every document under its name."""
     return BETWEEN.join(f"{name_of(document)}{body_of(document)}" for document in documents)
 
 
 def name_of(document: Document) -> str:
-    """What stands before a document's text."""
+    """The line before a document's text."""
     return f"Document: {document.name}\n\n"
 
 
@@ -59,17 +57,13 @@ def body_of(document: Document) -> str:
 
 
 def asked_of(documents: Sequence[Document], question: str) -> str:
-    """How it ends: a question about documents that were read before."""
+    """How `question_about` ends: a question about documents that were read before."""
     it = "the document" if len(documents) == 1 else "the documents"
     return f"Based on {it} above, answer this question: {question.strip()}"
 
 
 def certain(encoded: Callable[[str], list[int]], text: str) -> list[int]:
-    """The tokens that a text begins with however it goes on.
-
-    Args:
-        encoded: tokens of a whole text.
-    """
+    """The tokens that a text begins with, however it goes on; `encoded` tokenizes a whole text."""
     ids = encoded(text)
     for ending in (" a", "\n\na", ".", "a"):
         pairs = zip(ids, encoded(text + ending), strict=False)
@@ -78,22 +72,23 @@ def certain(encoded: Callable[[str], list[int]], text: str) -> list[int]:
 
 
 def goes_on(ids: list[int], ahead: list[int]) -> bool:
-    """Whether tokens begin with those that were read ahead, and are more."""
+    """Whether `ids` begins with `ahead`, which was read already, and is longer."""
     return len(ids) > len(ahead) and ids[: len(ahead)] == ahead
 
 
 def said_tokens(
     tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
 ) -> list[int]:
-    """The tokens of a user's message, in the tokenizer's chat template if it has one.
+    """The tokens that a user's message adds to a conversation, in the tokenizer's chat template if
+    it has one: all from the start if it is the `opening`, else all that follows the last answer.
 
-    What is spelled like a control token in the message, or in `system`, is encoded as the
-    characters it is made of, so that a document cannot end the user's turn.
+    Control tokens spelled out in the message, or in `system`, are encoded as characters, so that a
+    document cannot end the user's turn.
 
     Args:
         opening: it is the first message.
         first: nothing at all was read before.
-        system: what the model is told before the first message.
+        system: the system message, which precedes the first message.
     """
     parts = said_parts(tokenizer, text, opening=opening, first=first, system=system)
     return [token for part in parts for token in part.ids]
@@ -102,7 +97,7 @@ def said_tokens(
 def said_parts(
     tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
 ) -> list[Part]:
-    """What is encoded one after the other to get `said_tokens`, whose args these are."""
+    """The parts that `said_tokens` encodes one after the other; the arguments are the same."""
     if tokenizer.chat_template is not None:
         return _turn_parts(tokenizer, text, opening=opening, system=system)
     told = f"{system}\n\n" if system and opening else ""
@@ -110,8 +105,8 @@ def said_parts(
 
 
 def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
-    """The tokens of a text, of which none is a control token, with those that go before the
-    `first` one."""
+    """The tokens of a text, none of them a control token but those that the tokenizer puts before
+    the `first` text."""
     return _text_part(tokenizer, text, first=first).ids
 
 
@@ -126,17 +121,9 @@ def _text_part(tokenizer: Any, text: str, *, first: bool) -> Part:
     return Part(text, around + alone.ids, options, begins)
 
 
-def user_turn(tokenizer: Any, text: str, *, opening: bool, system: str = "") -> list[int]:
-    """The tokens that a user's message adds to a conversation in the tokenizer's chat template:
-    the message with all that stands before it if it is the `opening`, else all that follows the
-    last answer. As `said_tokens`, but for tokenizers that have one."""
-    parts = _turn_parts(tokenizer, text, opening=opening, system=system)
-    return [token for part in parts for token in part.ids]
-
-
 def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> list[Part]:
-    """One part; or three and more, where the template's text and what was said in it must not be
-    encoded together, since they would make control tokens."""
+    """One part; or three and more where the template's text and what was said would form control
+    tokens if they were encoded together."""
     text, system = whole_characters(text), whole_characters(system)
     controls, told = Controls(tokenizer), {_SYSTEM: system.strip(), _TEXT: text.strip()}
     shown = _shown(tokenizer, _around(_TEXT, text), system and _around(_SYSTEM, system), opening)
@@ -159,13 +146,13 @@ def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> lis
 
 
 def _changed_part(tokenizer: Any, empty: str, shown: str) -> Part:
-    """What a template says that changes what it is told, or leaves it out.
+    """The text of a template that changes or omits what was said.
 
     Args:
-        empty: what it says of a text without control tokens.
+        empty: the template's text for a message without control tokens.
 
     Raises:
-        SettingError: others come out of what was said, and where is not known.
+        SettingError: what was said added control tokens, and it is not known where.
     """
     controls, part = Controls(tokenizer), _plain_part(tokenizer, shown)
     if controls.among(part.ids) != controls.among(_plain_part(tokenizer, empty).ids):
@@ -186,22 +173,23 @@ def _encoded(tokenizer: Any, text: str, *, first: bool) -> list[int]:
 
 
 def _shown(tokenizer: Any, text: str, system: str, opening: bool) -> str:
-    """A message in the template. Later turns are cut out of a conversation with a stand-in for the
-    past: the real past is in the cache as it was said; templates that trim or drop parts of it have
-    no say. What is said now is a stand-in too, so that a template does not read it."""
+    """A message in the template. A later turn is cut out of a conversation with a placeholder for
+    the past: the real past is in the cache as it was said, so templates that trim or drop parts of
+    it have no say."""
     message = {"role": "user", "content": text}
     if opening and system:
-        return _told(tokenizer, system, message)
+        return _with_system(tokenizer, system, message)
     alone = _rendered(tokenizer, [message])
     if opening:
         return alone
     past = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
-    # A template that shows no past is given the message alone.
+    # A template that shows no past gets the message alone.
     return _rendered(tokenizer, [*past, message]).partition(_ANSWER)[2] or alone
 
 
-def _told(tokenizer: Any, system: str, message: dict[str, str]) -> str:
-    """A first message after a system message; in front of its text, if the template has none."""
+def _with_system(tokenizer: Any, system: str, message: dict[str, str]) -> str:
+    """A first message after a system message, which the text begins with if the template has no
+    system role."""
     from jinja2 import TemplateError
 
     try:
@@ -214,7 +202,7 @@ def _told(tokenizer: Any, system: str, message: dict[str, str]) -> str:
 
 
 def _around(standin: str, text: str) -> str:
-    """A stand-in for a text, with the white space that is around it."""
+    """A placeholder for a text, with the white space around it."""
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
     return f"{text[:begin]}{standin}{text[max(begin, end) :]}"
 
@@ -225,10 +213,10 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
 
 
 def tokens_of(tokenizer: Any, text: str, max_context: int) -> int:
-    """How many tokens a text has, without what a template adds.
+    """How many tokens a text has, without the template.
 
     Raises:
-        ContextError: more than a model was trained for, which are not all counted.
+        ContextError: more than the model was trained for.
     """
     encode = partial(text_tokens, tokenizer, text, first=True)
     return len(tokenized(encode, tokenizer, text, max_context))

@@ -1,12 +1,12 @@
-"""Whether a config.json can be of a model: each fault in one sentence, before torch is imported.
+"""Checks of a config.json: each fault in one sentence, before torch is imported.
 
 transformers takes the defaults of its classes where a key is missing, which are those of another
 model, and fails late and in many ways over values that no model has.
 """
 
 import json
-from collections.abc import Collection, Mapping
-from math import isfinite
+from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -31,6 +31,9 @@ MOST = {
     "decoder_sparse_step": 1_000,
     "sliding_window_pattern": 1_000,
 }
+# The largest config.json that is read.
+LONGEST = 16 << 20
+
 _NEEDED = (
     "hidden_size",
     "intermediate_size",
@@ -42,40 +45,13 @@ _NEEDED = (
 # Without the key these have as many KV heads as heads; others have those of some other model.
 _MAY_LACK_KV_HEADS = ("llama", "phi3")
 _EXPERTS = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
-_FLAGS = (
-    "attention_bias",
-    "mlp_bias",
-    "norm_topk_prob",
-    "tie_word_embeddings",
-    "use_cache",
-    "use_sliding_window",
-)
-_NUMBERS = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "query_pre_attn_scalar",
-    "rms_norm_eps",
-    "rope_local_base_freq",
-    "rope_theta",
-)
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
 _ACTIVATIONS = (
-    "silu",
-    "gelu_pytorch_tanh",
-    "gelu",
-    "gelu_fast",
-    "gelu_new",
-    "gelu_python",
-    "mish",
-    "quick_gelu",
-    "relu",
-    "relu2",
-    "relu6",
-    "sigmoid",
-    "swish",
-    "tanh",
+    "silu, gelu_pytorch_tanh, gelu, gelu_fast, gelu_new, gelu_python, mish, quick_gelu, relu, "
+    "relu2, relu6, sigmoid, swish, tanh"
 )
 _LAYERS = ("full_attention", "sliding_attention")
+# Rope types, and what each of them needs.
 _ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -85,18 +61,54 @@ _ROPES: dict[str, tuple[str, ...]] = {
     "su": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-_ROPE_NUMBERS = (
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "factor",
-    "high_freq_factor",
-    "low_freq_factor",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
-    "rope_theta",
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < inf
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+# Keys, what their values must be where they are given and not null, and how that is said.
+_Rule = tuple[str, Callable[[Any], bool], str]
+_RULES: tuple[_Rule, ...] = (
+    (
+        "attention_bias mlp_bias norm_topk_prob tie_word_embeddings use_cache use_sliding_window",
+        lambda value: isinstance(value, bool),
+        "it must be true or false",
+    ),
+    (
+        "attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar rms_norm_eps "
+        "rope_local_base_freq rope_theta",
+        _is_positive,
+        "it must be a number above 0",
+    ),
+    ("dtype torch_dtype", _DTYPES.__contains__, f"it must be one of {', '.join(_DTYPES[:3])}"),
+    (
+        "hidden_act hidden_activation",
+        lambda value: value in _ACTIVATIONS.split(", "),
+        f"it must be one of {_ACTIVATIONS}",
+    ),
 )
-LONGEST = 16 << 20
+_ROPE_RULES: tuple[_Rule, ...] = (
+    (
+        "attention_factor beta_fast beta_slow factor high_freq_factor low_freq_factor "
+        "original_max_position_embeddings partial_rotary_factor rope_theta",
+        _is_positive,
+        "it must be a number above 0",
+    ),
+    (
+        "short_factor long_factor",
+        lambda value: isinstance(value, list) and all(map(_is_positive, value)),
+        "it must be a list of numbers above 0",
+    ),
+)
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -104,7 +116,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no file.
-        ModelError: it cannot be read, is not JSON, not an object, or too long for a config.
+        ModelError: it cannot be read, is too long, or no JSON object.
     """
     try:
         about = path.stat()
@@ -132,19 +144,15 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def require_model_type(config: Mapping[str, Any], path: Path) -> str:
-    """What architecture a config names.
-
-    Raises:
-        ModelError: it names none.
-    """
+    """The architecture a config names. Raises ModelError if it names none."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise _fault(path, config, "model_type", "it must be the architecture's name")
+        raise _Values(config, path).fault("model_type", "it must be the architecture's name")
     return kind
 
 
 def require_sound(config: Mapping[str, Any], path: Path) -> None:
-    """Look at everything that sizes and rotations depend on, of an admitted architecture.
+    """Check everything that sizes and rotations depend on, for an admitted architecture.
 
     Raises:
         ModelError: a key is missing, or a value is one that no model has; it names the file, the
@@ -153,164 +161,141 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     kind = require_model_type(config, path)
     needed = [*_NEEDED, *([] if kind in _MAY_LACK_KV_HEADS else ["num_key_value_heads"])]
     if kind in _EXPERTS:
-        config = _with_experts(config, _EXPERTS[kind])
+        for name in _EXPERTS.values():  # both architectures may use the other's name
+            if name in config:
+                config = {_EXPERTS[kind]: config[name], **config}
         needed += [_EXPERTS[kind], "num_experts_per_tok"]
         needed += ["moe_intermediate_size"] if kind == "qwen3_moe" else []
+    values = _Values(config, path)
     for key in needed:
         if key not in config:
-            raise _fault(path, config, key, "a plan without it would be one of another model")
+            raise values.fault(key, "a plan without it would be one of another model")
     for key, most in MOST.items():
         if config.get(key) is not None or key in needed:
-            _require_whole(config, key, path, 1, most)
-    _require_fitting(config, kind, path)
-    _require_layers(config, path)
-    _require_kinds(config, path)
+            values.require_whole(key, 1, most)
+    _require_fitting(values, kind)
+    _require_layers(values)
+    values.require_all(_RULES)
+    _require_padding_and_quantization(values)
     for key in ("rope_parameters", "rope_scaling"):
-        _require_ropes(config, key, path)
+        values.require(key, _is_object, "it must be an object")
+        ropes = _Values(config.get(key) or {}, path, f"{key}.")
+        kinds = [kind for kind in _LAYERS if ropes.config.get(kind) is not None]
+        for kind in kinds:
+            ropes.require(kind, _is_object, "it must be an object")
+            _require_rope(_Values(ropes.config[kind], path, f"{key}.{kind}."))
+        if not kinds:
+            _require_rope(ropes)
 
 
-def _with_experts(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The config with its experts counted under one of the two names they have."""
-    other = next(each for each in _EXPERTS.values() if each != name)
-    return {name: config[other], **config} if other in config else config
+class _Values:
+    """The values of an object in a config, and sentences about what is wrong with them."""
+
+    def __init__(self, config: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+        self.config, self.path, self.prefix = config, path, prefix
+
+    def fault(self, key: str, wanted: str) -> ModelError:
+        name = self.prefix + key
+        has = f"has no {name}"
+        if key in self.config:
+            has = f"says {name} is {_shown(self.config[key])}"
+        return ModelError(f"{self.path} {has}: {wanted}; get the model's own config.json")
+
+    def require(self, key: str, holds: Callable[[Any], bool], wanted: str) -> None:
+        value = self.config.get(key)
+        if value is not None and not holds(value):
+            raise self.fault(key, wanted)
+
+    def require_all(self, rules: tuple[_Rule, ...]) -> None:
+        for keys, holds, wanted in rules:
+            for key in keys.split():
+                self.require(key, holds, wanted)
+
+    def require_whole(self, key: str, least: int, most: int) -> None:
+        value = self.config[key]
+        if not _is_whole(value) or not least <= value <= most:
+            raise self.fault(key, f"it must be a whole number from {least} to {most:,}")
 
 
-def _require_fitting(config: Mapping[str, Any], kind: str, path: Path) -> None:
-    """What values must be to each other."""
+def _require_fitting(values: _Values, kind: str) -> None:
+    """Check sizes against each other."""
+    config = values.config
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    if heads % kv_heads:
+    if heads % (config.get("num_key_value_heads") or heads):
         wanted = f"it must divide num_attention_heads, which is {heads}"
-        raise _fault(path, config, "num_key_value_heads", wanted)
+        raise values.fault("num_key_value_heads", wanted)
     head_dim = None if kind == "phi3" else config.get("head_dim")
     if head_dim is None and hidden % heads:
         wanted = f"num_attention_heads, which is {heads}, must divide it where no head_dim is given"
-        raise _fault(path, config, "hidden_size", wanted)
-    partial = config.get("partial_rotary_factor")
-    if partial is not None and not (_is_number(partial) and 0 < partial <= 1):
-        raise _fault(path, config, "partial_rotary_factor", "it must be more than 0 and at most 1")
-    if (head_dim or hidden // heads) % 2 and partial in (None, 1):
+        raise values.fault("hidden_size", wanted)
+    values.require(
+        "partial_rotary_factor",
+        lambda value: _is_positive(value) and value <= 1,
+        "it must be more than 0 and at most 1",
+    )
+    if (head_dim or hidden // heads) % 2 and config.get("partial_rotary_factor") in (None, 1):
         if head_dim is not None:
-            raise _fault(
-                path, config, "head_dim", "it must be even, as rotary positions take pairs"
-            )
+            raise values.fault("head_dim", "it must be even, as rotary positions take pairs")
         wanted = f"{heads} heads of it would have an odd size, and rotary positions take pairs"
-        raise _fault(path, config, "hidden_size", wanted)
+        raise values.fault("hidden_size", wanted)
     if kind in _EXPERTS and config["num_experts_per_tok"] > config[_EXPERTS[kind]]:
         wanted = f"there are {config[_EXPERTS[kind]]} experts ({_EXPERTS[kind]})"
-        raise _fault(path, config, "num_experts_per_tok", wanted)
+        raise values.fault("num_experts_per_tok", wanted)
 
 
-def _require_layers(config: Mapping[str, Any], path: Path) -> None:
-    layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    if window is not None:
-        _require_whole(config, "sliding_window", path, 0, 1 << 30)
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            raise _fault(path, config, "layer_types", f"it must list one kind for {layers} layers")
-        for each in kinds:
-            if each not in _LAYERS:
-                wanted = f"{_shown(each)} is none of {', '.join(_LAYERS)}"
-                raise _fault(path, config, "layer_types", wanted)
-    dense = config.get("mlp_only_layers")
-    if dense is not None and not (isinstance(dense, list) and all(map(_is_whole, dense))):
-        raise _fault(path, config, "mlp_only_layers", "it must be a list of layers' numbers")
+def _require_layers(values: _Values) -> None:
+    layers = values.config["num_hidden_layers"]
+    if values.config.get("sliding_window") is not None:
+        values.require_whole("sliding_window", 0, 1 << 30)
+    values.require(
+        "layer_types",
+        lambda kinds: isinstance(kinds, list) and len(kinds) == layers,
+        f"it must list one kind for {layers} layers",
+    )
+    for kind in values.config.get("layer_types") or ():
+        if kind not in _LAYERS:
+            wanted = f"{_shown(kind)} is none of {', '.join(_LAYERS)}"
+            raise values.fault("layer_types", wanted)
+    values.require(
+        "mlp_only_layers",
+        lambda dense: isinstance(dense, list) and all(map(_is_whole, dense)),
+        "it must be a list of layers' numbers",
+    )
 
 
-def _require_kinds(config: Mapping[str, Any], path: Path) -> None:
-    """Values of the right kind, wherever they are there."""
-    for key in _FLAGS:
-        if not isinstance(config.get(key, False), bool | None):
-            raise _fault(path, config, key, "it must be true or false")
-    for key in _NUMBERS:
-        value = config.get(key)
-        if value is not None and not (_is_number(value) and value > 0):
-            raise _fault(path, config, key, "it must be a number above 0")
-    for key in ("dtype", "torch_dtype"):
-        value = config.get(key)
-        if value is not None and value not in _DTYPES:
-            raise _fault(path, config, key, f"it must be one of {', '.join(_DTYPES[:3])}")
-    for key in ("hidden_act", "hidden_activation"):
-        value = config.get(key)
-        if value is not None and value not in _ACTIVATIONS:
-            raise _fault(path, config, key, f"it must be one of {', '.join(_ACTIVATIONS)}")
-    padding, vocab = config.get("pad_token_id"), config["vocab_size"]
-    if padding is not None and not (_is_whole(padding) and -vocab <= padding < vocab):
-        raise _fault(path, config, "pad_token_id", f"it must be one of {vocab:,} tokens")
-    stored = config.get("quantization_config")
-    if stored is not None:
-        about = stored if isinstance(stored, dict) else {}
-        loads = any(about.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
-        if not loads and not isinstance(about.get("quant_method"), str):
-            wanted = "it must be an object that names its quant_method"
-            raise _fault(path, config, "quantization_config", wanted)
-
-
-def _require_ropes(config: Mapping[str, Any], key: str, path: Path) -> None:
-    """Rotary positions as they are scaled, in the words of transformers 4 or 5: for all layers, or
-    for each kind."""
-    ropes = config.get(key)
-    if ropes is None:
-        return
-    if not isinstance(ropes, dict):
-        raise _fault(path, config, key, "it must be an object")
-    by_kind = {kind: ropes[kind] for kind in _LAYERS if ropes.get(kind) is not None}
-    for kind, rope in (by_kind or {"": ropes}).items():
-        _require_rope(rope, f"{key}.{kind}" if kind else key, path)
-
-
-def _require_rope(rope: Any, key: str, path: Path) -> None:
-    if not isinstance(rope, dict):
-        raise ModelError(_said(path, key, rope, "it must be an object"))
-    name = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.get(name, "default")
-    if not isinstance(kind, str) or kind not in _ROPES:
-        known = ", ".join(_ROPES)
-        raise ModelError(_said(path, f"{key}.{name}", kind, f"it must be one of {known}"))
-    for needed in _ROPES[kind]:
-        if rope.get(needed) is None:
-            raise ModelError(
-                f"{path} has no {key}.{needed}, which rope type {kind!r} needs: get the model's "
-                "own config.json"
+def _require_padding_and_quantization(values: _Values) -> None:
+    vocab = values.config["vocab_size"]
+    values.require(
+        "pad_token_id",
+        lambda token: _is_whole(token) and -vocab <= token < vocab,
+        f"it must be one of {vocab:,} tokens",
+    )
+    values.require(
+        "quantization_config",
+        lambda stored: (
+            isinstance(stored, dict)
+            and (
+                isinstance(stored.get("quant_method"), str)
+                or any(stored.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
             )
-    for number in _ROPE_NUMBERS:
-        value = rope.get(number)
-        if value is not None and not (_is_number(value) and value > 0):
-            raise ModelError(_said(path, f"{key}.{number}", value, "it must be a number above 0"))
-    for factors in ("short_factor", "long_factor"):
-        value = rope.get(factors)
-        if value is not None and not _are_positive(value):
-            wanted = "it must be a list of numbers above 0"
-            raise ModelError(_said(path, f"{key}.{factors}", value, wanted))
+        ),
+        "it must be an object that names its quant_method",
+    )
 
 
-def _require_whole(config: Mapping[str, Any], key: str, path: Path, least: int, most: int) -> None:
-    value = config[key]
-    if not _is_whole(value) or not least <= value <= most:
-        raise _fault(path, config, key, f"it must be a whole number from {least} to {most:,}")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _are_positive(values: Any) -> bool:
-    return isinstance(values, Collection) and all(_is_number(each) and each > 0 for each in values)
-
-
-def _fault(path: Path, config: Mapping[str, Any], key: str, wanted: str) -> ModelError:
-    if key in config:
-        return ModelError(_said(path, key, config[key], wanted))
-    return ModelError(f"{path} has no {key}: {wanted}; get the model's own config.json")
-
-
-def _said(path: Path, key: str, value: Any, wanted: str) -> str:
-    return f"{path} says {key} is {_shown(value)}: {wanted}; get the model's own config.json"
+def _require_rope(rope: _Values) -> None:
+    """Check how rotary positions are scaled, in the words of transformers 4 or 5."""
+    key = "rope_type" if "rope_type" in rope.config else "type"
+    kind = rope.config.get(key, "default")
+    if not isinstance(kind, str) or kind not in _ROPES:
+        raise rope.fault(key, f"it must be one of {', '.join(_ROPES)}")
+    for needed in _ROPES[kind]:
+        if rope.config.get(needed) is None:
+            raise ModelError(
+                f"{rope.path} has no {rope.prefix}{needed}, which rope type {kind!r} needs: get "
+                "the model's own config.json"
+            )
+    rope.require_all(_ROPE_RULES)
 
 
 def _shown(value: Any) -> str:

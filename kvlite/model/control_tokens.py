@@ -1,8 +1,8 @@
-"""Tokens that mark the structure of a conversation, and text that is encoded without any.
+"""Control tokens, which mark the structure of a conversation, and text encoded without any.
 
-A tokenizer makes an added token of whatever spells it, also in a document. Which of them are
-controls has nothing to do with their names: Phi-3's `<|end|>` and Llama 3's `<|eot_id|>` have none,
-Qwen's `<tool_call>` is not even flagged as special.
+A tokenizer turns whatever spells an added token into that token, also in a document. No attribute
+tells which added tokens are controls: Phi-3's `<|end|>` and Llama 3's `<|eot_id|>` have no role
+name, and Qwen's `<tool_call>` is not even flagged as special.
 """
 
 import re
@@ -16,7 +16,7 @@ _HTML = re.compile(
     "table|tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
 
-# What stands before text that goes on from other text, lest it get the space of a beginning.
+# Put before text that continues other text, so that no tokenizer adds the space of a beginning.
 _BEFORE = "\n"
 
 _Offsets = tuple[list[int], list[tuple[int, int]]]
@@ -24,11 +24,7 @@ _Offsets = tuple[list[int], list[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of a text.
-
-    Attributes:
-        begins: where in the text each of them begins; not known of slow tokenizers.
-    """
+    """Tokens of a text, and where in it each begins (None with slow tokenizers)."""
 
     ids: list[int]
     begins: list[int] | None
@@ -37,15 +33,13 @@ class Encoded:
 class Controls:
     """A tokenizer's control tokens.
 
-    These are all its added tokens, but for those that are ordinary text: white space; and what is
-    neither flagged as special nor in the chat template, and only a word, one character, or an HTML
-    tag, of which Gemma adds many.
-    Whatever can mark a turn is flagged, in the template, or spelled like none of these; and what is
+    These are all added tokens except ordinary text: white space, and words, single characters and
+    HTML tags (Gemma adds many) that are neither flagged as special nor in the chat template.
+    Whatever can mark a turn is flagged, in the template, or spelled like none of these; and a token
     taken for a control by mistake is still read, as its characters.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Find them."""
         self.tokenizer = tokenizer
         template = str(getattr(tokenizer, "chat_template", None) or "")
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -61,7 +55,7 @@ class Controls:
         self._fast = getattr(tokenizer, "is_fast", False)
 
     def among(self, ids: Sequence[int]) -> list[int]:
-        """Those that are among tokens, in order."""
+        """The control tokens among `ids`, in order."""
         return [token for token in ids if token in self._spelled]
 
     def outside(
@@ -70,13 +64,13 @@ class Controls:
         """The tokens of a template's text with what was said in it.
 
         Args:
-            spans: where what was said begins and ends, each time; controls in it are encoded as
-                the characters that they are spelled with.
+            spans: where each thing said begins and ends; controls inside are encoded as the
+                characters that spell them.
             expected: the controls of the template's own text.
 
         Returns:
-            None where it has other controls than that, since the template's text and what was said
-            make some together, or where the tokenizer does not tell where its tokens come from.
+            None if other controls come out, because the template's text and what was said form
+            some together, or if the tokenizer does not tell where its tokens come from.
         """
         if not self._fast:
             return None
@@ -93,7 +87,7 @@ class Controls:
         made, begins, at = list[int](), list[int](), 0
         for start in sorted(forged):
             if start < at:
-                continue  # it was in the text that the one before it began
+                continue  # already encoded with the one before it
             made += ids[at:start]
             begins += [begin for begin, _ in offsets[at:start]]
             at = next((each for each in own if each > start), len(ids))
@@ -107,7 +101,7 @@ class Controls:
         return Encoded(made, begins)
 
     def alone(self, text: str) -> Encoded:
-        """The tokens of a text, none of which is a control."""
+        """The tokens of a text, none of them a control."""
         made = self.outside(text, [(0, len(text))], [])
         if made is not None:
             return made
@@ -118,8 +112,8 @@ class Controls:
         return Encoded([token for token in ids if token not in self._spelled], None)
 
     def _spell(self, text: str) -> list[tuple[int, int]]:
-        """Tokens of a text that goes on from other text, none of them a control, by where in it
-        they begin: it is cut inside each control, until there is none."""
+        """Positions and tokens of a text that continues other text, none of them a control: the
+        text is cut inside each control until none is left."""
         pieces, made = [(0, text)], list[tuple[int, int]]()
         while pieces:
             encoded = self._going_on([piece for _, piece in pieces])
@@ -143,8 +137,8 @@ class Controls:
         return sorted(made, key=lambda each: each[0])
 
     def _inside(self, text: str, token: int, begin: int, end: int) -> tuple[int, ...]:
-        """Where to cut a control that stands in a text: in its middle if white space around it, or
-        the tokenizer's normalization, makes it longer or shorter than it is spelled."""
+        """Where to cut a control in a text: after its first character, or in the middle where white
+        space or normalization make it longer or shorter than its spelling."""
         spelled = self._spelled[token]
         found = text.find(spelled, begin, end)
         if found >= 0 and len(spelled) > 1:
@@ -152,12 +146,12 @@ class Controls:
         return ((begin + end) // 2,) if end - begin > 1 else (begin, end)
 
     def _is_spelled(self, token: int, text: str) -> bool:
-        """Whether a token of a text is a control; the unknown one also stands for what is none."""
+        """Whether a token of a text is a control; the unknown token only if it is spelled out."""
         spelled = self._spelled.get(token)
         return spelled is not None and (token != self._unknown or spelled in text)
 
     def _going_on(self, texts: Sequence[str]) -> list[_Offsets]:
-        """Tokens of texts, without the space that some tokenizers put before a beginning."""
+        """Tokens of texts, without the space that some tokenizers put at a beginning."""
         before, width = self._slowly(_BEFORE), len(_BEFORE)
         made = list[_Offsets]()
         for text, (ids, offsets) in zip(

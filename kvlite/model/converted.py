@@ -1,4 +1,4 @@
-"""Whether a converted model is as the conversion left it, seen without reading it whole."""
+"""Checks that a converted model is as the conversion left it, without reading all of it."""
 
 import hashlib
 import json
@@ -13,20 +13,16 @@ _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 
 
 def record(folder: Path) -> None:
-    """Write beside a conversion what it consists of.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write sizes and digests of a conversion's files beside them."""
     marks = {file.name: _mark(file) for file in sorted(folder.iterdir())}
     (folder / RECORD).write_text(json.dumps(marks, indent=1) + "\n", encoding="utf-8")
 
 
 def flaw(folder: Path) -> str | None:
-    """What is wrong with a conversion, None if nothing is.
+    """What is wrong with a conversion, or None.
 
-    One of an earlier kvlite has no record: its config, its tokenizer and the headers of its weights
-    must be whole.
+    Conversions of early versions have no record: their config, tokenizer and the headers of their
+    weights must be whole.
     """
     try:
         marks = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -61,7 +57,7 @@ def _flaw_of_old(folder: Path) -> str | None:
 
 
 def _mark(file: Path) -> str:
-    """A file's size, and a digest of its bytes: of all, or of samples of many."""
+    """A file's size, and a digest of its bytes or, if there are many, of samples."""
     size = file.stat().st_size
     digest = hashlib.sha256()
     last = max(0, size - _SAMPLE_BYTES)

@@ -1,5 +1,5 @@
-"""Matrix-vector products on all cores: MKL runs the products of a single row on one core, which
-leaves a decode step on a CPU at a third of the memory bandwidth (docs/benchmarks.md)."""
+"""Matrix-vector products on all cores: MKL multiplies a single row on one core, so that a decode
+step on a CPU gets a third of the memory bandwidth (docs/benchmarks.md)."""
 
 import torch
 import torch.nn.functional as F
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 
 class SplitLinear(nn.Linear):
-    """A linear layer that shares its work out among the cores when given a single vector.
+    """A linear layer that uses all cores for a single vector.
 
     It takes over the weights of the layer it replaces. A layer with at least as many outputs as
-    inputs stores them input by input, which reads faster, and splits the inputs, whose products
-    are summed up; another one splits the outputs. A tied embedding follows the layout.
+    inputs stores them input by input, which reads faster, splits the inputs and sums up their
+    products; another one splits the outputs. A tied embedding follows the layout.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -42,13 +42,13 @@ class SplitLinear(nn.Linear):
 
 
 def _divisor(parts: int, features: int) -> int:
-    """The most equal parts, up to `parts`, that the features can be cut into."""
+    """The most parts, up to `parts`, that the features can be cut into equally."""
     return max(n for n in range(1, parts + 1) if features % n == 0)
 
 
 def split_linears(module: nn.Module) -> None:
-    """Replace every plain linear layer within `module`, in place; quantized ones are of another
-    class, or have a `forward` of their own. Those whose weights lie elsewhere stay as they are."""
+    """Replace every plain linear layer within `module`, in place. Quantized ones have another class
+    or a `forward` of their own; those whose weights are elsewhere stay as they are."""
     for name, child in module.named_children():
         if type(child) is nn.Linear and not (child.weight.is_meta or "forward" in vars(child)):
             setattr(module, name, SplitLinear(child))

@@ -1,9 +1,6 @@
-"""Where each weight lies in a folder's safetensors files.
+"""A model's safetensors files: where each weight lies in them, and which model they are."""
 
-Source: the safetensors format (eight bytes of length, a JSON header, then the tensors' bytes), and
-transformers' names, which join a layer's experts where checkpoints keep them apart.
-"""
-
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,22 +8,21 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError, safe_open
+
+from kvlite.errors import ModelError
+
 if TYPE_CHECKING:
     import torch
 
-LONGEST_HEADER = 100_000_000
-
-# What transformers' tensor of all experts is made of, one expert after the other.
+# transformers holds all experts in one tensor, made of these, one expert after the other.
 _EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Of each file's bytes, for its fingerprint.
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Stored:
 
     @property
     def dtype(self) -> "torch.dtype | None":
-        """Its type; None if that is no plain floating point."""
+        """Its type; None if that is not plain floating point."""
         import torch
 
         name = _DTYPES.get(self.kind)
@@ -60,40 +56,33 @@ class Stored:
         return prod(self.shape)
 
 
-def read_header(path: Path) -> tuple[int, dict[str, Stored]]:
+def _read_header(path: Path) -> tuple[int, dict[str, Stored]]:
     """Where a file's data begins, and every tensor in it by name.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is damaged, or cut short.
+        ValueError: it is damaged, or cut short.
     """
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > LONGEST_HEADER:
-            raise ValueError(f"a header of {length} bytes")
         try:
-            header = json.loads(file.read(length))
-        except RecursionError:
-            raise ValueError("a header that is nested too deeply") from None
+            with safe_open(path, "np"):  # checks the header, also against the file's length
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path.name} is damaged or cut short: {error}") from None
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    start, size = 8 + length, path.stat().st_size
+    start = 8 + length
     tensors = {}
     for name, about in header.items():
         begin, end = about["data_offsets"]
-        if not all(type(number) is int for number in (begin, end, *about["shape"])):
-            raise ValueError(f"{path.name} is damaged: sizes of {name} are no numbers")
-        begin, end = start + begin, start + end
-        if not start <= begin <= end <= size:
-            raise ValueError(f"{path.name} is cut short: {name} lies beyond its end")
-        tensor = Stored(path, about["dtype"], tuple(about["shape"]), begin, end)
-        if tensor.dtype is not None and end - begin != tensor.count * tensor.dtype.itemsize:
-            raise ValueError(f"{path.name} is damaged: {name} has {end - begin} bytes")
-        tensors[name] = tensor
+        shape = tuple(about["shape"])
+        tensors[name] = Stored(path, about["dtype"], shape, start + begin, start + end)
     return start, tensors
 
 
 def stored_weights(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the model in `folder` by its name there, of the files that transformers would
-    load.
+    """Every tensor of the model in `folder` by its name there, from the files that transformers
+    would load.
 
     Raises:
         OSError, AttributeError, KeyError, TypeError, ValueError: files are missing or damaged.
@@ -104,17 +93,50 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
         names = sorted(set(index["weight_map"].values()))
     tensors: dict[str, Stored] = {}
     for name in names:
-        tensors |= read_header(folder / name)[1]
+        tensors |= _read_header(folder / name)[1]
     return tensors
 
 
+def fingerprint(folder: Path) -> str:
+    """A model's weights in 16 digits: their names, types and shapes, and 64 samples of each file's
+    bytes, so that a fine-tuned copy has another one.
+
+    Raises:
+        ModelError: a file of weights is damaged, gone, or cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        # `glob` finds nothing in a folder that it may not read, and says nothing.
+        for path in sorted(each for each in folder.iterdir() if each.match("*.safetensors")):
+            begin, stored = _read_header(path)
+            tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())
+            digest.update(json.dumps(tensors).encode())
+            last = max(0, path.stat().st_size - begin - _SAMPLE_BYTES)
+            with path.open("rb") as file:
+                for sample in range(_SAMPLES):
+                    file.seek(begin + last * sample // (_SAMPLES - 1))
+                    digest.update(file.read(_SAMPLE_BYTES))
+    except ValueError as error:
+        raise ModelError(
+            f"the model in {folder} cannot be loaded: {path.name} is damaged, get it again"
+        ) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ModelError(
+            f"the model's files in {folder} cannot be read ({why}): put them back, or check their "
+            "permissions"
+        ) from error
+    return digest.hexdigest()[:16]
+
+
 def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
-    """What a parameter is made of, in order; nothing if it is not there.
+    """The stored tensors that make up a parameter, in order; none if it is not there.
 
     Args:
         name: transformers' name, such as `model.layers.0.mlp.experts.down_proj`.
     """
-    for known in _names(name):
+    other = name.replace(".mlp.", ".block_sparse_moe.")
+    for known in (name, name.removeprefix("model."), other, other.removeprefix("model.")):
         if known in stored:
             return [stored[known]]
         experts, _, kind = known.rpartition(".")
@@ -123,13 +145,6 @@ def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
             if found:
                 return found
     return []
-
-
-def _names(name: str) -> Iterator[str]:
-    """What checkpoints may call a parameter."""
-    for known in (name, name.replace(".mlp.", ".block_sparse_moe.")):
-        yield known
-        yield known.removeprefix("model.")
 
 
 def _of_experts(

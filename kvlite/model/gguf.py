@@ -1,4 +1,4 @@
-"""GGUF files: converted once to safetensors, kept under the user's cache folder by content."""
+"""Conversion of GGUF files to safetensors, once for each content, in the user's cache folder."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ from kvlite.model.shape import ADMITTED, require_admitted
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1
 _PARTIAL, _LOCK = ".partial-", "converting.lock"
-# What is written beside the weights: the largest tokenizers have some 35 MB.
+# Room for files besides the weights: the largest tokenizers have some 35 MB.
 _BESIDE = 64 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 FLOAT32_LIMIT = 1 << 30
@@ -35,19 +35,18 @@ def converted_folder(
 ) -> Path:
     """The safetensors folder of a GGUF file, made on first use (about 20 s for 135M weights).
 
-    Weights are written in float32, those of files above 1 GiB in bfloat16, which takes half.
-
-    It is written to a temporary folder and renamed, so it is whole or not there; one that was
-    damaged since is made anew. The name is the SHA-256 of the file's content: a changed file is
-    converted anew. Of several who want one at a time, all but the first wait.
+    Weights are written in float32; those of files above 1 GiB in bfloat16, which takes half. The
+    folder is named by the file's SHA-256, so a changed file is converted again. It is written to a
+    temporary folder and renamed, so it is whole or not there; a damaged one is made again. One
+    process converts at a time, others wait.
 
     Args:
-        notify: told before a conversion, and before waiting for another.
-        cancel: set to end it; nothing is left behind.
+        notify: called with a sentence before a conversion, and before waiting for another.
+        cancel: set to stop; nothing is left behind.
 
     Raises:
         ModelError: the file is not a whole GGUF, its architecture is not admitted, it cannot
-            be converted, or there is no room for what comes of it.
+            be converted, or there is no room for the result.
         Stopped: `cancel` was set.
     """
     say = notify or (lambda said: None)
@@ -72,7 +71,7 @@ def converted_folder(
 
 
 def sweep() -> None:
-    """Remove what conversions left that were killed, unless one is going on."""
+    """Remove what killed conversions left, unless one is going on."""
     from filelock import FileLock, Timeout
 
     models = cache_folder() / "models"
@@ -89,7 +88,7 @@ def _sweep(models: Path) -> None:
 
 
 def already_converted(gguf: Path) -> Path | None:
-    """The safetensors folder of a GGUF file if there is one, whole or not."""
+    """The safetensors folder of a GGUF file if it exists, whole or not."""
     try:
         folder = _folder_of(gguf, None)
     except OSError:
@@ -115,7 +114,7 @@ def _digest(gguf: Path, cancel: Event | None) -> str:
 
 @contextmanager
 def _alone(models: Path, say: Callable[[str], None], cancel: Event | None) -> Iterator[None]:
-    """While nobody else converts; what those left who were killed is removed."""
+    """Held while converting: nobody else does, and what killed conversions left is removed."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(models.parent / _LOCK)
@@ -137,7 +136,7 @@ def _alone(models: Path, say: Callable[[str], None], cancel: Event | None) -> It
 def _convert_into(
     folder: Path, gguf: Path, numbers: int, say: Callable[[str], None], cancel: Event | None
 ) -> None:
-    """Make the folder of a GGUF file, unless it was made meanwhile."""
+    """Make the folder of a GGUF file, unless another process did so meanwhile."""
     if folder.is_dir():
         damage = flaw(folder)
         if damage is None:
@@ -187,7 +186,7 @@ def _require_room(gguf: Path, needed: int, models: Path) -> None:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether a disk was full, as Python says it or as Rust does."""
+    """Whether a disk was full, by Python's errors or Rust's."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(f"(os error {number})" in str(error) for number in _FULL)
@@ -206,7 +205,7 @@ def _unusable(models: Path, error: OSError) -> ModelError:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """The work of a child process, which draws what transformers draws where nobody sees it."""
+    """Runs in a child process, whose output, such as progress bars, nobody sees."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,8 +1,8 @@
-"""What a GGUF file says of itself, read without believing it.
+"""A GGUF file's header, read without trusting it.
 
-Source: the GGUF specification (ggml's docs/gguf.md). The gguf package makes an object of every
-value, as many as a file claims to have; here nothing is read or kept that a file of a language
-model does not have, so that a stranger's header costs neither time nor memory.
+Source: the GGUF specification (ggml's docs/gguf.md). The gguf package creates an object for every
+value, as many as a file claims to have. Here counts and sizes are limited to those of language
+models, and lists are skipped, so that a hostile header costs neither time nor memory.
 """
 
 import struct
@@ -16,13 +16,13 @@ from kvlite.errors import ModelError
 from kvlite.model.config_check import MOST
 
 VERSIONS = (2, 3)
-# The largest vocabularies have a quarter of a million tokens: names, scores, kinds and merges.
+# The largest vocabularies have a quarter of a million tokens, with name, score, kind and merge.
 _MOST_VALUES, _MOST_FIELDS, _MOST_TENSORS = 8 << 20, 1 << 16, 1 << 17
 _LONGEST_TEXT, _MOST_DIMENSIONS = 64 << 20, 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS[12] = "d"
 _TEXT, _ARRAY = 8, 9
-# What sizes are called there and in a config.json.
+# Sizes, by their names in GGUF and in a config.json.
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -42,13 +42,12 @@ _NEEDED = ("block_count", "embedding_length", "feed_forward_length", "attention.
 
 @dataclass(frozen=True)
 class Header:
-    """A GGUF file's.
+    """The header of a GGUF file.
 
     Attributes:
-        path: of the file.
-        architecture: as GGUF calls it.
-        fields: what it says of the model; of a list how many values it has, as a tuple of one.
-        numbers: weights in all.
+        architecture: GGUF's name for it.
+        fields: the metadata; of a list only its length, as a tuple of one.
+        numbers: how many weights there are.
     """
 
     path: Path
@@ -57,8 +56,8 @@ class Header:
     numbers: int
 
     def require_sizes(self) -> None:
-        """Raises ModelError unless its sizes are those of a model, and it has as many weights as
-        they need: transformers would make up what is not there, however much that is."""
+        """Raises ModelError unless sizes are plausible and the file has as many weights as they
+        need: transformers would make up what is missing, however much that is."""
         try:
             wanted = sum(_parts(dict(self._sizes())))
             if wanted > 2 * self.numbers:
@@ -88,10 +87,10 @@ class _Damaged(Exception):
 
 
 def read_header(path: Path) -> Header:
-    """The header of a whole GGUF file.
+    """The header of a GGUF file.
 
     Raises:
-        ModelError: it is none, is cut short or damaged.
+        ModelError: it is no GGUF file, is cut short or damaged.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -103,7 +102,7 @@ def read_header(path: Path) -> Header:
 
 
 def require_magic(file: IO[bytes], path: Path) -> None:
-    """Raises ModelError unless a file begins as GGUF files do."""
+    """Raises ModelError unless a file begins like a GGUF file."""
     if file.read(4) != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
 
@@ -149,7 +148,7 @@ class _Reading:
         return Header(self.path, architecture, about, numbers)
 
     def _weights(self, count: int, alignment: Any) -> int:
-        """How many numbers all tensors have, each of which lies within the file."""
+        """How many numbers all tensors have; checks that each tensor lies within the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kinds = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}
@@ -179,7 +178,7 @@ class _Reading:
         return numbers
 
     def _value(self, kind: int) -> Any:
-        """A field's value; of an array how many it has, as a tuple of one."""
+        """A field's value; of an array only its length, as a tuple of one."""
         if kind in _SCALARS:
             return self._numbers(_SCALARS[kind])[0]
         if kind == _TEXT:
@@ -222,7 +221,7 @@ class _Reading:
 
 
 def _parts(sizes: dict[str, int]) -> Iterator[int]:
-    """Weights that sizes need, some of them left out."""
+    """Numbers of weights that a model of these sizes has at least."""
     hidden, layers = sizes["embedding_length"], sizes["block_count"]
     heads = sizes["attention.head_count"]
     dim = sizes.get("attention.key_length", sizes.get("rope.dimension_count", hidden // heads))

@@ -1,4 +1,4 @@
-"""Models of Hugging Face, from its cache on this machine or from the hub."""
+"""Models from Hugging Face: its cache on this machine, or the hub."""
 
 import errno
 from collections.abc import Callable
@@ -24,13 +24,14 @@ def fetched(
     *,
     only: str = "",
 ) -> Path:
-    """The folder of a Hugging Face repository, or of one file of it, from the cache or the hub.
+    """The folder of a Hugging Face repository, from the cache or the hub.
 
-    A download that is ended goes on where it was when it is asked for again.
+    A download that was stopped continues the next time.
 
     Args:
-        notify: told before it begins, and at each percent of what is downloaded.
-        cancel: set to end it.
+        notify: called with a sentence at the beginning, and at each percent of a download.
+        cancel: set to stop.
+        only: the one file that is needed.
 
     Raises:
         ModelError: there is no such repository, or neither network nor room for it.
@@ -49,7 +50,7 @@ def fetched(
 
 
 def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
-    """The work of a child process, which can be ended while it waits for the network."""
+    """Runs in a child process, which can be killed while it waits for the network."""
     from huggingface_hub import constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -70,7 +71,7 @@ def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
             f"Hugging Face refused {repo}: {str(error).splitlines()[0]} (is the name right, and "
             "are you logged in with `hf auth login` if it is gated?)"
         ) from None
-    except Exception as error:  # of the network, in the words of whichever library was using it
+    except Exception as error:  # of the network, from whichever library was using it
         if isinstance(error, OSError) and error.errno in _UNSTORED:
             raise ModelError(
                 f"{repo} cannot be stored in {constants.HF_HUB_CACHE} ({error.strerror}): make "
@@ -83,18 +84,18 @@ def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
 
 
 def _bar(progress: Callable[[int, int], None]) -> Any:
-    """A bar that is not drawn, and says how many bytes are there."""
+    """A tqdm class that reports bytes to `progress` instead of drawing a bar."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *given: Any, **options: Any) -> None:
             # The hub counts twice: bytes as they come, and as they are written.
-            self.tells = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
+            self.reports = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
             super().__init__(*given, **options)
 
         def update(self, n: float | None = 1) -> Any:
             shown = super().update(n)
-            if self.tells:
+            if self.reports:
                 progress(int(self.n), int(self.total or 0))
             return shown
 

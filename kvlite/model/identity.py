@@ -1,4 +1,4 @@
-"""Which model something was made with: whether another one may go on from it."""
+"""Which model a saved conversation was made with, and whether another may continue it."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import SnapshotError
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 
 if TYPE_CHECKING:
     from kvlite.model.load import LoadedModel
@@ -18,14 +18,14 @@ _SIZES = ("model_type", "layers", "heads", "kv_heads", "head_dim", "hidden", "vo
 
 @dataclass(frozen=True)
 class Identity:
-    """What keys and values depend on.
+    """Everything that keys and values depend on.
 
     Attributes:
-        fingerprint: of the files of weights.
-        config: sizes, windows and rotations, in 16 digits.
-        weights, dtype: what they were loaded as, and what the cache is.
-        tokenizer: what token ids stand for, in 16 digits.
-        template: the chat template, likewise.
+        fingerprint: of the weight files.
+        config: digest of sizes, windows and rotations.
+        weights, dtype: the types of the loaded weights and of the cache.
+        tokenizer: digest of the vocabulary.
+        template: digest of the chat template.
     """
 
     fingerprint: str
@@ -37,11 +37,7 @@ class Identity:
 
     @classmethod
     def of(cls, model: "LoadedModel") -> "Identity":
-        """A loaded model's.
-
-        Raises:
-            ModelError: a file of weights is damaged.
-        """
+        """The identity of a loaded model. Raises ModelError if a weight file is damaged."""
         shape, config = model.shape, model.module.config
         sizes = [getattr(shape, name) for name in _SIZES]
         rotations = getattr(config, "rope_parameters", None) or {}
@@ -55,11 +51,11 @@ class Identity:
         )
 
     def require(self, other: "Identity", path: object, name: str) -> None:
-        """Raises SnapshotError if what this one made is not for another.
+        """Raises SnapshotError if what this model made cannot be used with another.
 
         Args:
             path: what it made.
-            name: what users call this model.
+            name: the model's name for users.
         """
         if (self.fingerprint, self.config) != (other.fingerprint, other.config):
             raise SnapshotError(
@@ -79,7 +75,7 @@ class Identity:
 
 
 def _vocabulary(vocab: dict[str, int]) -> str:
-    """Tokens in the order of their ids, and the ids: fast, as there may be a quarter million."""
+    """Digest of tokens and ids; fast, as there may be a quarter million."""
     tokens = sorted(vocab, key=vocab.__getitem__)
     digest = hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogatepass"))
     digest.update(array("q", sorted(vocab.values())).tobytes())

@@ -1,4 +1,4 @@
-"""A model's decoder layers, as the engine asks for them."""
+"""A model's decoder layers, as the engine accesses them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Passing:
-    """What it takes that layers' weights are not all on the device.
+    """The cost of layers whose weights are not all on the device.
 
     Attributes:
-        setting: how `--stream` was written.
-        nbytes: bytes of weights that a pass through all layers brings to the device.
-        bytes_per_s: at which they came when the model was loaded.
+        setting: the value of `--stream`.
+        nbytes: bytes of weights that each pass through all layers brings to the device.
+        bytes_per_s: the rate measured when the model was loaded.
     """
 
     setting: str
@@ -23,13 +23,14 @@ class Passing:
 
 
 class Layers:
-    """The decoder layers in order. Each can run until another one is asked for: it may not be on
-    the device for longer. These here are always; `offload.StreamedLayers` come when they are
-    asked for. Which order they are asked for in only matters to speed.
+    """The decoder layers in order, all on the device.
+
+    In general a layer may only be used until the next one is accessed: `offload.StreamedLayers`
+    brings weights to the device on access. The order of access matters to speed alone.
 
     Attributes:
-        passing: what a pass through layers that come and go takes; None for these.
-        brought: bytes of weights that came to the device for layers that were asked for.
+        passing: the cost of a pass through streamed layers; None for these.
+        brought: bytes of weights that were brought to the device so far.
     """
 
     passing: Passing | None = None
@@ -46,9 +47,9 @@ class Layers:
         return self.modules[index]
 
     def __iter__(self) -> Iterator[Any]:
-        """Every layer, ready to run in its turn."""
+        """Each layer in turn, ready to run."""
         return (self[index] for index in range(len(self)))
 
     def tensors(self) -> Iterator[Tensor]:
-        """What is on the device for them beside the modules' own tensors."""
+        """Tensors on the device besides the modules' own."""
         return iter(())

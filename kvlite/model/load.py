@@ -1,11 +1,11 @@
 """Weights and tokenizer in memory, and the parts of a model the engine runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from kvlite.model.weights import (
     keep_odd_sizes_unpacked,
 )
 
-# Without the second one transformers would ask on the terminal whether to run a file's code.
+# Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
 PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -40,9 +40,9 @@ class LoadedModel:
         path: the folder its safetensors came from.
         weights: what they were loaded as.
         stop_ids: tokens that end an answer.
-        calibration: what was measured of it for methods that need it, if it was.
+        calibration: measurements for methods that need them, if there are any.
         layers: the decoder layers.
-        meta: the same without weights, once a forecast needed it.
+        meta: the same model without weights, once a forecast needed it.
     """
 
     module: Any
@@ -71,12 +71,12 @@ class LoadedModel:
         return dtype
 
     def tensors(self) -> Iterator[Tensor]:
-        """What is on the device for it, all of it; some come twice, as views of one storage."""
+        """Everything on the device for it; some twice, as views of one storage."""
         yield from held_tensors(self.module)
         yield from self.layers.tensors()
 
     def empty_cache(self) -> KVCache:
-        """A cache for one sequence of this model, which has seen nothing."""
+        """An empty cache for one sequence of this model."""
         shape = self.shape
         return KVCache.empty(
             shape.layers, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device
@@ -96,13 +96,13 @@ class LoadedModel:
     def rotations(self, start: int, count: int) -> list[tuple[Tensor, Tensor]]:
         """cos and sin, each `(1, count, dim)`, of positions from `start`, for every layer.
 
-        Computed once for the whole range: frequencies that depend on the length (dynamic,
-        longrope) are then the same for every chunk.
+        One call covers the whole range, so that frequencies that depend on the length (dynamic,
+        longrope) are the same for every chunk.
         """
         return self.rotations_at(torch.arange(start, start + count, device=self.device), self.dtype)
 
     def rotations_at(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """As `rotations`, of any positions `(n,)`; the largest decides the frequencies."""
+        """Like `rotations`, for any positions `(n,)`; the largest decides the frequencies."""
         rotary = self.module.model.rotary_emb
         like = torch.empty(0, dtype=dtype, device=self.device)
         kinds = getattr(self.module.config, "layer_types", None)
@@ -110,16 +110,6 @@ class LoadedModel:
             return [rotary(like, positions[None])] * self.shape.layers
         by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
         return [by_kind[kind] for kind in kinds]
-
-
-class Opened(Protocol):
-    """Makes a transformers model of a folder."""
-
-    def __call__(
-        self, folder: Path, *, device: torch.device, weights: Weights
-    ) -> tuple[Any, dict[str, Any]]:
-        """The module, and what was found of its weights, as transformers tells it."""
-        ...
 
 
 def choose_device(device: str) -> torch.device:
@@ -151,16 +141,16 @@ def load_model(
     weights: Weights,
     calibration: Calibration | None = None,
     tokenizer: Any = None,
-    opened: Opened | None = None,
+    opened: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
     cancel: Event | None = None,
 ) -> LoadedModel:
     """Load safetensors from `folder`; nothing in it is executed.
 
     Args:
         tokenizer: its own, if it was read before.
-        opened: gives the module, instead of `load_module`; its decoder layers' weights may lie
-            elsewhere than on `device`.
-        cancel: set to end it when the weight that is being read is there.
+        opened: replaces `load_module`; its decoder layers' weights may be elsewhere than on
+            `device`.
+        cancel: set to stop after the weight that is being read.
 
     Raises:
         Stopped: `cancel` was set.
@@ -198,9 +188,9 @@ def load_model(
 def load_module(
     folder: Path, *, device: torch.device, weights: Weights, attention: str = ATTENTION
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model as it is, and transformers' account of what it found.
+    """A transformers model, and transformers' loading info.
 
-    Weights that are to be quantized come to the device one by one, so that no full copy is there.
+    Weights to be quantized come to the device one by one, so there is never a full copy.
 
     Args:
         attention: transformers' name of the attention function.
@@ -209,7 +199,7 @@ def load_module(
 
     register_attention()
     hush_bitsandbytes()
-    # Told of no quantization, transformers would forget the checkpoint's own.
+    # If this were None, transformers would forget the checkpoint's own quantization.
     quantized = {} if weights.config is None else {"quantization_config": weights.config}
     with making_modules():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -233,7 +223,7 @@ def load_module(
 
 
 def _require_packed(stored: Any, weights: Weights, device: torch.device) -> None:
-    """Raises an exception if a quantized checkpoint cannot stay so here, before it is read."""
+    """Raises an exception, before weights are read, if they cannot stay quantized here."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantizer = AutoHfQuantizer.from_config(stored, pre_quantized=True)
@@ -247,7 +237,7 @@ def _require_packed(stored: Any, weights: Weights, device: torch.device) -> None
 
 @contextmanager
 def without_progress_lines() -> Iterator[None]:
-    """transformers draws a line for every weight it loads; not here."""
+    """Hide transformers' progress bars."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -260,13 +250,13 @@ def without_progress_lines() -> Iterator[None]:
 
 
 def require_whole(found: dict[str, Any], name: str, *, exactly: bool = False) -> None:
-    """Raises ModelError if weights do not fit, which transformers would make up at random.
+    """Raises ModelError if weights are missing or do not fit: transformers would make them up.
 
     Args:
         found: transformers' loading info.
         name: of the model.
-        exactly: weights without a place in the model are refused too: without their scales,
-            quantized ones would load and say anything.
+        exactly: also refuse weights without a place in the model: quantized ones would load
+            without their scales and give nonsense.
     """
     misfits = {key for key, *_ in found["mismatched_keys"]}
     strangers = found["unexpected_keys"] if exactly else ()

@@ -1,4 +1,4 @@
-"""Making modules of transformers' classes, in one thread at a time."""
+"""Creating transformers modules, in one thread at a time."""
 
 import sys
 import threading
@@ -17,10 +17,10 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def making_modules() -> Iterator[None]:
-    """While no other thread makes a module or loads the weights of one.
+    """Held while a module is created or its weights are loaded.
 
-    transformers replaces methods of its own classes while it does so, and sets torch's default
-    dtype: in another thread weights would not be tied then, or of the wrong type.
+    Meanwhile transformers replaces methods of its own classes and sets torch's default dtype: in
+    another thread weights would not be tied, or of the wrong type.
     """
     with _LOCK:
         yield
@@ -28,17 +28,20 @@ def making_modules() -> Iterator[None]:
 
 @contextmanager
 def loading(cancel: Event | None) -> Iterator[None]:
-    """While weights are loaded, of which the next one is not begun once `cancel` is set.
+    """Held while weights are loaded; no further one is begun once `cancel` is set.
 
     Raises:
-        Stopped: it was.
+        Stopped: it was set.
     """
     from transformers.utils import logging
 
+    def checked(things: Iterable[Any]) -> Iterator[Any]:
+        for thing in things:
+            require_uncancelled(cancel)
+            yield thing
+
     def followed(make: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if given:
-            given = _each(given[0], cancel), *given[1:]
-        return make(*given, **options)
+        return make(*map(checked, given[:1]), *given[1:], **options)
 
     with making_modules():
         require_uncancelled(cancel)
@@ -50,20 +53,14 @@ def loading(cancel: Event | None) -> Iterator[None]:
     require_uncancelled(cancel)
 
 
-def _each(things: Iterable[Any], cancel: Event | None) -> Iterator[Any]:
-    for thing in things:
-        require_uncancelled(cancel)
-        yield thing
-
-
 def load_transformers() -> None:
-    """Import what every model needs, in one thread at a time: transformers imports its names when
-    they are asked for, and some are not there for a second thread meanwhile."""
+    """Import what every model needs, in one thread at a time: while transformers imports a name on
+    access, a second thread may not find it."""
     with _LOCK:
         import transformers  # noqa: F401
 
-        # It puts another module in its place while it is imported; who waits for that gets the
-        # first one, which has nothing in it.
+        # It replaces itself in sys.modules while it is imported; a thread that waits for the import
+        # gets the first module, which is empty.
         whole = sys.modules["transformers"]
         for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
             getattr(whole, name)
@@ -76,15 +73,15 @@ def meta_module(
     layers: int | None = None,
     attention: str | None = None,
 ) -> Any:
-    """A transformers model of a config on the meta device.
+    """A transformers model on the meta device.
 
     torch's default dtype stays as it is: other threads may compute meanwhile.
 
     Args:
         config: is not changed.
-        dtype: of its parameters; torch's default without.
-        layers: how many it has, if others than the config says.
-        attention: transformers' name of the attention function, if not its own choice.
+        dtype: of its parameters, instead of torch's default.
+        layers: their number, instead of the config's.
+        attention: transformers' name of the attention function, instead of its own choice.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,8 @@
-"""Rotary positions undone and done again, by the cos and sin that the model itself makes.
+"""Undoing and redoing rotary positions with the cos and sin that the model itself computes.
 
-Every admitted architecture turns a head's first half against its second; some turn only the
-first part of a head (Phi-3), some also stretch what they turn (YaRN, longrope): the same numbers in
-cos and sin say both, so what a model did is undone without knowing which it is.
+Every admitted architecture turns a head's first half against its second; some turn only the first
+part of a head (Phi-3), some also stretch what they turn (YaRN, longrope). Both show in cos and sin,
+so a rotation can be undone without knowing its kind.
 """
 
 import torch
@@ -16,28 +16,28 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
-    """Vectors `(batch, heads, n, dim)` turned as the model turns queries and keys, in float32."""
+    """Vectors `(batch, heads, n, dim)` rotated as the model does it, in float32."""
     cos, sin = (each[:, None].float() for each in rotation)
     return _turn(x.float(), cos, sin)
 
 
 def unrotated(x: Tensor, rotation: Rotation) -> Tensor:
-    """The vectors `(batch, heads, n, dim)` that `rotated` made x of, in float32."""
+    """The inverse of `rotated`."""
     cos, sin = (each[:, None].float() for each in rotation)
     stretch = cos.square() + sin.square()
     return _turn(x.float(), cos / stretch, -sin / stretch)
 
 
 def turned(x: Tensor, at: Rotation, to: Rotation) -> Tensor:
-    """Queries or keys rotated at some positions, as they would be at others, in their dtype."""
+    """Queries or keys moved from positions `at` to positions `to`, in their dtype."""
     return rotated(unrotated(x, at), to).to(x.dtype)
 
 
 def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
-    """Rotations of the `count` positions from `end` on, for every layer, by the frequencies that
-    the positions before them have, even where the model would change these with the length.
+    """Rotations of the `count` positions from `end` on, for every layer, with the frequencies of
+    the positions before, even if the model would change them with the length.
 
-    A rotation by the sum of two angles is made of those by each.
+    They are composed: a rotation by a sum of two angles is one by each, in turn.
     """
     steps = max(1, min(count, end - 1))
     known = torch.cat([torch.arange(1, steps + 1), torch.tensor([end - 1])]).to(model.device)
@@ -50,7 +50,7 @@ def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
 
 
 def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rotation:
-    """Rotations after the last one's position, by the others as steps."""
+    """Rotations after the last position, with the others as steps."""
     (cos, cos_at), (sin, sin_at) = ((each[:, :-1], each[:, -1:]) for each in (cos, sin))
     stretch = (cos_at.square() + sin_at.square()).sqrt()
     parts: list[Rotation] = []
@@ -63,16 +63,15 @@ def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rota
 
 
 def steady(model: LoadedModel) -> bool:
-    """Whether a position is always turned alike, however much was read."""
+    """Whether a position's rotation is the same however much was read."""
     return getattr(model.module.model.rotary_emb, "rope_type", None) != "longrope"
 
 
 def require_steady(model: LoadedModel, option: str) -> None:
-    """Raises SettingError if a position's rotation depends on how much was read when it was made,
-    so that a later turn cannot undo it.
+    """Raises SettingError unless `steady`: a later turn could not undo the rotations.
 
     Args:
-        option: what wants to undo it, and would have to be given up.
+        option: the setting that needs to undo them.
     """
     if not steady(model):
         raise SettingError(

@@ -1,4 +1,4 @@
-"""A model's shape: everything memory depends on, read from its config, without its weights."""
+"""A model's shape: everything that memory depends on, from its config alone."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Parts:
 
     Attributes:
         group: embedding, attention, mlp, norms or head.
-        size: of one.
-        linear: they are matrices of linear layers within the decoder, which bitsandbytes quantizes.
+        size: the shape of one.
+        linear: matrices of linear layers within the decoder, which bitsandbytes quantizes.
         count: how many there are.
     """
 
@@ -43,15 +43,15 @@ class Parts:
     count: int
 
     def numbers(self) -> int:
-        """Weights in all."""
+        """The number of weights in all."""
         return self.count * prod(self.size)
 
     def nbytes(self, weights: "Weights") -> int:
-        """Bytes in all, scales and tables of quantized ones included.
+        """Bytes in all, including scales and tables of quantized ones.
 
-        int8 has a float32 scale a row. nf4 has 4 bits a number, a scale for every 64, which takes 8
-        bits and has in turn a float32 scale for every 256, their float32 mean, and two tables of 16
-        and 256 float32 ("QLoRA", section 3, as bitsandbytes lays it out).
+        int8 has a float32 scale per row. nf4 has 4 bits per number and an 8-bit scale for every 64;
+        of these, a float32 scale for every 256, their float32 mean, and two tables of 16 and 256
+        float32 ("QLoRA", section 3, as bitsandbytes lays it out).
         """
         numbers = prod(self.size)
         if not self.linear or weights.name not in ("int8", "nf4"):
@@ -93,17 +93,16 @@ class ModelShape:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Count of weights by group: embedding, attention (all layers), mlp (all layers), norms,
-        head (0 when tied to the embedding)."""
+        """Number of weights by group, over all layers; the head has 0 if tied to the embedding."""
         return self._by_group(Parts.numbers)
 
     def weight_bytes(self, weights: "Weights") -> dict[str, int]:
-        """Bytes of each group of weights once loaded, to the byte, of any choice of weights; a
-        checkpoint that was quantized before says by itself what it holds.
+        """Exact bytes of each group of weights once loaded, except for checkpoints that were
+        quantized before.
 
-        A GPU's allocator hands out 512 bytes at a time, and buffers (rotary frequencies) are not
-        counted. A CPU that multiplies bfloat16 makes nf4's scales bfloat16 at the first token, a
-        byte more each.
+        Not counted: buffers (rotary frequencies), the 512-byte granularity of a GPU's allocator,
+        and, on a CPU that multiplies bfloat16, a byte more for each of nf4's scales, which become
+        bfloat16 at the first token.
         """
         return self._by_group(lambda part: part.nbytes(weights))
 
@@ -114,7 +113,7 @@ class ModelShape:
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Layers that see everything; the ones a method may cut."""
+        """Layers without a sliding window: those that a method may cut."""
         return tuple(i for i, window in enumerate(self.windows) if window is None)
 
     def entry_bytes(self, itemsize: int) -> int:
@@ -122,16 +121,16 @@ class ModelShape:
         return 2 * self.head_dim * itemsize + 4
 
     def full_kv_bytes(self, tokens: int, itemsize: int, batch: int = 1) -> int:
-        """Bytes of keys and values if all of `tokens` were kept, sliding windows respected."""
+        """Bytes of keys and values of `tokens` if methods kept all; sliding windows still drop."""
         entries = sum(min(tokens, window or tokens) for window in self.windows)
         return batch * entries * self.kv_heads * 2 * self.head_dim * itemsize
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json, looked at.
+    """The model's config.json, checked if the architecture is admitted.
 
     Raises:
-        ModelError: there is none, or it is not one that a model can have.
+        ModelError: there is none, or no model has such values.
     """
     path = folder / "config.json"
     try:
@@ -156,11 +155,7 @@ def require_admitted(model_type: str, name: str) -> None:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The shape of the model in `folder`, from its config.json alone.
-
-    Raises:
-        ModelError: the config is missing or broken, or its architecture is not admitted.
-    """
+    """The shape of the model in `folder`, from its config.json alone. Raises as `described`."""
     return described(folder)[1]
 
 
@@ -168,7 +163,7 @@ def described(folder: Path) -> tuple[Any, ModelShape]:
     """transformers' config of the model in `folder`, and its shape.
 
     Raises:
-        ModelError: as for `read_shape`.
+        ModelError: the config is missing or broken, or its architecture is not admitted.
     """
     require_admitted(read_config(folder)["model_type"], str(folder))
     from transformers import AutoConfig
@@ -204,8 +199,8 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def _context(config: Any) -> int:
-    """Tokens a model holds. YaRN's configs may state the length before stretching; others state
-    the length after it."""
+    """Tokens a model holds. YaRN's configs may state the length before stretching, others state
+    it after."""
     stated: int = config.max_position_embeddings
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "yarn":
@@ -215,7 +210,7 @@ def _context(config: Any) -> int:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    """A window that is no shorter than the context never slides, and counts as none."""
+    """Per layer; a window that is no shorter than the context never slides, and counts as none."""
     window: int | None = getattr(config, "sliding_window", None)
     layers: int = config.num_hidden_layers
     if not window or window >= config.max_position_embeddings:

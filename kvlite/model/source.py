@@ -1,4 +1,4 @@
-"""Where a model lies: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
+"""Where a model is: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
 
 import json
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def find_model(
     Args:
         model: `smollm2-135m`, a folder, a `.gguf` file, or a Hugging Face id such as
             `Qwen/Qwen3-8B`.
-        notify: told before a conversion or a download.
-        cancel: set to end these.
+        notify: called with a sentence before a conversion or a download.
+        cancel: set to stop these.
 
     Raises:
         ModelError: it does not exist, holds no safetensors, or is not an admitted architecture.
@@ -43,7 +43,7 @@ def find_model(
 
 
 def require_model(model: str) -> None:
-    """Check what can be known of `model` before it is converted or downloaded, and without torch.
+    """Check what can be known before a conversion or a download, and without importing torch.
 
     Raises:
         ModelError: as `find_model`.
@@ -65,10 +65,7 @@ def find_config(
     notify: Callable[[str], None] | None = None,
     cancel: Event | None = None,
 ) -> Path:
-    """A folder with the config.json of `model`, named as for `find_model`; weights are not needed.
-
-    Args:
-        notify, cancel: as for `find_model`.
+    """A folder with the config.json of `model`; weights are not needed. Args as for `find_model`.
 
     Raises:
         ModelError: there is none, or it is not of an admitted architecture.
@@ -79,32 +76,29 @@ def find_config(
         return folder
     if not _is_repo(model) or _expanded(model).is_file():
         return find_model(model, notify, cancel)
-    folder = fetched(model, notify, cancel, only="config.json")
-    require_admitted(read_config(folder)["model_type"], model)
-    return folder
+    return _admitted(fetched(model, notify, cancel, only="config.json"), model)
 
 
 def config_here(model: str) -> Path | None:
-    """As `find_config`, if `model` is a folder of this machine, or its config.json; None if it must
-    be converted or looked for. Takes no time and imports nothing.
+    """The folder, if `model` is a folder or a config.json on this machine; None if it must be
+    converted or looked for. Takes no time and imports nothing.
 
     Raises:
-        ModelError: what is there is not of an admitted architecture, or `model` is nothing at all.
+        ModelError: it is not of an admitted architecture, or there is no such model.
     """
     path = _expanded(model)
     if path.name == "config.json" and path.is_file():
         path = path.parent
     if model and path.is_dir():
-        require_admitted(read_config(path)["model_type"], model)
-        return path
+        return _admitted(path, model)
     if model != EMBEDDED_MODEL and not path.is_file() and not _is_repo(model):
         raise _nowhere(model)
     return None
 
 
 def folder_here(model: str) -> Path | None:
-    """The folder of `model`, named as for `find_model`, if it is known at once to be on this
-    machine: whether a GGUF file was converted takes reading all of it."""
+    """The model's folder, if it is on this machine already. Not for GGUF files: whether one was
+    converted can only be known from all of its bytes."""
     path = _expanded(model)
     if model == EMBEDDED_MODEL:
         return already_converted(_embedded_gguf())
@@ -117,16 +111,15 @@ def folder_here(model: str) -> Path | None:
 
 
 def lasting_name(model: str) -> str:
-    """What a model is called from whatever folder: a path that is there with all folders that lead
-    to it, anything else as it is."""
+    """The model's name in any folder: an existing path is made absolute, other names stay."""
     path = _expanded(model)
     local = model not in ("", EMBEDDED_MODEL) and path.exists()
     return str(path.absolute()) if local else model
 
 
 def models_here() -> list[str]:
-    """Models of this machine, the embedded one first, then those the Hugging Face cache has all
-    weights of."""
+    """Models on this machine: the embedded one, then those of the Hugging Face cache whose weights
+    are complete."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -135,12 +128,12 @@ def models_here() -> list[str]:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError, OSError):
         return embedded
-    folders = {
-        repo.repo_id: [kept.snapshot_path for kept in repo.revisions]
+    return embedded + sorted(
+        repo.repo_id
         for repo in cache.repos
         if repo.repo_type == "model"
-    }
-    return embedded + sorted(name for name, kept in folders.items() if any(map(_is_model, kept)))
+        and any(_is_whole(each.snapshot_path) for each in repo.revisions)
+    )
 
 
 def _nowhere(model: str) -> ModelError:
@@ -150,7 +143,7 @@ def _nowhere(model: str) -> ModelError:
     )
 
 
-def _is_model(folder: Path) -> bool:
+def _is_whole(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     try:
         _checked(folder, folder.name)
@@ -162,8 +155,8 @@ def _is_model(folder: Path) -> bool:
 
 def _is_repo(model: str) -> bool:
     """Whether it can be a Hugging Face id."""
-    path = _expanded(model)
-    return not (path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1)
+    absolute = _expanded(model).is_absolute()
+    return not absolute and not model.startswith((".", "~")) and model.count("/") == 1
 
 
 def _expanded(model: str) -> Path:
@@ -185,12 +178,15 @@ def _embedded_gguf() -> Path:
     return files[0]
 
 
-def _checked(folder: Path, name: str) -> Path:
+def _admitted(folder: Path, name: str) -> Path:
     require_admitted(read_config(folder)["model_type"], name)
-    if not any(folder.glob("*.safetensors")):
-        others = sorted(
-            file.name for pattern in ("*.bin", "*.pt*") for file in folder.glob(pattern)
-        )
-        held = f" (it holds {', '.join(others[:3])}, which can run code)" if others else ""
-        raise ModelError(f"{name} has no .safetensors weights{held}: kvlite loads nothing else")
     return folder
+
+
+def _checked(folder: Path, name: str) -> Path:
+    """The folder, if it has weights of an admitted architecture."""
+    if any(_admitted(folder, name).glob("*.safetensors")):
+        return folder
+    others = sorted(file.name for pattern in ("*.bin", "*.pt*") for file in folder.glob(pattern))
+    held = f" (it holds {', '.join(others[:3])}, which can run code)" if others else ""
+    raise ModelError(f"{name} has no .safetensors weights{held}: kvlite loads nothing else")

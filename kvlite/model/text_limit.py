@@ -1,8 +1,8 @@
-"""How long a text a model can hold, told before the text is tokenized, or from its size alone.
+"""Refusing a text that is too long for a model before all of it is tokenized.
 
-No token stands for more characters than the longest entry of its vocabulary, so a text of more than
+No token stands for more characters than the longest entry of the vocabulary, so a text of more than
 `max_context` times as many cannot fit. A shorter one is counted in pieces, until there are too many
-tokens or none are left.
+tokens or the text ends.
 """
 
 import json
@@ -16,31 +16,25 @@ from kvlite.errors import ContextError, require_uncancelled
 
 T = TypeVar("T")
 
-# Characters that are tokenized at a time, some 20 ms; and those in which a piece may end.
+# Characters that are tokenized at a time, some 20 ms; within the last ones a piece ends at a space.
 _PIECE, _ENDING = 32_768, 256
-# Tokens by which two pieces, tokenized by themselves, can be more than both together.
+# The most tokens by which two pieces, tokenized separately, can exceed both together.
 _SLACK = 16
-# Unicode's composition (NFC) makes one character of four at most.
+# Unicode's composition (NFC) merges at most four characters into one.
 _COMPOSED = 4
-# Seconds between two looks at whether someone cancelled.
+# Seconds between two checks of `cancel`.
 _BEAT = 0.05
 
 
 def text_limit(tokenizer: Any, max_context: int) -> int:
-    """The most characters that can possibly fit a model.
-
-    Args:
-        tokenizer: the model's.
-        max_context: tokens that the model was trained for.
-    """
+    """The most characters that can possibly fit a model trained for `max_context` tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     normalizes = getattr(backend, "normalizer", None) is not None
     return _limit(tokenizer.get_vocab(), max_context, normalizes)
 
 
 def text_limit_of(folder: Path) -> int | None:
-    """As `text_limit`, of the model in a folder, whose files alone are read; None where they do not
-    tell."""
+    """Like `text_limit`, from the files in a model's folder; None if they do not tell."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         own = json.loads((folder / "tokenizer.json").read_bytes())
@@ -68,7 +62,7 @@ def require_fits(
         ContextError: it is longer, by more than what surrounds it in a chat template.
         Stopped: `cancel` was set.
     """
-    if len(text) <= max_context:  # which is counted in no time, with all that stands around it
+    if len(text) <= max_context:  # counted in no time, with all that surrounds it
         return
     if len(text) > text_limit(tokenizer, max_context):
         raise too_long(len(text) // 4, max_context)
@@ -82,7 +76,7 @@ def require_fits(
 
 
 def too_long(tokens: int, max_context: int) -> ContextError:
-    """What is said of a text of about so many tokens."""
+    """The error for a text of about so many tokens."""
     return ContextError(
         f"about {tokens:,} tokens do not fit this model, which was trained for {max_context:,}: "
         "ask about a part of the document, split it, or use a model with a longer context "
@@ -97,18 +91,15 @@ def tokenized(
     max_context: int,
     cancel: threading.Event | None = None,
 ) -> list[int]:
-    """The tokens that `encode` makes of a text, unless it cannot fit; whoever cancels does not wait
-    for it. Errors are those of `require_fits`."""
+    """What `encode` returns, unless `text` cannot fit; whoever cancels need not wait for it. Raises
+    as `require_fits`."""
     require_fits(tokenizer, text, max_context, cancel)
     return encode() if len(text) <= _PIECE else _stoppable(encode, cancel)
 
 
 def _stoppable(work: Callable[[], T], cancel: threading.Event | None) -> T:
-    """What `work` returns, which is done in another thread, as a tokenizer cannot be interrupted.
-
-    Raises:
-        Stopped: `cancel` was set.
-    """
+    """What `work` returns, from another thread, as a tokenizer cannot be interrupted. Raises
+    Stopped if `cancel` was set."""
     made: Future[T] = Future()
 
     def do() -> None:
@@ -125,7 +116,7 @@ def _stoppable(work: Callable[[], T], cancel: threading.Event | None) -> T:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end where a word does, as far as it has words."""
+    """The text in pieces that end where words do, if it has words."""
     start = 0
     while start < len(text):
         end = min(len(text), start + _PIECE)

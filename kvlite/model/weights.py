@@ -1,4 +1,4 @@
-"""What a model's weights are kept in: as a setting names it, or as the checkpoint has it.
+"""The type of a model's weights: what a setting asks for, or what the checkpoint has.
 
 Sources: "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale" (sections 3 and 4);
 "QLoRA: Efficient Finetuning of Quantized LLMs" (section 3: NF4, double quantization).
@@ -26,10 +26,10 @@ _NOISE = ("MatMul8bitLt: inputs will be cast", "Failed to load CPU gemm_4bit_for
 
 @dataclass(frozen=True)
 class Weights:
-    """What weights are loaded as.
+    """The type that weights are loaded as.
 
     Attributes:
-        name: fp32, bf16, fp16, int8, nf4, or what a checkpoint was quantized with, such as gptq.
+        name: fp32, bf16, fp16, int8, nf4, or a checkpoint's own quantization, such as gptq.
         dtype: of activations, of the cache, and of weights that are not quantized.
         stored: the checkpoint is quantized already.
     """
@@ -40,7 +40,7 @@ class Weights:
 
     @property
     def config(self) -> Any:
-        """What transformers is told to quantize with; None if nothing is."""
+        """The quantization config for transformers; None if nothing is to be quantized."""
         if self.stored or self.name in PLAIN:
             return None
         from transformers import BitsAndBytesConfig
@@ -56,11 +56,10 @@ class Weights:
 
 
 def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
-    """What `--weights` means on this device for the model in `folder`, of which only the config
-    is read.
+    """What `--weights` means on this device for the model in `folder`, from its config alone.
 
-    `auto` is bfloat16 on a GPU (float16 where it has none) and float32 on a CPU; activations are
-    of this type too where weights are quantized.
+    `auto` is bfloat16 on a GPU (float16 if it has none) and float32 on a CPU; with quantized
+    weights, activations have this type.
 
     Raises:
         SettingError: the model cannot be loaded like that.
@@ -95,7 +94,7 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
 
 
 def stored_name(stored: Any) -> str:
-    """What a checkpoint calls its quantization; bitsandbytes' as kvlite does."""
+    """The name of a checkpoint's quantization: kvlite's for bitsandbytes, else its own."""
     about = stored if isinstance(stored, dict) else {}
     if about.get("load_in_4bit"):
         return str(about.get("bnb_4bit_quant_type", "fp4"))
@@ -113,18 +112,18 @@ def _natural_dtype(device: torch.device) -> torch.dtype:
 
 
 def hush_bitsandbytes() -> None:
-    """Keep two of its warnings, one at every product, off the screen; harmless to repeat."""
+    """Hide two of its warnings, which come with every product; harmless to repeat."""
     for name in ("bitsandbytes.autograd._functions", "bitsandbytes.backends.cpu.ops"):
-        logging.getLogger(name).addFilter(_worth_saying)
+        logging.getLogger(name).addFilter(_is_no_noise)
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
+def _is_no_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_NOISE)
 
 
 def keep_odd_sizes_unpacked(module: nn.Module) -> None:
-    """On a CPU that multiplies bfloat16, bitsandbytes packs 4-bit weights anew at the first token,
-    and fails at sizes that are no multiples of its blocks: have it leave these as they are."""
+    """Keep bitsandbytes from repacking 4-bit weights of odd sizes. On a CPU that multiplies
+    bfloat16 it does so at the first token, and fails if sizes are no multiples of its blocks."""
     part: Any
     for part in module.modules():
         if hasattr(part, "support_avx512bf16_for_cpu"):
@@ -134,18 +133,14 @@ def keep_odd_sizes_unpacked(module: nn.Module) -> None:
 
 
 def held_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Everything that is in memory for a module: parameters, buffers, and the scales and tables
-    that bitsandbytes keeps beside them. Some come twice, as views of the same storage."""
+    """Everything in memory for a module: parameters, buffers, and the scales and tables that
+    bitsandbytes keeps beside them. Some come twice, as views of the same storage."""
     yield from module.parameters()
     yield from module.buffers()
     for part in module.modules():
         weight = getattr(part, "weight", None)
         scales = getattr(weight, "quant_state", None)
-        for owner in (
-            weight,
-            scales,
-            getattr(scales, "state2", None),
-            getattr(part, "state", None),
-        ):
+        nested, state = getattr(scales, "state2", None), getattr(part, "state", None)
+        for owner in (weight, scales, nested, state):
             values = getattr(owner, "__dict__", {}).values()
             yield from (value for value in values if isinstance(value, Tensor))

@@ -1,15 +1,15 @@
-"""Choosing on the host: scores, masks and indices leave the device, and with them their workspace.
+"""Selecting entries on the host: scores and indices, and the memory to work on them, leave the
+device.
 
 Source: "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference", section 3.4
 ("CPU offloading for attention scores, masks and weights in the attention unit"); its section 6
-names 64-bit indices as what this costs there, which do not exist on the device here.
+names 64-bit indices as the cost there, which do not exist on the device here.
 
-What goes over the wire: scores up in float32, since what is kept must be what the device would
-keep, and with half precision now and then it is not (docs/benchmarks.md); indices down in int32,
-widened a block at a time where they are gathered by. Masks are made where logits are and go
-nowhere. A layer's choice cannot wait for the next layer's computation: until it is made, all of the
-layer stays on the device, which is more than all of this saves. So copies overlap with what is
-computed within the layer.
+Scores are sent in float32: the selection must be the device's, and in half precision it sometimes
+is not (docs/benchmarks.md). Indices come back in int32, and are widened a block at a time for
+gathering. Masks are made where logits are. A layer's selection cannot wait for the next layer's
+computation: until then the whole layer would stay on the device, which is more than all of this
+saves. So copies overlap with computation within the layer.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ HOST = torch.device("cpu")
 
 @dataclass
 class _Flight:
-    """A copy under way: from a device's tensor, by way of a buffer, to the host's."""
+    """A copy under way from a device's tensor, through a buffer, to the host's."""
 
     source: Tensor
     staged: Tensor
@@ -40,18 +40,17 @@ class _Flight:
 
 
 class HostTransfer:
-    """Copies between a device and the host, in order, two of them under way at a time.
+    """Copies between a device and the host, in order, at most two at a time.
 
-    From CUDA they run on a stream of their own, through pinned buffers, while the device goes on.
-    On a CPU, where both are the same memory, the same buffers are filled and emptied.
+    From CUDA they run on a separate stream, through pinned buffers, while the device continues. On
+    a CPU the same buffers are filled and emptied. Nothing is allocated before the first copy.
 
     Attributes:
         to_host, back: bytes that were copied.
-        buffers: the host's side of copies under way, as large as the largest so far.
+        buffers: of the copies under way, as large as the largest so far.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Nothing is allocated before something is sent."""
         self.device = device
         self.pinned = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.pinned else None
@@ -62,11 +61,11 @@ class HostTransfer:
         self._sent = 0
 
     def send(self, source: Tensor, target: Tensor) -> int:
-        """Begin to copy a device's tensor; if two are under way, after the first of them is there.
+        """Begin to copy a tensor; if two copies are under way, first wait for one.
 
         Args:
-            source: contiguous, held until it is there.
-            target: the host's, of the same shape and dtype; not to be read before `arrive`.
+            source: contiguous; kept alive until it has arrived.
+            target: on the host, of the same shape and dtype; not to be read before `arrive`.
 
         Returns:
             A ticket for `arrive`.
@@ -84,7 +83,7 @@ class HostTransfer:
         return self._sent
 
     def arrive(self, ticket: int | None = None) -> None:
-        """Wait until what a ticket was given for is there, or everything."""
+        """Wait for the copy with this ticket, or for all."""
         while self._flights and (ticket is None or self._sent - len(self._flights) < ticket):
             self._land()
 
@@ -100,7 +99,7 @@ class HostTransfer:
         return target
 
     def give(self, indices: Tensor) -> Tensor:
-        """Indices of the host's on the device, int32."""
+        """The host's indices, on the device in int32."""
         narrow = indices.to(torch.int32)
         self.back += narrow.numel() * narrow.element_size()
         if self.pinned:
@@ -126,32 +125,30 @@ class HostTransfer:
 
 
 class HostScores(ScoringBackend):
-    """Attention of a block of rows is formed on the device and added up there; one number an entry
-    and KV head leaves it, and is pooled, compared and sorted on the host.
+    """Attention is computed and summed up on the device; one score per entry and KV head goes to
+    the host, where scores are pooled, compared and sorted.
 
     Attributes:
-        host_transfer: what was copied.
-        seconds: spent in choosing, the device's part included.
+        seconds: spent in selecting, including the device's part.
     """
 
     frugal = True
 
     def __init__(self, device: torch.device) -> None:
-        """For a model on `device`."""
         self.host_transfer = HostTransfer(device)
         self.seconds = 0.0
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Theirs on the host, float32."""
+        """The scores on the host, float32."""
         return self.host_transfer.fetch(scores)
 
     def slots(self, slots: Tensor) -> Tensor:
-        """As int32."""
+        """The slots on the device, int32."""
         return self.host_transfer.give(slots)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Counts."""
+        """Add to `seconds`."""
         began = perf_counter()
         try:
             yield
@@ -160,9 +157,9 @@ class HostScores(ScoringBackend):
 
 
 class HostSoftmax(HostScores):
-    """Logits leave the device a part at a time, as they are formed; all else is done on the host.
+    """Logits leave the device in parts, as they are computed; all else is done on the host.
 
-    A block's softmax is taken while the last parts of the next are under way.
+    A block's softmax is computed while the last parts of the next are under way.
     """
 
     def place(self, device: torch.device) -> torch.device:
@@ -170,7 +167,7 @@ class HostSoftmax(HostScores):
         return HOST
 
     def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
-        """On the host, one block behind the device."""
+        """Attention on the host, one block behind the device."""
         before: tuple[Tensor, int] | None = None
         for block in blocks:
             whole, ticket = torch.empty(block.shape), 0
@@ -187,23 +184,22 @@ class HostSoftmax(HostScores):
         return logits.softmax(-1)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """Its copy on the host."""
+        """A copy on the host."""
         return self.host_transfer.fetch(tensor)
 
     def scores(self, scores: Tensor) -> Tensor:
-        """They are there."""
+        """The scores themselves, which are on the host already."""
         return scores
 
 
 def host_scoring_backend(scores: str, device: torch.device) -> HostScores | None:
-    """The scoring backend that a user asked for, `host` or `host-softmax`; None to stay on the
-    `device`."""
+    """The backend of the setting `host` or `host-softmax`; None for `device`."""
     kinds = {"host": HostScores, "host-softmax": HostSoftmax}
     return None if scores == "device" else kinds[scores](device)
 
 
 def _lines(tensor: Tensor) -> list[Tensor]:
-    """Its last dimension, line by line."""
+    """Views along the last dimension."""
     if tensor.dim() == 1:
         return [tensor]
     return [line for each in tensor.unbind(0) for line in _lines(each)]

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from kvlite.documents import apart, read_apart, read_document
+from kvlite.documents import read_apart, read_document, reading
 from kvlite.errors import ContextError, DocumentError, Stopped
 
 from .files import Save, Stdin, pdf
@@ -38,7 +38,7 @@ def test_it_is_stopped_wherever_it_is(save: Save) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are held to there")
 def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "_MEMORY", 100 * 2**20)
+    monkeypatch.setattr(reading, "_MEMORY", 100 * 2**20)
     path = tmp_path / "a.txt"
     path.write_bytes(b"word " * 10_000_000)
     with pytest.raises(DocumentError, match="takes more memory to open than there is"):

@@ -319,7 +319,7 @@ def test_opening_needs_no_torch(save: Save) -> None:
 def test_memory_that_runs_out_is_said_in_a_sentence(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("kvlite.documents.reading.decoded", full)

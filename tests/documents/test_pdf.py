@@ -16,7 +16,7 @@ from pypdf.generic import (
 )
 
 from kvlite.documents import Document, read_document
-from kvlite.documents.pdf_beside import Pictures
+from kvlite.documents.pdf import _Pictures
 from kvlite.errors import Stopped
 
 from .files import (
@@ -272,14 +272,14 @@ def test_pdf_that_unpacks_to_too_much_is_refused(save: Save) -> None:
 
 def test_pdf_can_be_stopped_within_a_page(save: Save) -> None:
     path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 2000)), Event()
-    drawn = Pictures.drawn
+    drawn = _Pictures.drawn
 
     def stop(*operation: object) -> None:
         cancel.set()
         drawn(*operation)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Pictures, "drawn", stop)
+        patched.setattr(_Pictures, "drawn", stop)
         with pytest.raises(Stopped):
             read_document(path, cancel=cancel)
 

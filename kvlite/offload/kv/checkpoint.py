@@ -1,4 +1,4 @@
-"""How a host store stood at some moment, to which it can return."""
+"""Checkpoints of a host store, to which it can return."""
 
 from dataclasses import dataclass, replace
 from weakref import ReferenceType, ref
@@ -15,13 +15,13 @@ from kvlite.offload.kv.store import HostKVLayer, HostKVStore
 
 @dataclass(frozen=True)
 class _LayerMark:
-    """How one layer's part stood: everything it had is still there, behind it came more.
+    """A layer's state; its entries stay in the store, where later ones follow them.
 
     Attributes:
-        read: entries.
-        window: of a sliding window all that it had, since it drops what it will not see again.
-        exact: in a host store that is quantized, keys, values and positions of what was not then.
-        cached_scores, scored_by, disk: as of `HostKVLayer`.
+        read: how many entries it had.
+        window: all entries of a sliding window, since it drops what it will not see again.
+        exact: in a quantized store, keys, values and positions that were not quantized then.
+        cached_scores, scored_by, disk: as in `HostKVLayer`.
     """
 
     read: int
@@ -33,12 +33,12 @@ class _LayerMark:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held for it."""
+        """All tensors held for it."""
         return [*self.exact, *(self.window.tensors if self.window else ())]
 
 
 class HostKVCheckpoint:
-    """How a host store stood after it had read something."""
+    """The state of a host store after it read something."""
 
     def __init__(self, store: HostKVStore) -> None:
         store.forget_answer()
@@ -49,7 +49,7 @@ class HostKVCheckpoint:
 
     @classmethod
     def at(cls, store: HostKVStore, seen: int) -> "HostKVCheckpoint":
-        """How a host store stood when it had read that much, of which nothing had to be kept."""
+        """A checkpoint at fewer tokens, for a store of which nothing else had to be kept."""
         made = cls(store)
         made.seen = seen
         made.layers = [replace(layer, read=seen) for layer in made.layers]
@@ -57,7 +57,7 @@ class HostKVCheckpoint:
 
     @property
     def plain(self) -> bool:
-        """Whether how much was read says all of it."""
+        """Whether the number of tokens describes it completely."""
         return all(
             layer.read == self.seen and layer.cached_scores is None and not layer.tensors
             for layer in self.layers
@@ -65,19 +65,18 @@ class HostKVCheckpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that it holds beside the host store."""
+        """Bytes of host memory that it holds besides the store."""
         return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
 
     def fits(self, store: HostKVStore | None) -> bool:
-        """Whether a host store can return to it: it is the same one, and nothing was rounded
-        anew."""
+        """Whether a store can return to it: it is the same one, and nothing was quantized again."""
         if store is None or self._store() is not store:
             return False
         pairs = zip(self.layers, store.layers, strict=True)
         return all(mark.window is not None or self._holds(mark, layer) for mark, layer in pairs)
 
     def _holds(self, mark: _LayerMark, layer: HostKVLayer) -> bool:
-        """Whether a layer still has what it had, as it had it."""
+        """Whether a layer still has the same entries, quantized in the same way."""
         segment = layer.head_group.segment
         if not mark.exact:
             return segment is None
@@ -87,11 +86,11 @@ class HostKVCheckpoint:
         return not packed
 
     def put_back(self, store: HostKVStore) -> None:
-        """Let a host store that fits stand so again; what it read since is gone."""
+        """Return a store that fits to this state; what it read since is dropped."""
         store.forget_answer()
         pairs = list(zip(store.layers, self.layers, strict=True))
         cut = [_cut(layer, mark) if mark.exact else None for layer, mark in pairs]
-        # All that has to be allocated is.
+        # Nothing below allocates.
         for (layer, mark), made in zip(pairs, cut, strict=True):
             if mark.window is not None:
                 layer.cache, layer.disk = mark.window, mark.disk
@@ -106,8 +105,7 @@ class HostKVCheckpoint:
 
 
 def mark_bytes(store: HostKVStore) -> int:
-    """Bytes that a mark of how a host store stands would hold beside it: its `nbytes`, before it is
-    made."""
+    """The `nbytes` of a checkpoint of the store's present state, before it is made."""
     rounds = store.bits is not None
     windows = (layer.cache.tensors for layer in store.layers if layer.window is not None)
     exact = (_exact(layer, rounds) for layer in store.layers)
@@ -123,7 +121,7 @@ def _mark(layer: HostKVLayer, rounds: bool) -> _LayerMark:
 
 
 def _exact(layer: HostKVLayer, rounds: bool) -> tuple[Tensor, ...]:
-    """What of a layer may be rounded yet, where it lies."""
+    """Views of a layer's entries that may still be quantized."""
     if layer.window is not None or not rounds:
         return ()
     head_group = layer.head_group
@@ -132,7 +130,7 @@ def _exact(layer: HostKVLayer, rounds: bool) -> tuple[Tensor, ...]:
 
 
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
-    """A quantized layer's first entries: each was rounded once, so they are what they were."""
+    """A quantized layer's first entries; each was quantized once, so they are unchanged."""
     head_group, (keys, values, positions) = layer.head_group, mark.exact
     count, segment = mark.read - keys.shape[2], head_group.segment
     heads = [*range(len(head_group.heads))]

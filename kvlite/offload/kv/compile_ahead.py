@@ -1,4 +1,4 @@
-"""Recall's loops for a CPU, compiled while a prompt is read."""
+"""Compiling recall's CPU loops while a prompt is read."""
 
 import threading
 from contextlib import suppress
@@ -11,10 +11,10 @@ from kvlite.cache.quantized import has_compiled
 
 @cache
 def begin_compiling(device: torch.device) -> threading.Thread | None:
-    """Compile what recall needs on a device, once, in a thread of its own; None where it needs
-    nothing. What is not ready yet when it is used waits for its turn with numba's compiler.
+    """Compile what recall needs on a device, once, in a thread; None if it needs nothing. A loop
+    that is used before it is ready waits for numba's compiler.
 
-    The thread outlives the program's end by one loop at most: it is not killed within a compiler.
+    At the program's end the thread finishes the loop it compiles: it is not killed meanwhile.
     """
     if not has_compiled(device):
         return None
@@ -24,7 +24,7 @@ def begin_compiling(device: torch.device) -> threading.Thread | None:
 
 
 def _compile() -> None:
-    # What fails here fails again where it is used, and is told there.
+    # What fails here fails again where it is used, and is reported there.
     with suppress(Exception):
         from kvlite.ops import numba_recall as compiled
 

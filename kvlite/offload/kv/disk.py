@@ -22,17 +22,13 @@ ALIGNED, BLOCK = 64, 1 << 20
 
 @dataclass(frozen=True)
 class Disk:
-    """Where the files are. They have no name there, so nobody can remove or change them, and none
-    is left behind however the program ends.
-
-    Attributes:
-        folder: made when it is needed.
-    """
+    """A folder for unnamed files: nobody can remove or change them, and none is left behind however
+    the program ends. The folder is made when it is needed."""
 
     folder: Path
 
     def require(self, needed: int) -> None:
-        """Raises RecallError if there are no `needed` bytes free, or nothing can be written."""
+        """Raises RecallError without `needed` free bytes, or if nothing can be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -47,7 +43,7 @@ class Disk:
             )
 
     def take(self, layer: LayerCache) -> None:
-        """Move all that a layer holds into a file, in place: its tensors are the same objects.
+        """Move a layer's storage into a file; its tensors stay the same objects.
 
         Raises:
             RecallError: the disk is full or fails; the layer is as it was.
@@ -58,7 +54,7 @@ class Disk:
             raise self._refusal(error) from error
 
     def _mapped(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies in one file: flat, each with a storage of its own."""
+        """Flat copies in one mapped file, each with its own storage."""
         counts = [tensor.untyped_storage().nbytes() for tensor in tensors]
         starts = [0]
         for count in counts:
@@ -86,7 +82,7 @@ class Disk:
 
 
 def _reserve(file: IO[bytes], size: int) -> None:
-    """Take the space now: a page of a mapped file that finds the disk full ends the program."""
+    """Allocate disk space now: writing to a mapped page on a full disk would kill the program."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return

@@ -1,4 +1,4 @@
-"""One bit a channel of every key: which entries may the next token want?"""
+"""An index of one bit per channel of every key: which entries may the next token attend to?"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class Index:
     Attributes:
         signs: `(batch, kv heads, capacity, bytes)` uint8, a bit a channel, in words of 64: byte j
             of b has those of channels j, j + b, and so on, the first in the lowest bit.
-        sizes: `(batch, kv heads, capacity)` float32, the mean size of a channel.
+        sizes: `(batch, kv heads, capacity)` float32, the mean absolute value of a key's channels.
         mean: `(batch, kv heads, dim)` float32, of the first keys that were read. It shifts all
-            products with a query alike, and nothing depends on that.
+            products with a query by the same amount, which changes nothing.
         balance: `(batch, kv heads, dim)` float32; keys are multiplied by it and queries divided, so
-            that channels in which queries are large count for more.
-        used: how many there are.
+            that channels with large queries count for more.
+        used: how many keys there are.
     """
 
     signs: Tensor
@@ -40,11 +40,11 @@ class Index:
 
     @classmethod
     def of(cls, keys: Tensor, query_sq_sum: Tensor, room: int) -> "Index":
-        """Of keys, with room for more.
+        """An index of `keys`, with `room` for more.
 
         Args:
             keys: `(batch, kv heads, n, dim)`.
-            query_sq_sum: squares of queries, summed, `(batch, kv heads, dim)` float32.
+            query_sq_sum: the sum of squared queries, `(batch, kv heads, dim)` float32.
         """
         mean = keys.mean(2, dtype=torch.float32)
         own = torch.zeros_like(mean)
@@ -57,8 +57,8 @@ class Index:
         return made
 
     def extended(self, start: int, keys: Tensor, room: int) -> "Index":
-        """The first `start` of these and keys behind them, in place if there is room; of this
-        one only those `start` are then left."""
+        """An index of the first `start` keys and of `keys`; it shares this one's storage, and
+        overwrites the rest of it, if there is room."""
         signs, sizes, held = self.signs, self.sizes, self.sizes.shape[2]
         if (wanted := start + keys.shape[2] + room) > held:
             signs, sizes = _room(keys, wanted + held // 8)
@@ -75,11 +75,11 @@ class Index:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is held."""
+        """All of its tensors."""
         return self.signs, self.sizes, self.mean, self.balance
 
     def add(self, keys: Tensor) -> None:
-        """Keys `(batch, kv heads, n, dim)` behind the others."""
+        """Append keys `(batch, kv heads, n, dim)`."""
         dim = keys.shape[3]
         turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
         at, end = self.used, self.used + keys.shape[2]
@@ -92,23 +92,23 @@ class Index:
         self.used = end
 
     def turned(self, queries: Tensor) -> Tensor:
-        """Queries `(batch, kv heads, rows, dim)` float32 as they meet signs."""
+        """Queries `(batch, kv heads, rows, dim)` float32, balanced and rotated like the signs."""
         balanced = queries / self.balance[:, :, None]
         out: Tensor = balanced @ rotation(queries.shape[3], queries.device)
         return out
 
     def scores(self, queries: Tensor, entries: int) -> Tensor:
-        """What attention is expected to be: probabilities, averaged over a KV head's queries.
+        """Estimated attention: probabilities, averaged over a KV head's queries.
 
         Args:
             queries: `(batch, kv heads, rows, dim)` float32, scaled.
-            entries: how many there are with those that are not in the index yet.
+            entries: how many there are, including those not in the index yet.
 
         Returns:
-            `(batch, kv heads, entries)` float32, 0 for the latter.
+            `(batch, kv heads, entries)` float32, 0 for those not in the index.
         """
         turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
-        if queries.is_meta:  # as the compiled search takes it
+        if queries.is_meta:  # allocates what the compiled search does
             return turned.new_empty(batch, heads, entries)
         if has_compiled(queries.device):
             from kvlite.ops import numba_recall as compiled
@@ -137,12 +137,12 @@ class Index:
 
 @cache
 def has_kernel(device: torch.device) -> bool:
-    """Whether an index on a device is searched by `kvlite.ops.triton_topk`."""
+    """Whether `kvlite.ops.triton_topk` searches indexes on this device."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
 def index_entry_bytes(dim: int) -> int:
-    """Bytes a key of `dim` channels takes."""
+    """Bytes of a key in the index."""
     return sign_bytes(dim) + torch.float32.itemsize
 
 
@@ -152,7 +152,7 @@ def sign_bytes(dim: int) -> int:
 
 
 def _floored(query_sq_sum: Tensor) -> Tensor:
-    """No channel of `(..., dim)` below a millionth of the mean: some are always 0."""
+    """Channels `(..., dim)`, at least a millionth of their mean: some are always 0."""
     return torch.maximum(query_sq_sum, 1e-6 * query_sq_sum.mean(-1, keepdim=True) + 1e-12)
 
 
@@ -165,7 +165,7 @@ def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(keys: Tensor) -> Iterator[Tensor]:
-    """Parts of keys whose float32 copies are a few megabytes; without numbers, two for all."""
+    """Parts of keys whose float32 copies take a few megabytes; for meta tensors two are enough."""
     batch, heads, count, dim = keys.shape
     parts = blocks(count, batch * heads * dim)
     return (keys[:, :, part] for part in (islice(parts, 2) if keys.is_meta else parts))

@@ -1,4 +1,4 @@
-"""A layer's storage put elsewhere, in place."""
+"""Moving a layer's storage, in place."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,12 +12,13 @@ def move_storage(
     tensors: Sequence[Tensor],
     homes_for: Callable[[list[Tensor]], list[Tensor]],
 ) -> None:
-    """Let a layer's tensors lie elsewhere; they, and its head groups' views, stay the same objects.
+    """Move a layer's tensors to other memory; they, and its head groups' views, stay the same
+    objects.
 
     Args:
-        tensors: which, keys, values and positions among them.
-        homes_for: gives for tensors of a storage each as many flat ones, as large in bytes. If it
-            fails, the layer is as it was.
+        tensors: which of them, including keys, values and positions.
+        homes_for: given one tensor of each storage, returns flat tensors of as many bytes with
+            their contents. If it fails, the layer is unchanged.
     """
     held = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     homes = dict(zip(held, homes_for(list(held.values())), strict=True))

@@ -1,4 +1,4 @@
-"""Host memory that a CUDA device copies from and to, and reads, while the host goes on."""
+"""Pinned host memory, which a CUDA device copies and reads while the host continues."""
 
 import ctypes
 import mmap
@@ -13,7 +13,7 @@ from torch import Tensor
 from kvlite.cache import LayerCache
 from kvlite.offload.kv.moving import move_storage
 
-# Windows' subsystem for Linux pins little at once.
+# The Windows Subsystem for Linux only pins little at once.
 PIECE = 256 << 20
 PORTABLE = 1
 CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91
@@ -24,7 +24,7 @@ class PinningError(Exception):
 
 
 class _Pages(mmap.mmap):
-    """Pages that nothing else lies in, let go of by CUDA before they are unmapped."""
+    """Pages of their own, unregistered with CUDA before they are unmapped."""
 
     release_memory: Callable[[], None] | None = None
 
@@ -34,13 +34,13 @@ class _Pages(mmap.mmap):
 
 
 def pin(layer: LayerCache, device: torch.device) -> bool:
-    """Let a layer that is yet to be filled lie in pinned memory, in place.
+    """Move an empty layer's storage to pinned memory.
 
-    It is taken from the system and pinned afterwards, as torch's own pinned memory comes in powers
-    of two and is never given back.
+    Memory is taken from the system and pinned afterwards, as torch's own pinned memory comes in
+    powers of two and is never given back.
 
     Returns:
-        Whether it does; if not, it is as it was.
+        Whether that was possible; if not, the layer is unchanged.
     """
     try:
         own = [layer.keys, layer.values, layer.positions]
@@ -51,7 +51,7 @@ def pin(layer: LayerCache, device: torch.device) -> bool:
 
 
 def _pinned_like(tensor: Tensor, device: torch.device) -> Tensor:
-    """As many bytes as a tensor's storage, each piece pinned by itself."""
+    """As many bytes as a tensor's storage has, each piece pinned by itself."""
     size = tensor.untyped_storage().nbytes()
     if not size:
         return tensor.flatten()
@@ -74,8 +74,8 @@ def _pages(size: int) -> _Pages:
 
 
 def pieces(flat: Tensor) -> Iterator[slice]:
-    """Parts of a flat tensor that lie in one piece of its storage each: no copy may cross from one
-    piece to the next."""
+    """Parts of a flat tensor, each within one pinned piece of its storage: no copy may cross from
+    one piece to the next."""
     each, before, at = PIECE // flat.element_size(), int(flat.storage_offset()), 0
     while at < flat.numel():
         end = min(flat.numel(), at + each - (before + at) % each)
@@ -84,17 +84,17 @@ def pieces(flat: Tensor) -> Iterator[slice]:
 
 
 def register(address: int, size: int, device: torch.device) -> bool:
-    """Pin memory; whether that could be."""
+    """Pin memory; returns whether that was possible."""
     if int(torch.cuda.cudart().cudaHostRegister(address, size, PORTABLE)) == 0:
         return True
-    # CUDA tells of the failure once more, after the next launch: after this one.
+    # CUDA reports the failure again after the next launch, which is this one.
     with suppress(RuntimeError):
         torch.zeros(1, device=device).add_(1)
     return False
 
 
 def release(addresses: list[int], device: torch.device) -> None:
-    """No longer pin what begins at `addresses`."""
+    """Unpin what begins at `addresses`."""
     if addresses:
         torch.cuda.synchronize(device)  # copies may be under way
     for address in addresses:

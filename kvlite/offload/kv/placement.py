@@ -1,4 +1,4 @@
-"""How much the host store takes, how much it may, and where there is room for it."""
+"""The size of the host store, and whether it goes to memory or disk."""
 
 from kvlite.cache import KVBits
 from kvlite.config.paths import cache_folder
@@ -19,7 +19,7 @@ def host_kv_bytes(
 
     Args:
         reserve: tokens that the answer may have; they are exact.
-        itemsize: bytes of a number of the model's keys and values.
+        itemsize: bytes of an element of keys and values.
     """
     total = 0
     for window in shape.windows:
@@ -33,8 +33,8 @@ def host_kv_bytes(
 
 
 def index_bytes(shape: ModelShape, tokens: int) -> int:
-    """Bytes of the device that a host store's indexes take, after `tokens` read at once, the room
-    for an answer included."""
+    """Bytes of a host store's indexes on the device for `tokens`, the room for an answer
+    included."""
     line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
     return len(shape.full_layers) * shape.kv_heads * line
 
@@ -42,13 +42,14 @@ def index_bytes(shape: ModelShape, tokens: int) -> int:
 def place(
     settings: Settings, store: HostKVStore, needed: int
 ) -> tuple[Disk | None, bool, list[str]]:
-    """Where a host store that is to take `needed` bytes goes, and what the user is told of that.
+    """Where a host store of `needed` bytes goes.
 
     Returns:
-        The disk, or None for memory; whether layers may take more than they need; sentences.
+        The disk, or None for memory; whether layers may take more than they need; sentences for
+        the user.
 
     Raises:
-        RecallError: there is no room for it where it may go.
+        RecallError: there is no room for it.
         SettingError: `recall_limit` is no size.
     """
     limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)
@@ -74,9 +75,9 @@ def place(
 
 
 def _written(store: HostKVStore, needed: int) -> int:
-    """Bytes that a host store writes to disk beside what it has there."""
+    """Bytes that a host store writes to disk in addition to what it has there."""
     if store.on_disk and store.bits is None:
-        # Layers that have room stay; of those that grow, one is there twice at a time.
+        # Layers with room stay; those that grow are copied, one at a time.
         more = needed - store.nbytes
         return more + needed // len(store.layers) if more > 0 else 0
     return needed

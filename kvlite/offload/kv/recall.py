@@ -1,8 +1,8 @@
-"""At every step of an answer: entries that its token wants come back into the cache.
+"""Recall: at every step of an answer, entries that its token wants come back into the cache.
 
-Two stages. An index on the device says roughly what attention every entry would get, and names
-several times as many candidates as are wanted; their keys, fetched from the host store, say it
-exactly. What is wanted and not in the cache takes the place of what is least wanted there."""
+In two stages. An index on the device estimates the attention that every entry would get, and names
+several times as many candidates as are wanted. Their keys, fetched from the host store, give exact
+attention. Wanted entries that are not in the cache replace the least wanted ones there."""
 
 from dataclasses import dataclass, field
 
@@ -19,11 +19,11 @@ from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_p
 
 @dataclass
 class Recall:
-    """What an answer recalls from, and what it did.
+    """Recall from a host store during one answer.
 
     Attributes:
-        entries: how many a KV head that each token may bring back, those that are there already
-            included, beside the first few and the recent ones; 0 for none.
+        entries: how many each token may want per KV head, besides the first few and the recent
+            ones; 0 for none.
         wanted: entries that tokens wanted so far, over all layers and KV heads.
     """
 
@@ -35,11 +35,11 @@ class Recall:
 
     @property
     def brought(self) -> int:
-        """How many of these had to be brought back. A device that counts is waited for."""
+        """How many of `wanted` had to be brought back; waits for a device that counts."""
         return self._known + (0 if self._counted is None else int(self._counted))
 
     def reaches(self, layer: int, head_group: KVHeadGroup) -> bool:
-        """Whether entries of a head group may give way to others that it has not."""
+        """Whether a head group lacks entries, and may replace its own with them."""
         source, segment = self.store.layers[layer], head_group.segment
         tied = segment is not None and (
             segment.fixed or (isinstance(segment, Packed) and segment.bits.by_channel)
@@ -51,8 +51,8 @@ class Recall:
         return min(self.entries + SINKS + RECENT, head_group.used) if self.entries else 0
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
-        """Roughly the attention that queries `(batch, kv heads, rows, dim)` float32, scaled, pay
-        to everything a layer has read, `(batch, kv heads, n)` float32."""
+        """Estimated attention of queries `(batch, kv heads, rows, dim)` float32, scaled, to
+        everything a layer has read, `(batch, kv heads, n)` float32."""
         source = self.store.layers[layer]
         assert source.index is not None
         return source.index.scores(queries, source.head_group.used)
@@ -60,10 +60,15 @@ class Recall:
     def bring_back(
         self, layer: int, head_group: KVHeadGroup, queries: Tensor, scores: Tensor
     ) -> None:
-        """Let a head group that is reached hold what one token wants most; `scores` are those of
-        all KV heads. The device is waited for once at most where all is exact and on CUDA, not at
-        all where that reads the host's memory by itself."""
-        if queries.is_meta:  # it takes next to nothing
+        """Bring the entries that one token wants most into a head group that `reaches`.
+
+        On CUDA, if all is exact, this waits for the device at most once, and never if it reads the
+        host's memory by itself.
+
+        Args:
+            scores: from `scores`, of all KV heads.
+        """
+        if queries.is_meta:  # takes next to no memory
             return
         source, transfer = self.store.layers[layer].head_group, self.store.transfer
         count = self._count(head_group)
@@ -85,15 +90,14 @@ class Recall:
 
 
 def _of_heads(scores: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """Of `(batch, kv heads, n)` those of some heads; indexing by a list would wait for the
-    device."""
+    """The scores `(batch, kv heads, n)` of some heads; indexing by a list would wait."""
     if heads == tuple(range(scores.shape[1])):
         return scores
     return torch.stack([scores[:, head] for head in heads], 1)
 
 
 def _plain(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
-    """Whether all is exact, in places that are positions."""
+    """Whether all is exact, and places in the source are positions."""
     return (
         head_group.segment is None
         and source.segment is None
@@ -102,8 +106,7 @@ def _plain(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
 
 
 def _compiles(head_group: KVHeadGroup, batch: int) -> bool:
-    """Whether the compiled loop knows a head group that is plain: one sequence on a CPU, of
-    float32."""
+    """Whether the compiled loop handles a plain head group: one sequence on a CPU, in float32."""
     return (
         has_compiled(head_group.residual_keys.device)
         and batch == 1

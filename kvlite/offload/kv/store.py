@@ -1,4 +1,4 @@
-"""The recall store: everything a conversation has read, kept aside for the next turn."""
+"""The host KV store: everything a conversation has read, kept for recall and the next turn."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,9 +13,9 @@ from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 
-# What is not in the index yet cannot be found by it, so that many recent entries always stay.
+# Entries not in the index yet cannot be found, so that this many recent ones always stay.
 INDEXED_AT_ONCE = 16
-# What grows gets room for another eighth, so that it seldom has to.
+# Layers that grow get room for another eighth, so that they seldom have to.
 SPARE = 8
 
 
@@ -24,15 +24,15 @@ class HostKVLayer:
     """One layer's part.
 
     Attributes:
-        cache: one head group with all KV heads, entries in the order in which they were read; of a
-            sliding window as much as it will see again.
-        window: tokens the layer sees, None where it sees everything.
-        read: how many entries were read; those behind them were answered since.
-        index: of a layer that sees everything, on its device.
-        cached_scores: `(batch, heads, read)` float32, what a method that judges entries once found.
-        scored_by: that method, as a user writes it.
+        cache: one head group with all KV heads, entries in reading order; for a sliding window only
+            those that it will see again.
+        window: tokens the layer sees, None for all.
+        read: how many entries were read; those after them are from the answer since.
+        index: of a layer that sees everything, on the model's device.
+        cached_scores: `(batch, heads, read)` float32, from a method that scores entries once.
+        scored_by: that method's spec.
         disk: where `cache` is, if not in memory.
-        fresh: keys of what was answered and is not in the index yet, on its device.
+        fresh: keys of the answer that are not in the index yet, on the model's device.
     """
 
     cache: LayerCache
@@ -46,7 +46,7 @@ class HostKVLayer:
 
     @property
     def head_group(self) -> KVHeadGroup:
-        """Everything, of all KV heads."""
+        """The only one, with all KV heads."""
         return self.cache.head_groups[0]
 
     def append(
@@ -59,14 +59,16 @@ class HostKVLayer:
         spare: int,
         transfer: KVTransfer | None,
     ) -> None:
-        """Put entries behind those that were read, `(batch, kv heads, n, dim)` at `(n,)`, with room
-        for `reserve` more and, where room has to be made, `spare`.
+        """Append entries `(batch, kv heads, n, dim)` at positions `(n,)` to those that were read.
 
         Args:
-            transfer: brings what stays exact, and in memory, from another device, without waiting.
+            reserve: entries to keep room for.
+            spare: additional room if the storage has to grow.
+            transfer: copies from another device without waiting, if entries stay exact and in
+                memory.
         """
         new, before, own = keys.shape[2], self.cache, bits
-        self.head_group.used = self.read  # an attempt may have failed
+        self.head_group.used = self.read  # an earlier attempt may have failed
         if self.window is not None:
             reserve, spare, own, transfer = 0, 0, None, None  # answers do not enter it
         if self.head_group.room < new + reserve:
@@ -90,20 +92,20 @@ class HostKVLayer:
 
 @dataclass
 class HostKVStore:
-    """Keys and values of all that was read, whatever the cache dropped of it.
+    """Keys and values of everything that was read, whatever the cache dropped of it.
 
-    What is answered is added for as long as the answer goes on: it was drawn from what the cache
-    held, and is read once more with the next turn, so that the host store is then what reading
-    everything at once would have left.
+    The answer's entries are only there while it goes on: they were computed from what the cache
+    held, and are read once more with the next turn, so that the store is then the same as if
+    everything had been read at once.
 
     Attributes:
-        layers: one a layer of the model.
-        bits: how what is neither among the first entries nor recent is quantized, if it is.
+        layers: one for each layer of the model.
+        bits: how entries other than the first and the recent ones are quantized, if they are.
         seen: tokens read.
-        disk: where what is read goes, if not to memory.
+        disk: where new entries go, if not to memory.
         spare: whether layers that grow may take more than they need.
-        transfer: what goes there from a device with memory of its own, and back.
-        marked: the layers as `rewind` will have them, while something is read.
+        transfer: copies from and to a device with its own memory.
+        marked: the layers to which `rewind` returns, while something is read.
     """
 
     layers: list[HostKVLayer]
@@ -116,11 +118,7 @@ class HostKVStore:
 
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
-        """Nothing yet, for one sequence.
-
-        Args:
-            dtype: of the model's keys and values.
-        """
+        """A store that has read nothing, for one sequence; `dtype` is that of keys and values."""
         sizes, host = [(tuple(range(shape.kv_heads)), 0)], torch.device("cpu")
         layers = [
             HostKVLayer(
@@ -132,7 +130,7 @@ class HostKVStore:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything."""
+        """Whether anything was read."""
         return self.seen > 0
 
     @property
@@ -142,7 +140,7 @@ class HostKVStore:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held beside the device."""
+        """All tensors held off the device."""
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
         return held + [
             layer.cached_scores for layer in self.layers if layer.cached_scores is not None
@@ -150,47 +148,47 @@ class HostKVStore:
 
     @property
     def index_tensors(self) -> list[Tensor]:
-        """All that indexes hold of it."""
+        """All tensors of the indexes, on the device."""
         return [
             each for layer in self.layers if layer.index is not None for each in layer.index.tensors
         ]
 
     @property
     def judged_bytes(self) -> int:
-        """Of these, what a method found."""
+        """Bytes of cached scores, which `nbytes` includes."""
         return bytes_held(
             layer.cached_scores for layer in self.layers if layer.cached_scores is not None
         )
 
     @property
     def place(self) -> str:
-        """Where it is: "ram" or "disk"."""
+        """ "ram" or "disk"."""
         return "disk" if self.on_disk else "ram"
 
     @property
     def on_disk(self) -> bool:
-        """Whether any of it is there."""
+        """Whether any layer is on disk."""
         return any(layer.disk is not None for layer in self.layers)
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the layers' devices that indexes take."""
+        """Bytes of the indexes on the device."""
         return sum(layer.index.nbytes for layer in self.layers if layer.index is not None)
 
     def add(
         self, index: int, source: LayerCache, query_sq_sum: Tensor, new: int, reserve: int
     ) -> None:
-        """Take over the `new` entries that a layer read last, from any device; or all it has, as
-        long as nothing is here. After an error it may be called again.
+        """Copy the `new` entries that a layer read last, from any device; all it has if the store
+        is empty. After an error it may be called again.
 
         Args:
-            query_sq_sum: squares of its queries, summed, `(batch, kv heads, dim)` float32.
+            query_sq_sum: the sum of its squared queries, `(batch, kv heads, dim)` float32.
             reserve: entries that the answer may add.
 
         Raises:
-            RecallError: the disk that it goes to is full or fails.
+            RecallError: the disk is full or fails.
         """
-        # What was taken over counts when all of it was: memory may run out in between.
+        # A copy, stored at the end: memory may run out in between.
         layer = replace(self.layers[index])
         layer.head_group.used = layer.read
         begun, start = layer.read > 0, layer.read
@@ -202,7 +200,7 @@ class HostKVStore:
         spare = layer.read // SPARE if self.spare and self.bits is None else 0
         if self.transfer is None:
             self.transfer = transfer_to(keys.device)
-        waits = self.disk is not None or self.bits is not None  # for what is to be read at once
+        waits = self.disk is not None or self.bits is not None  # they are read right after
         transfer = None if waits else self.transfer
         with aside():
             layer.append(keys, values, positions, reserve, self.bits, spare, transfer)
@@ -210,19 +208,18 @@ class HostKVStore:
             self.disk.take(layer.cache)
             layer.disk = self.disk
         if self.marked and self.bits is None and layer.window is None:
-            # It begins with all that there was: what that was in is let go.
+            # The new storage begins with the same entries: the old one is freed.
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
         self.layers[index] = layer
 
     def add_scores(self, index: int, found: Tensor, scored_by: str) -> None:
-        """Remember what a method found of all entries of a layer, `(batch, heads, entries)`
-        float32."""
+        """Keep a method's scores of all entries of a layer, `(batch, heads, entries)` float32."""
         with aside():
             self.layers[index].cached_scores = found.to("cpu", copy=True)
         self.layers[index].scored_by = scored_by
 
     def is_scored_by(self, scored_by: str) -> bool:
-        """Whether a method has judged all entries of all layers that anyone judged."""
+        """Whether scores are cached, and all are complete and by this method."""
         found = [each for each in self.layers if each.cached_scores is not None]
         return bool(found) and all(
             each.scored_by == scored_by
@@ -232,7 +229,7 @@ class HostKVStore:
         )
 
     def answer(self, index: int, keys: Tensor, values: Tensor, position: int) -> None:
-        """Add a token of an answer, `(batch, kv heads, 1, dim)`, to a layer that sees all."""
+        """Add the answer's token, `(batch, kv heads, 1, dim)`, to a layer that sees everything."""
         layer = self.layers[index]
         if layer.index is None:
             return
@@ -246,7 +243,7 @@ class HostKVStore:
         layer.fresh = fresh if layer.index.used < head_group.used else []
 
     def forget_answer(self) -> None:
-        """Let go of what was answered since the last reading."""
+        """Drop the entries of the answer since the last reading."""
         self._wait()
         for layer in self.layers:
             layer.head_group.used, layer.fresh = layer.read, []
@@ -254,17 +251,17 @@ class HostKVStore:
                 layer.index.used = layer.read
 
     def _wait(self) -> None:
-        """Until all that goes there is there."""
+        """Wait until all copies have arrived."""
         if self.transfer is not None:
             self.transfer.wait()
 
     def restored(
         self, index: int, room: int, device: torch.device, scored_by: str = ""
     ) -> LayerCache:
-        """All that a layer has read, on a device, with `room` for more.
+        """A layer cache on a device with everything the layer has read, and `room` for more.
 
         Args:
-            scored_by: the method whose findings are to be remembered in a row, if any.
+            scored_by: the method whose cached scores go to the cache's row, if any.
         """
         source = self.layers[index]
         head_group, keys = source.head_group, source.cache.keys
@@ -296,18 +293,18 @@ class HostKVStore:
         return layer
 
     def mark(self) -> None:
-        """Remember how it stands, without the last answer: what is read now is written behind that,
-        or elsewhere."""
+        """Begin reading: drop the last answer, and keep the layers for `rewind`. New entries go
+        after theirs, or elsewhere."""
         self.forget_answer()
         self.marked = [replace(layer) for layer in self.layers]
 
     def rewind(self) -> None:
-        """Forget what was read since it was marked."""
+        """Forget what was read since `mark`."""
         self._wait()
         self.layers, self.marked = self.marked, []
         self.forget_answer()
 
     def read(self, seen: int) -> None:
-        """All layers have taken what was read, `seen` tokens in all: there is no way back."""
+        """End reading: all layers hold `seen` tokens, and `rewind` is no longer possible."""
         self._wait()
         self.seen, self.marked = seen, []

@@ -1,4 +1,4 @@
-"""What one token wants most takes the place of what is least wanted in a head group."""
+"""Swapping the entries that a token wants most for the least wanted ones of a head group."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,19 @@ Fetch = Callable[[KVHeadGroup, KVHeadGroup, Tensor, Tensor], FetchedKV]
 def swap_in(
     head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
 ) -> int:
-    """Let a head group hold what one token wants most, of everything that was read; for any head
-    group and any source. How much comes is looked at in the midst of it, so a device is waited for.
+    """Bring the entries that one token wants most into a head group; for any head group and any
+    source. It waits for the device, as it has to know how many come.
 
     Args:
         head_group: holds that token already, and nothing that `source` does not.
         queries: `(batch, heads of the group, rows, dim)` float32, scaled.
-        scores: roughly the attention they pay to each entry of the source, `(batch, heads of the
-            head group, n)` float32.
-        source: everything, n entries of all KV heads in the order they were read.
-        count: how many it wants at most, the first few and the recent ones included.
+        scores: the estimated attention to each entry of the source, `(batch, heads of the group,
+            n)` float32.
+        source: everything, n entries of all KV heads in reading order.
+        count: how many are wanted at most, including the first few and the recent ones.
 
     Returns:
-        How many came, of all heads and sequences.
+        How many came, over all heads and sequences.
     """
     device, scores = scores.device, scores.nan_to_num()
     slots = _slots(head_group, source)
@@ -66,12 +66,10 @@ def swap_in_place(
     count: int,
     fetch: Fetch,
 ) -> Tensor:
-    """As `swap_in`, for a head group and a source that are all exact, in which places are
-    positions: work of the same size whatever comes, so that nothing on the device is looked at. Who
-    waits is `fetch`, at most once.
+    """Like `swap_in`, if head group and source are exact and places in the source are positions.
+    The work is the same whatever comes, so only `fetch` waits for the device, at most once.
 
-    The head group is asked first: what neighbouring steps want is nearly the same, and mostly
-        there.
+    The head group is searched first: neighboring steps want nearly the same entries.
     Nothing is written before all is allocated, and positions are written last, so that it may be
     tried again after an error.
 
@@ -80,7 +78,7 @@ def swap_in_place(
             and the slots in which the head group holds them, -1 for none.
 
     Returns:
-        How many came, of all heads and sequences, int64 on the device.
+        How many came, over all heads and sequences, int64 on the device.
     """
     scores, used = scores.nan_to_num(), head_group.used
     places = head_group.residual_positions[:, :, :used].long()
@@ -93,7 +91,7 @@ def swap_in_place(
     best = _best(queries, fetched.keys, candidates, scores.shape[2], count)
     held = slots.gather(2, best)
     missing = held < 0
-    # What is not held is marked in a place of its own, behind the others.
+    # Entries that are not held are marked in an additional last place.
     stays = torch.zeros(*places.shape[:2], used + 1, dtype=torch.bool, device=scores.device)
     stays.scatter_(2, torch.where(missing, used, held), True)
     worth = scores.gather(2, places).masked_fill_(stays[:, :, :used], torch.inf)

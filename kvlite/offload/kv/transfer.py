@@ -1,7 +1,4 @@
-"""Copies between a CUDA device and the host store in host memory, for which neither waits.
-
-On a CPU the same calls copy at once.
-"""
+"""Asynchronous copies between a CUDA device and the host store; on a CPU they happen at once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,9 +20,9 @@ class FetchedKV:
 
     Attributes:
         keys: `(batch, heads, n, dim)`.
-        values: gives those of some of them, `(batch, heads, k, dim)`: takes which of the n,
-            `(batch, heads, k)` int64, and where they are needed, `(batch, heads, k)` bool; what is
-            not may be anything.
+        values: a function for the values of some of them, `(batch, heads, k, dim)`: takes which of
+            the n, `(batch, heads, k)` int64, and whether they are needed, `(batch, heads, k)` bool;
+            those that are not may be anything.
     """
 
     keys: Tensor
@@ -34,7 +31,7 @@ class FetchedKV:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """Keys and values of a token on their way to a head group's own slot."""
+    """Keys and values of a token on their way to a head group's slot."""
 
     head_group: KVHeadGroup
     slot: int
@@ -43,16 +40,14 @@ class _Arriving:
 
 
 class KVTransfer:
-    """What goes to a host store from a device, and back.
+    """Copies from a device to a host store and back. Allocates nothing before it is used.
 
     Attributes:
-        device: the device.
-        pins: whether memory could be pinned so far.
+        pins: whether all memory could be pinned so far.
         maps: whether the device reads pinned memory by itself.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Nothing is allocated before something is pinned or copied."""
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.pins = self.stream is not None
@@ -60,14 +55,14 @@ class KVTransfer:
         self._arriving: deque[_Arriving] = deque()
 
     def pin(self, layer: LayerCache) -> None:
-        """Let a layer that is yet to be filled lie in pinned memory, as long as there is any."""
+        """Move an empty layer's storage to pinned memory, unless that failed before."""
         self.pins = self.pins and pin(layer, self.device)
 
     def append(
         self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, positions: Tensor
     ) -> None:
-        """As `KVHeadGroup.append` for a head group in host memory that is all exact and has the
-        room, beside what the device does next; not to be read before `wait`."""
+        """Like `KVHeadGroup.append`, for an exact head group in host memory that has the room,
+        while the device continues; not to be read before `wait`."""
         count = keys.shape[2]
         own = slice(head_group.used, head_group.used + count)
         with self._aside():
@@ -78,8 +73,7 @@ class KVTransfer:
         head_group.used += count
 
     def restore(self, head_group: KVHeadGroup, made: KVHeadGroup, count: int) -> None:
-        """Copy the first entries of a head group in host memory that is all exact into one on the
-        device."""
+        """Copy the first entries of an exact head group in host memory into one on the device."""
         for target, source in (
             (made.residual_keys, head_group.residual_keys),
             (made.residual_values, head_group.residual_values),
@@ -88,8 +82,8 @@ class KVTransfer:
             _copy(target[:, :, :count], source[:, :, :count])
 
     def put(self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, position: int) -> None:
-        """Add a token, `(batch, kv heads, 1, dim)` on the device, to a head group in host memory
-        that has the room; there once `fetch` or `wait` returned."""
+        """Append a token, `(batch, kv heads, 1, dim)` on the device, to a head group in host memory
+        that has the room; it is there after the next `fetch` or `wait`."""
         slot = head_group.residual_len
         own = slice(slot, slot + 1)
         if self._reads(head_group):
@@ -109,15 +103,14 @@ class KVTransfer:
     def fetch(
         self, head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
     ) -> FetchedKV:
-        """Entries of everything, for a head group on the device.
+        """Entries of the source, for a head group on the device.
 
-        Where the device reads pinned memory by itself, it takes from there what the head group does
-        not hold, and nothing is waited for. Elsewhere the host waits until it knows which entries
-        are asked for: once.
+        A device that reads pinned memory by itself takes from there what the head group does not
+        hold, without waiting. Otherwise the host waits once, for `places`.
 
         Args:
-            source: everything, in host memory, all exact.
-            places: which, `(batch, heads of the group, n)` int64.
+            source: everything, in host memory, exact.
+            places: which entries, `(batch, heads of the group, n)` int64.
             slots: where the head group holds them, -1 if it does not.
         """
         if self._reads(source):
@@ -138,14 +131,14 @@ class KVTransfer:
         return FetchedKV(keys, values_of)
 
     def wait(self) -> None:
-        """Until all that goes to the host is there."""
+        """Wait until all copies to the host have arrived."""
         if self.stream is not None:
             self.stream.synchronize()
             torch.cuda.current_stream(self.device).synchronize()
         self._land(lambda each: False)
 
     def _gathered(self, source: Tensor, heads: tuple[int, ...], places: Tensor) -> Tensor:
-        """Some entries, gathered on the host, on their way to the device."""
+        """Entries gathered on the host and sent to the device."""
         shape, pinned = (*places.shape, source.shape[3]), self.stream is not None
         out = torch.empty(shape, dtype=source.dtype, pin_memory=pinned)
         for sequence, lines in enumerate(out):
@@ -155,7 +148,7 @@ class KVTransfer:
         return out.to(self.device, non_blocking=True)
 
     def _reads(self, head_group: KVHeadGroup) -> bool:
-        """Whether the device reads and writes a head group in host memory by itself."""
+        """Whether the device itself reads and writes a head group in host memory."""
         return (
             self.maps
             and head_group.residual_keys.is_pinned()
@@ -163,7 +156,7 @@ class KVTransfer:
         )
 
     def _land(self, stays: Callable[[_Arriving], bool]) -> None:
-        """Put tokens where they belong, until one `stays` under way."""
+        """Store arrived tokens in order, up to the first that `stays` under way."""
         while self._arriving and not stays(self._arriving[0]):
             each = self._arriving[0]
             if each.done is not None:
@@ -175,7 +168,7 @@ class KVTransfer:
             self._arriving.popleft()
 
     def _now(self) -> torch.cuda.Event | None:
-        """When the device has done all that it was asked for."""
+        """An event after everything queued on the device."""
         if self.stream is None:
             return None
         now = torch.cuda.Event()
@@ -184,7 +177,7 @@ class KVTransfer:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On a stream of their own, after what the device was asked for so far."""
+        """On a separate stream, after everything queued so far."""
         if self.stream is None:
             yield
             return
@@ -194,12 +187,12 @@ class KVTransfer:
 
 
 def transfer_to(device: torch.device) -> KVTransfer | None:
-    """None for a device whose memory is the host's."""
+    """A transfer for a device, or None if its memory is the host's."""
     return KVTransfer(device) if device.type == "cuda" else None
 
 
 def _read(head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor) -> FetchedKV:
-    """Entries that the device reads by itself."""
+    """Entries that the device reads from pinned memory."""
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_gather import gather_rows
 
@@ -216,8 +209,8 @@ def _read(head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: T
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy `(batch, heads, n, ...)`, a head's run at a time: those are without gaps, and what has
-    gaps would be copied twice, and waited for."""
+    """Copy `(batch, heads, n, ...)` one head at a time: these are contiguous; other copies would go
+    through a buffer, and wait."""
     for own, lines in zip(target, source, strict=True):
         for to, line in zip(own, lines, strict=True):
             flat, given = to.view(-1), line.reshape(-1)

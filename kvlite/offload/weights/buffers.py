@@ -1,17 +1,16 @@
-"""Memory that layers' weights come to in turn: how they lie in it, and where they come from, the
-model's files or host memory.
+"""Memory for the weights of streamed layers: its layout, and filling it from the model's files or
+from host memory.
 
-Files are read, not mapped: the end of one that was cut short is then an error like any other, and
-what the system keeps of files in memory is not counted to the process.
+Files are read, not mapped: one that was cut short is then an error like any other, and the system's
+page cache is not counted as the process's memory.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +19,23 @@ from kvlite.errors import ModelError
 from kvlite.model.files import Stored
 
 ALIGNED = 256
-# More than that torch would convert in several threads, which wait for each other.
+# Larger conversions torch would split among threads, which wait for each other.
 SCRATCH = 1 << 16
 STAGE = 1 << 26
-# Some systems pin no more than a little at once.
+# Some systems only pin little at once.
 PIECE = 1 << 27
 
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter's own part of such memory.
+    """A parameter's part of a layer's memory.
 
     Attributes:
         name: within the layer.
-        parameter: has its numbers there while the layer is there, and none otherwise.
-        shape, dtype: of its numbers.
+        parameter: its data is in that memory while the layer is on the device, else empty.
+        shape, dtype: of the data.
         begin: the first byte.
-        nothing: no numbers of this type, on the device.
+        nothing: the empty data, on the device.
     """
 
     name: str
@@ -48,11 +47,11 @@ class Place:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of the data."""
         return prod(self.shape) * self.dtype.itemsize
 
     def within(self, memory: Tensor) -> Tensor:
-        """Its part of flat uint8 memory, as it is shaped."""
+        """Its part of flat uint8 memory, in its own shape and dtype."""
         part = memory[self.begin : self.begin + self.nbytes]
         return part.view(self.dtype).view(self.shape)
 
@@ -62,7 +61,6 @@ class Layout:
     """All parameters of a layer, one after the other.
 
     Attributes:
-        places: theirs.
         size: bytes from the first to the last, gaps included.
     """
 
@@ -75,19 +73,19 @@ class Layout:
         return sum(place.nbytes for place in self.places)
 
     def bind(self, memory: Tensor) -> None:
-        """Let the layer run from memory that holds its numbers."""
+        """Let the layer run from memory that holds its weights."""
         for place in self.places:
             place.parameter.data = place.within(memory)
 
     def release(self) -> None:
-        """Take its numbers from the layer: it fails now where it would compute with another's."""
+        """Empty the layer's parameters, so that it fails instead of computing with another's."""
         for place in self.places:
             place.parameter.data = place.nothing
 
 
 def lay_out(layer: nn.Module, device: torch.device) -> Layout:
-    """A place for each parameter of a layer. Those without numbers are put on the device; others
-    keep theirs until the layout releases them."""
+    """A place for each parameter of a layer. Meta parameters become empty ones on the device;
+    others keep their data until the layout releases them."""
     places: list[Place] = []
     end = 0
     for name, parameter in list(layer.named_parameters()):
@@ -102,26 +100,17 @@ def lay_out(layer: nn.Module, device: torch.device) -> Layout:
     return Layout(places, end)
 
 
-class Stage(Protocol):
-    """Host memory through which numbers reach a tensor."""
-
-    def pieces(self, into: Tensor) -> Iterator[Tensor]:
-        """One after the other, parts that make up flat `into`, each to be filled before the next
-        is asked for."""
-        ...
+Stage = Callable[[Tensor], Iterator[Tensor]]
+"""Yields host memory for the parts of a flat tensor in turn, each to be filled before the next."""
 
 
-class Direct:
-    """For a tensor in host memory: that is it."""
-
-    def pieces(self, into: Tensor) -> Iterator[Tensor]:
-        """All of it at once."""
-        yield into
+def stage_for(device: torch.device) -> Stage:
+    """Through pinned memory for a GPU; a tensor in host memory is filled directly, at once."""
+    return _Pinned().pieces if device.type == "cuda" else lambda into: iter((into,))
 
 
-class Pinned:
-    """For a tensor on a GPU: two pieces of pinned memory in turn, each filled while the other is
-    copied from."""
+class _Pinned:
+    """Two pieces of pinned memory in turn: one is filled while the other is copied from."""
 
     def __init__(self) -> None:
         self.memory = [torch.empty(STAGE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -129,7 +118,7 @@ class Pinned:
         self.turn = 0
 
     def pieces(self, into: Tensor) -> Iterator[Tensor]:
-        """As many as it takes; copies go to the current stream."""
+        """Pieces for all of `into`; copies go to the current stream."""
         size = STAGE // into.dtype.itemsize
         for part in into.split(size):
             turn = self.turn = 1 - self.turn
@@ -141,22 +130,18 @@ class Pinned:
 
 
 class FileReader:
-    """Reads from files that are kept open, so that they may be removed while it does. Not for
-    several threads at once."""
+    """Reads from files that are kept open, so that they may be removed meanwhile. Not for several
+    threads at once."""
 
     def __init__(self, paths: Iterable[Path], device: torch.device) -> None:
-        """Open every file.
-
-        Args:
-            device: where tensors are that are read into.
-        """
-        self.stage: Stage = Pinned() if device.type == "cuda" else Direct()
+        """Open every file, to read into tensors on `device`."""
+        self.stage = stage_for(device)
         self.files = {path: path.open("rb", buffering=0) for path in set(paths)}
         self.states = {path: _state(file) for path, file in self.files.items()}
         self.scratch = torch.empty(SCRATCH, dtype=torch.uint8)
 
     def read(self, parts: Sequence[Stored], into: Tensor) -> None:
-        """Fill `into`, which is flat, with parts one after the other, in its own type.
+        """Fill the flat tensor `into` with parts one after the other, converted to its dtype.
 
         Raises:
             ModelError: a file is no longer what it was, or cannot be read.
@@ -164,7 +149,7 @@ class FileReader:
         ends = [part.count for part in parts]
         for part, own in zip(parts, into.split(ends), strict=True):
             at = part.begin
-            for piece in self.stage.pieces(own):
+            for piece in self.stage(own):
                 at = self._fill(part, at, piece)
 
     def close(self) -> None:
@@ -182,7 +167,7 @@ class FileReader:
                 )
 
     def _fill(self, part: Stored, at: int, piece: Tensor) -> int:
-        """Numbers from byte `at` on; the byte after them."""
+        """Fill `piece` from byte `at` on; returns the byte after the last."""
         dtype = part.dtype
         assert dtype is not None
         if piece.dtype == dtype:
@@ -216,40 +201,26 @@ def _state(file: FileIO) -> tuple[int, int]:
 
 
 class InFiles:
-    """Weights that stay in safetensors files."""
+    """Weights that stay in safetensors files: for each layer, its places and their stored parts."""
 
     def __init__(
         self, layers: Sequence[Sequence[tuple[Place, list[Stored]]]], device: torch.device
     ) -> None:
-        """Open the files.
-
-        Args:
-            layers: every layer's places, and what each is made of.
-        """
         self.layers = layers
         paths = {part.path for layer in layers for _, parts in layer for part in parts}
         self.reader = FileReader(paths, device)
 
     def bring(self, index: int, memory: Tensor) -> None:
-        """Read one layer, in the type that is computed in.
-
-        Raises:
-            ModelError: the files are no longer what they were.
-        """
+        """Read one layer. Raises ModelError if the files were changed."""
         for place, parts in self.layers[index]:
             self.reader.read(parts, place.within(memory).view(-1))
         self.reader.require_unchanged()
 
 
 class InMemory:
-    """Weights in host memory, pinned where that can be had, as they will lie on the device."""
+    """Weights in host memory, each layer as `copied` or `taken` gives it."""
 
     def __init__(self, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Keep what there is.
-
-        Args:
-            layers: every layer's numbers, as `copied` or `taken` gives them.
-        """
         self.layers = layers
 
     def bring(self, index: int, memory: Tensor) -> None:
@@ -261,7 +232,7 @@ class InMemory:
 
 
 def copied(layout: Layout) -> list[Tensor]:
-    """A layer's numbers in host memory, as they are laid out, in pieces one after the other."""
+    """A layer's weights in host memory, pinned if possible, in pieces that follow its layout."""
     flat = torch.zeros(layout.size, dtype=torch.uint8)
     for place in layout.places:
         place.within(flat).copy_(place.parameter.data)
@@ -269,15 +240,15 @@ def copied(layout: Layout) -> list[Tensor]:
 
 
 def taken(layout: Layout) -> list[Tensor]:
-    """As `copied`; the parameters are left without."""
+    """Like `copied`, and empties the parameters."""
     pieces = copied(layout)
     layout.release()
     return pieces
 
 
 def _pinned(piece: Tensor) -> Tensor:
-    """A copy that a GPU can be given while it computes; one that it has to wait for, where the
-    system has no more such memory."""
+    """A pinned copy, which a GPU can copy while it computes; a pageable one if the system pins no
+    more."""
     try:
         return piece.pin_memory()
     except RuntimeError:
@@ -285,7 +256,7 @@ def _pinned(piece: Tensor) -> Tensor:
 
 
 def move_scales(layer: nn.Module, device: torch.device) -> None:
-    """Put what bitsandbytes keeps beside 4-bit weights on the device, where it stays."""
+    """Put the scales that bitsandbytes keeps beside 4-bit weights on the device, for good."""
     for parameter in layer.parameters():
         scales = getattr(parameter, "quant_state", None)
         if scales is not None:

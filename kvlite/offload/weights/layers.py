@@ -1,6 +1,6 @@
-"""Decoder layers whose weights come to the device in turn, each while the one before it computes.
+"""Streamed decoder layers: the next layer's weights come to the device while one computes.
 
-Layers are asked for in order, once for a whole prompt and once for each token of an answer, so two
+Layers are accessed in order, once for a whole prompt and once for each token of an answer, so two
 slots are enough: one layer computes in the first while the next comes to the second.
 """
 
@@ -9,25 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
 from kvlite.model.layers import Layers, Passing
-from kvlite.offload.weights.buffers import Layout
+from kvlite.offload.weights.buffers import InFiles, InMemory, Layout
 
 SAMPLES = 5
-
-
-class Source(Protocol):
-    """Where weights are kept."""
-
-    def bring(self, index: int, memory: Tensor) -> None:
-        """Put a layer's numbers into flat uint8 memory on the device, as it is laid out; on CUDA by
-        copies in the current stream."""
-        ...
 
 
 @dataclass
@@ -36,9 +27,9 @@ class Slot:
 
     Attributes:
         memory: flat uint8.
-        holds: the layer whose numbers are there, or on their way.
-        arrives: done when they are all there or, on CUDA, on their way; then it has an event
-            after the last.
+        holds: the layer whose weights are there, or on their way.
+        arrives: done when they are there; on CUDA when all copies are queued, with an event after
+            the last.
     """
 
     memory: Tensor
@@ -47,12 +38,12 @@ class Slot:
 
 
 class StreamedLayers(Layers):
-    """Decoder layers that come to the device when they are asked for, and the next one with them;
-    the first comes after the last.
+    """Decoder layers that come to the device on access, followed by the next one; the first
+    follows the last.
 
     Attributes:
         nbytes: of all their weights.
-        current: the slot of the layer that was asked for last.
+        current: the slot of the layer that was accessed last.
         courier: the thread that brings them, one at a time.
     """
 
@@ -60,16 +51,16 @@ class StreamedLayers(Layers):
         self,
         modules: Sequence[Any],
         layouts: Sequence[Layout],
-        source: Source,
+        source: InFiles | InMemory,
         device: torch.device,
         setting: str,
     ) -> None:
-        """Take over modules that have no numbers, and see how fast these come.
+        """Take over modules with empty parameters, and measure how fast weights come.
 
         Args:
-            layouts: a layer's each.
-            source: has the layers in this order.
-            setting: how `--stream` was written.
+            layouts: one for each layer.
+            source: its `bring` fills a layer's memory.
+            setting: the value of `--stream`.
 
         Raises:
             ModelError: the source fails.
@@ -89,7 +80,7 @@ class StreamedLayers(Layers):
         self._send(self.slots[0], 0)
 
     def __getitem__(self, index: int) -> Any:
-        """The transformers module of one layer, ready to run until another is asked for.
+        """The transformers module of one layer, ready to run until another is accessed.
 
         Raises:
             ModelError: its weights can no longer be read.
@@ -112,19 +103,19 @@ class StreamedLayers(Layers):
 
     @property
     def _spare(self) -> Slot:
-        """The slot that is not computed from; the only one, if a model has one layer."""
+        """The slot that is not in use; the only one, if a model has one layer."""
         return next((slot for slot in self.slots if slot is not self.current), self.slots[0])
 
     def _send(self, slot: Slot, index: int) -> None:
-        """Begin to bring a layer to a slot, once what is computed from that now is done."""
-        held, slot.holds = slot.holds, None  # whatever interrupts this, it is not believed to hold
+        """Begin to bring a layer to a slot, after the computation that uses it now."""
+        held, slot.holds = slot.holds, None  # nothing, if this is interrupted
         if held is not None:
             self.layouts[held].release()
         slot.arrives = self.courier.submit(self._carry, index, slot.memory, self._now())
         slot.holds = index
 
     def _receive(self, slot: Slot, index: int) -> None:
-        """Wait for a layer, and let it run from its slot."""
+        """Wait for a layer, and bind it to its slot."""
         assert slot.arrives is not None
         try:
             arrived = slot.arrives.result()
@@ -138,7 +129,7 @@ class StreamedLayers(Layers):
         self.brought += self.layouts[index].nbytes
 
     def _now(self) -> torch.cuda.Event | None:
-        """An event after all that is computed now; a CPU has computed it already."""
+        """An event after everything queued so far; a CPU has done it already."""
         if self.stream is None:
             return None
         event: torch.cuda.Event = torch.cuda.current_stream(self.stream.device).record_event()
@@ -147,7 +138,7 @@ class StreamedLayers(Layers):
     def _carry(
         self, index: int, memory: Tensor, free: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
-        """Bring a layer to memory that is free after an event; mostly in the courier's thread."""
+        """Bring a layer to memory that is free after an event; usually in the courier's thread."""
         if self.stream is None:
             self.source.bring(index, memory)
             return None
@@ -159,8 +150,8 @@ class StreamedLayers(Layers):
             return arrived
 
     def _measured(self) -> float:
-        """Bytes a second, median of some layers: where files fit in free memory, from which they
-        are read again, of a second time."""
+        """Bytes per second, median of some layers. If files fit in free memory, from which they
+        will be read again, each layer's second read counts."""
         again = self.nbytes < psutil.virtual_memory().available
         rates = []
         for index in sorted({len(self) * step // SAMPLES for step in range(SAMPLES)}):

@@ -1,5 +1,4 @@
-"""A model whose decoder layers come to the device in turn: loaded so (`--stream`), or, where memory
-runs out, from then on."""
+"""Models with streamed decoder layers: from the start (`--stream`), or once memory runs out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -41,10 +40,10 @@ LAYERS = "model.layers."
 def require_streamable(
     setting: str, folder: Path, *, device: torch.device, weights: Weights
 ) -> None:
-    """Check what can be checked of `--stream` before a weight is read.
+    """Check `--stream` before any weight is read.
 
     Raises:
-        SettingError: the model's weights cannot come from there to this device.
+        SettingError: the model's weights cannot be streamed to this device like that.
     """
     if setting == "off":
         return
@@ -88,23 +87,21 @@ def load_streamed(
     tokenizer: Any = None,
     cancel: Event | None = None,
 ) -> LoadedModel:
-    """As `load_model`, with decoder layers that come to the device when their turn comes; the rest
-    of the model stays there.
+    """Like `load_model`, with streamed decoder layers; the rest of the model stays on the device.
 
     Args:
         setting: ram keeps the layers in host memory, disk leaves them in their files.
 
     Raises:
-        ModelError: as `load_model`, or a file is changed meanwhile.
+        ModelError: as `load_model`, or a file was changed meanwhile.
     """
-    opened = open_without_layers if setting == "disk" else open_beside
     model = load_model(
         folder,
         device=device,
         weights=weights,
         calibration=calibration,
         tokenizer=tokenizer,
-        opened=opened,
+        opened=open_without_layers if setting == "disk" else open_beside,
         cancel=cancel,
     )
     model.layers = (in_files if setting == "disk" else in_memory)(model)
@@ -112,7 +109,7 @@ def load_streamed(
 
 
 def in_files(model: LoadedModel) -> StreamedLayers:
-    """The layers of a model that was opened without, read from its files in turn."""
+    """Layers read from files in turn, for a model from `open_without_layers`."""
     modules, stored = model.layers.modules, stored_weights(model.path)
     layouts = [lay_out(layer, model.device) for layer in modules]
     source = InFiles(
@@ -126,7 +123,7 @@ def in_files(model: LoadedModel) -> StreamedLayers:
 
 
 def in_memory(model: LoadedModel) -> StreamedLayers:
-    """The layers of a model that has them in host memory, copied from there in turn."""
+    """Layers copied from host memory in turn, for a model from `open_beside`."""
     modules = model.layers.modules
     layouts = [lay_out(layer, model.device) for layer in modules]
     for layer in modules:
@@ -149,12 +146,8 @@ def open_beside(
 def open_without_layers(
     folder: Path, *, device: torch.device, weights: Weights
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model whose decoder layers' weights are nowhere, the rest on the device; that
-    the files have them is made sure of.
-
-    Returns:
-        The module, and what was found of its weights, as transformers tells it.
-    """
+    """A transformers model whose decoder layers are on the meta device, the rest on `device`, after
+    a check that the files have all weights; and loading info like transformers'."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -187,7 +180,7 @@ def open_without_layers(
 
 
 def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.device) -> None:
-    """Read what is no decoder layer's, and put buffers beside it."""
+    """Read all weights outside decoder layers, and move buffers to the device."""
     resident = {name: parts for name, parts in made.items() if not name.startswith(LAYERS)}
     paths = {part.path for parts in resident.values() for part in parts}
     with closing(FileReader(paths, device)) as reader:
@@ -212,11 +205,11 @@ def _require_plain(made: dict[str, list[Stored]]) -> None:
 
 
 def stream_from_memory(model: LoadedModel) -> bool:
-    """Let the layers of a model that is loaded wait in host memory from now on.
+    """Stream a loaded model's layers from host memory from now on.
 
     Returns:
-        Whether they do: not where the device is that memory, they came in turn before, their
-        weights are of a kind that does not, or the host has no room for them.
+        Whether that was possible: not on a CPU, if they are streamed already, for other types of
+        weights, or without enough host memory.
 
     Raises:
         torch.OutOfMemoryError, ModelError: as `off_device`.
@@ -226,7 +219,7 @@ def stream_from_memory(model: LoadedModel) -> bool:
         return False
     modules = model.layers.modules
     needed = sum(tensor.nbytes for layer in modules for tensor in layer.parameters())
-    # A layer is there twice while it is laid out; more is left to others.
+    # A layer is there twice while it is copied; the rest of a fifth is left to other programs.
     if psutil.virtual_memory().available < 1.2 * needed:
         return False
     model.layers = off_device(model)
@@ -234,11 +227,10 @@ def stream_from_memory(model: LoadedModel) -> bool:
 
 
 def off_device(model: LoadedModel) -> StreamedLayers:
-    """The layers of a model that has them on the device, which they leave: copied to host memory,
-    from where they come in turn.
+    """Move a model's layers from the device to host memory, from which they are streamed.
 
-    They leave when all are copied and the slots are there: made beside them or, where that is too
-    much, in their place.
+    They leave the device when all are copied and the slots are allocated: beside them or, if there
+    is no room, in their place.
 
     Raises:
         torch.OutOfMemoryError: there is no room, not even in their place; all is as it was.
@@ -248,21 +240,16 @@ def off_device(model: LoadedModel) -> StreamedLayers:
     layouts = [lay_out(layer, device) for layer in modules]
     source = InMemory([copied(layout) for layout in layouts])
     made = partial(StreamedLayers, modules, layouts, source, device, "ram")
-    streamed = _beside(made)
-    if streamed is None:
-        streamed = _instead(made, layouts, source, device)
-    _leave(layouts, device)
-    return streamed
-
-
-def _beside(made: Callable[[], StreamedLayers]) -> StreamedLayers | None:
-    """Layers that come, with slots beside those that are there; None if there is no room."""
+    streamed: StreamedLayers | None = None
     try:
-        return made()
+        streamed = made()
     except Exception as error:
         if not is_oom(error):
             raise
-    return None
+    if streamed is None:  # here the error no longer holds what was allocated
+        streamed = _instead(made, layouts, source, device)
+    _leave(layouts, device)
+    return streamed
 
 
 def _instead(
@@ -271,13 +258,12 @@ def _instead(
     source: InMemory,
     device: torch.device,
 ) -> StreamedLayers:
-    """Layers that come, with slots in the place of those that are there; these return if that
-    fails."""
+    """Streamed layers with slots in the place of the layers, which are put back if that fails."""
     try:
         _leave(layouts, device)
         return made()
     except BaseException as error:
-        failed = error.with_traceback(None)  # which holds what was made
+        failed = error.with_traceback(None)  # the traceback holds what was allocated
     _return(layouts, source, device)
     raise failed
 
@@ -289,11 +275,7 @@ def _leave(layouts: Sequence[Layout], device: torch.device) -> None:
 
 
 def _return(layouts: Sequence[Layout], source: InMemory, device: torch.device) -> None:
-    """Put layers where they were, from their copies.
-
-    Raises:
-        ModelError: there is no more room.
-    """
+    """Put layers back on the device from their copies. Raises ModelError if there is no room."""
     release_memory(device)
     try:
         for index, layout in enumerate(layouts):
