@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup browser demo test long check format clean
+.PHONY: setup browser demo test long check gpu gpu-report format clean
 
 setup: $(READY)
 
@@ -43,6 +43,13 @@ test: setup browser
 # What `test` leaves out: longer texts, and more cases of what it tests already.
 long: setup browser
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m long
+
+# What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
+gpu:
+	$(PYTHON) -m tests.gpu
+
+gpu-report:
+	$(PYTHON) -m tests.gpu --report docs/benchmarks.md
 
 format: setup
 	$(BIN)/ruff format .

@@ -11,7 +11,7 @@ import torch
 import kvlite
 from kvlite.bench.prose import bundled_prose
 
-NAMES = ["fp32", "int8", "nf4"]
+NAMES = ["fp32", "int8", "int4", "nf4"]
 ROUNDS, READ, SAID, TOLD = 5, 1000, 24, 2000
 
 

@@ -15,7 +15,7 @@ import kvlite
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.model.calibration import find_calibration
-from kvlite.model.fingerprint import fingerprint
+from kvlite.model.files import fingerprint
 
 CONFIG, ROWS = "config.json", "rows.jsonl"
 # Columns of older versions, by what they are called now.
@@ -139,7 +139,7 @@ def configuration(
             "files": fingerprint(folder),
             "calibration": _calibration(options, folder),
         },
-        "machine": _machine(),
+        "machine": machine(),
     }
 
 
@@ -153,7 +153,7 @@ def _calibration(options: Mapping[str, Any], folder: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _machine() -> dict[str, str]:
+def machine() -> dict[str, str]:
     """The processor and the versions that a run was measured with."""
     return {
         "processor": _processor(),

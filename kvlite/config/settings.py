@@ -109,8 +109,9 @@ class Settings:
     weights: str = _option(
         "auto",
         "data type of the weights; auto is bf16 on a GPU, fp32 on a CPU, and that of a quantized "
-        "checkpoint; with int8 and nf4 (4 bits) the cache is as with auto",
-        choices=("auto", "fp32", "bf16", "fp16", "int8", "nf4"),
+        "checkpoint; int4 is for a CPU, which answers faster with it; with int8, int4 and nf4 (4 "
+        "bits) the cache is as with auto",
+        choices=("auto", "fp32", "bf16", "fp16", "int8", "int4", "nf4"),
     )
     vram: str = _option(
         "auto",

@@ -22,7 +22,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
-from kvlite.offload.weights.loader import load_streamed
+from kvlite.offload.weights.loader import load_streamed, open_packed
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner, refusal
 
@@ -164,8 +164,10 @@ def open_runner(
         raise refusal(plan)
     choice = planner.usual() if plan is None else plan.choice
     hold(device, settings.vram)
-    opened = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
-    model = opened(
+    load = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
+    if choice.weights.name == "int4":
+        load = partial(load_model, opened=partial(open_packed, cancel=cancel))
+    model = load(
         folder,
         device=device,
         weights=choice.weights,

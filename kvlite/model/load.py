@@ -15,6 +15,7 @@ from kvlite.errors import ModelError, SettingError, Stopped, reason
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
+from kvlite.model.int4 import pack_linears
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described
@@ -172,6 +173,8 @@ def load_model(
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     require_whole(found, str(folder), exactly=weights.stored)
+    if weights.name == "int4":
+        pack_linears(module.model.layers)
     if device.type == "cpu":
         split_linears(module)
     return LoadedModel(

@@ -33,7 +33,7 @@ class Parts:
     Attributes:
         group: embedding, attention, mlp, norms or head.
         size: the shape of one.
-        linear: matrices of linear layers within the decoder, which bitsandbytes quantizes.
+    linear: matrices of linear layers within the decoder, which can be quantized.
         count: how many there are.
     """
 
@@ -51,11 +51,18 @@ class Parts:
 
         int8 has a float32 scale per row. nf4 has 4 bits per number and an 8-bit scale for every 64;
         of these, a float32 scale for every 256, their float32 mean, and two tables of 16 and 256
-        float32 ("QLoRA", section 3, as bitsandbytes lays it out).
+        float32 ("QLoRA", section 3, as bitsandbytes lays it out). int4 has 4 bits per number, a
+        bfloat16 scale and offset for every 32 inputs, and pads outputs to multiples of 64; matrices
+        whose inputs are no multiple of 32 are not quantized.
         """
         numbers = prod(self.size)
-        if not self.linear or weights.name not in ("int8", "nf4"):
+        if not self.linear or weights.name not in ("int8", "int4", "nf4"):
             return self.count * numbers * weights.dtype.itemsize
+        if weights.name == "int4":
+            outputs, inputs = self.size
+            if inputs % 32:
+                return self.count * numbers * weights.dtype.itemsize
+            return self.count * (outputs + -outputs % 64) * (inputs // 2 + 4 * inputs // 32)
         if weights.name == "int8":
             return self.count * (numbers + 4 * self.size[0])
         scales = ceil(numbers / 64)

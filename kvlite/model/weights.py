@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.errors import SettingError
+from kvlite.model.int4 import can_pack
 from kvlite.model.shape import read_config
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,7 +30,7 @@ class Weights:
     """The type that weights are loaded as.
 
     Attributes:
-        name: fp32, bf16, fp16, int8, nf4, or a checkpoint's own quantization, such as gptq.
+        name: fp32, bf16, fp16, int8, int4, nf4, or a checkpoint's own quantization, such as gptq.
         dtype: of activations, of the cache, and of weights that are not quantized.
         stored: the checkpoint is quantized already.
     """
@@ -40,8 +41,8 @@ class Weights:
 
     @property
     def config(self) -> Any:
-        """The quantization config for transformers; None if nothing is to be quantized."""
-        if self.stored or self.name in PLAIN:
+        """The quantization config for transformers; None if it is not to quantize."""
+        if self.stored or self.name in PLAIN or self.name == "int4":
             return None
         from transformers import BitsAndBytesConfig
 
@@ -85,6 +86,12 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
             f"--weights {setting} would leave the experts of {folder} as they are, which is nearly "
             f"all of a {config['model_type']!r} model: use bf16 or fp16"
         )
+    if setting == "int4":
+        if device.type != "cpu":
+            raise SettingError(f"--weights int4 is for a CPU, not {device}: use nf4")
+        if not can_pack():
+            raise SettingError("--weights int4 is not known on this processor: use nf4")
+        return Weights(setting, torch.float32)
     if find_spec("bitsandbytes") is None:
         raise SettingError(
             f"--weights {setting} needs bitsandbytes, which is not installed: run "

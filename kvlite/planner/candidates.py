@@ -155,6 +155,8 @@ def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
         return [Weights(stored_name(stored), half, stored=True)]
     if settings.weights in PLAIN:
         return [Weights(settings.weights, PLAIN[settings.weights])]
+    if settings.weights == "int4":
+        raise SettingError("--weights int4 is for a CPU, not a card: use nf4")
     if settings.weights != "auto":
         return [Weights(settings.weights, half)]
     found = [Weights("bf16", half)]

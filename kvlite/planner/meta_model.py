@@ -5,6 +5,7 @@ from typing import Any
 
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
+from kvlite.model.int4 import pack_linears
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
 from kvlite.model.making import meta_module
@@ -32,10 +33,13 @@ def meta_model(
     calibration: Calibration | None = None,
 ) -> LoadedModel:
     """A model on the meta device, for forecasts; one layer stands for all, since they are alike.
-    `config` is transformers'; of the weights only the dtype matters."""
+    `config` is transformers'; of the weights only the dtype matters, and whether they are unpacked
+    to be multiplied."""
     register_attention()
     module = meta_module(config, weights.dtype, layers=1, attention=ATTENTION)
     module.eval().requires_grad_(False)
+    if weights.name == "int4":
+        pack_linears(module.model.layers)
     module.config.layer_types = getattr(config, "layer_types", None)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration

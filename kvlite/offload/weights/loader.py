@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from kvlite.config.units import readable
-from kvlite.errors import ModelError, SettingError
+from kvlite.errors import ModelError, SettingError, require_uncancelled
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
+from kvlite.model.int4 import pack_linears
 from kvlite.model.load import PLACE, LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
 from kvlite.model.shape import read_shape
@@ -130,6 +131,38 @@ def in_memory(model: LoadedModel) -> StreamedLayers:
         move_scales(layer, model.device)
     source = InMemory([taken(layout) for layout in layouts])
     return StreamedLayers(modules, layouts, source, model.device, "ram")
+
+
+def open_packed(
+    folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A transformers model in 4-bit weights (`model.int4`), of which no more than one layer is ever
+    in memory unpacked.
+
+    Raises:
+        Stopped: `cancel` was set.
+    """
+    module, found = open_without_layers(folder, device=device, weights=weights)
+    if found["missing_keys"] or found["mismatched_keys"]:
+        return module, found
+    stored = stored_weights(folder)
+    for index, layer in enumerate(module.model.layers):
+        require_uncancelled(cancel)
+        layout = lay_out(layer, device)
+        memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
+        layout.bind(memory)
+        parts = {
+            place: parts_of(f"{LAYERS}{index}.{place.name}", stored) for place in layout.places
+        }
+        with closing(
+            FileReader({part.path for own in parts.values() for part in own}, device)
+        ) as reader:
+            for place, own in parts.items():
+                reader.read(own, place.within(memory).view(-1))
+        pack_linears(layer)
+        for parameter in layer.parameters():  # norms, which would hold all of the memory
+            parameter.data = parameter.data.clone()
+    return module, found
 
 
 def open_beside(
