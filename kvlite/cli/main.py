@@ -34,16 +34,10 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-app.command()(chat)
-app.command()(ask)
-app.command()(read)
-app.command()(plan)
-app.command()(methods)
-app.command()(calibrate)
-app.command()(config)
-app.add_typer(profile, name="profile")
-app.add_typer(library, name="library")
-app.add_typer(bench, name="bench")
+for command in (chat, ask, read, plan, methods, calibrate, config):
+    app.command()(command)
+for name, group in (("profile", profile), ("library", library), ("bench", bench)):
+    app.add_typer(group, name=name)
 
 
 def _version(asked: bool) -> None:
