@@ -19,8 +19,7 @@ import kvlite.model.gguf as conversion
 from kvlite.config.child_process import run_in_child
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, Stopped
-from kvlite.model.converted import RECORD, flaw
-from kvlite.model.gguf import converted_folder, sweep
+from kvlite.model.gguf import RECORD, converted_folder, flaw, sweep
 from kvlite.model.source import find_model
 from tests.conversions import copied, endless, faults, here
 from tests.test_model import write_gguf

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvlite.documents.following import PARSER_ERRORS, Following
+from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
 
 # Pages nest some dozens deep; browsers go on to 512.
@@ -55,7 +55,7 @@ _SHOWN_INPUTS = (
 Attributes = dict[str, str]
 
 
-def html_text(markup: str, following: Following) -> str:
+def html_text(markup: str, tracker: Tracker) -> str:
     """The visible text of a page.
 
     Raises:
@@ -65,26 +65,26 @@ def html_text(markup: str, following: Following) -> str:
     """
     from lxml.etree import LxmlError
 
-    page = _Page(following)
+    page = _Page(tracker)
     try:
-        _parse(re.sub("[\0-\5]", "", _without_cdata(markup)), page, following)
+        _parse(re.sub("[\0-\5]", "", _without_cdata(markup)), page, tracker)
     except (LxmlError, *PARSER_ERRORS) as error:
         raise DocumentError(
-            f"{following.label} cannot be read as HTML: open it in a browser and save it as text."
+            f"{tracker.label} cannot be read as HTML: open it in a browser and save it as text."
         ) from error
     text = "".join(page.parts)
     for pattern, replacement in _TIDY:
-        following.check()
+        tracker.check()
         text = re.sub(pattern, replacement, text)
     return text.strip("\n")
 
 
-def _parse(markup: str, page: "_Page", following: Following) -> None:
+def _parse(markup: str, page: "_Page", tracker: Tracker) -> None:
     from lxml.etree import HTMLParser
 
     parser = HTMLParser(target=page, huge_tree=True, remove_comments=True, remove_pis=True)
     for start in range(0, len(markup), _PIECE):
-        following.done(start, len(markup))
+        tracker.report(start, len(markup))
         parser.feed(markup[start : start + _PIECE])
     if markup:
         parser.close()
@@ -118,9 +118,9 @@ class _Page:
         parts: pieces of text with marks between them.
     """
 
-    def __init__(self, following: Following) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         self.parts = list[str]()
-        self._following = following
+        self._tracker = tracker
         self._open = [_Open(False, None, "")]
         self._preformatted = 0
 
@@ -136,7 +136,7 @@ class _Page:
             numbers = itertools.count(1 if start is None else start)
         if len(self._open) > _DEEPEST:
             raise DocumentError(
-                f"{self._following.label} nests elements more than {_DEEPEST:,} deep, as no page "
+                f"{self._tracker.label} nests elements more than {_DEEPEST:,} deep, as no page "
                 "does: open it in a browser and save it as text."
             )
         before = _BREAKS.get(name, "")
@@ -146,7 +146,7 @@ class _Page:
             return
         self.parts.append("\n" if name == "br" else before)
         if name in _NOT_READ:
-            self._following.not_read[_NOT_READ[name]] += 1
+            self._tracker.not_read[_NOT_READ[name]] += 1
         elif name == "pre":
             self._preformatted += 1
         elif name == "li":
@@ -156,7 +156,7 @@ class _Page:
         elif name in ("img", "input"):
             shown = self._picture(attributes) if name == "img" else self._input(attributes)
             text = re.sub(r"[\1-\5\s]+", " ", shown)
-            self._following.came_out(len(text.strip()))
+            self._tracker.add_characters(len(text.strip()))
             self.parts.append(text)
 
     def end(self, name: str) -> None:
@@ -172,7 +172,7 @@ class _Page:
         """Add text, if it is shown."""
         if self._open[-1].hidden:
             return
-        self._following.came_out(len(text.strip()))
+        self._tracker.add_characters(len(text.strip()))
         if self._preformatted:
             self.parts.append(text.replace(" ", _SPACE))
         else:
@@ -193,7 +193,7 @@ class _Page:
         """A picture's description; one with an empty description is decoration."""
         described = attributes.get("alt", "").strip()
         if described or "alt" not in attributes:
-            self._following.not_read["picture"] += 1
+            self._tracker.not_read["picture"] += 1
         return f"[Picture: {described}]" if described else ""
 
     def _input(self, attributes: Attributes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Literal, NoReturn, TextIO
 
 from kvlite.config.units import readable
-from kvlite.documents.following import Following
+from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
 Kind = Literal["text", "html", "pdf", "zip", "docx", "other"]
@@ -75,7 +75,7 @@ def refuse_format(label: str, path: str) -> NoReturn:
     raise DocumentError(f"{label} is not in a format kvlite reads: {remedy}.")
 
 
-def bytes_of(path: str, following: Following) -> bytes:
+def bytes_of(path: str, tracker: Tracker) -> bytes:
     """All bytes of a file, or of standard input for "-".
 
     Raises:
@@ -90,30 +90,30 @@ def bytes_of(path: str, following: Following) -> bytes:
             raise DocumentError(
                 "standard input is closed: pipe a document into it, or name a file."
             )
-        data = _all(path, stdin.buffer, 0, following)
+        data = _all(path, stdin.buffer, 0, tracker)
         if not data:
             raise DocumentError(
                 "standard input is empty: pipe a document into it (it is read once)."
             )
         return data
     with _opened(path) as file:
-        return _all(path, file, os.fstat(file.fileno()).st_size, following)
+        return _all(path, file, os.fstat(file.fileno()).st_size, tracker)
 
 
-def _all(path: str, file: BinaryIO, size: int, following: Following) -> bytes:
+def _all(path: str, file: BinaryIO, size: int, tracker: Tracker) -> bytes:
     """Everything in a file; one whose stated size is too large is refused after a piece."""
     pieces = list[bytes]()
     head, read, kind = b"", 0, None
     for piece in _pieces(path, file):
-        following.check()
+        tracker.check()
         pieces.append(piece)
         read += len(piece)
         head = head if len(head) >= _HEAD else head + piece[:_HEAD]
         if kind is None or read <= _HEAD:
             kind = kind_of(head, path)
-        _require_small(following.label, max(read, size), kind)
+        _require_small(tracker.label, max(read, size), kind)
         if kind == "text":
-            _require_fitting(following, head, max(read, size))
+            _require_fitting(tracker, head, max(read, size))
     return b"".join(pieces)
 
 
@@ -139,14 +139,14 @@ def _require_small(label: str, size: int, kind: Kind) -> None:
         )
 
 
-def _require_fitting(following: Following, head: bytes, size: int) -> None:
+def _require_fitting(tracker: Tracker, head: bytes, size: int) -> None:
     """Refuse text that is too long in any encoding: a character takes at most four bytes, and a
     line's two-character end in UTF-32 eight."""
-    if following.limit is None:
+    if tracker.limit is None:
         return
     widest = 8 if head.startswith(_UTF32) else 4
-    if size > widest * following.limit + widest:
-        following.refuse(f"has {size // widest:,} characters or more")
+    if size > widest * tracker.limit + widest:
+        tracker.refuse(f"has {size // widest:,} characters or more")
 
 
 def _opened(path: str) -> BinaryIO:

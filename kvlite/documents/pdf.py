@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from kvlite.documents.document import one_kind_of_newline, whole_characters
-from kvlite.documents.following import PARSER_ERRORS, Following
+from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _SilentPypdf:
 _silent_pypdf = _SilentPypdf()
 
 
-def pdf_pages(data: bytes, following: Following) -> list[str]:
+def pdf_pages(data: bytes, tracker: Tracker) -> list[str]:
     """The text of each page, in drawing order, followed by its form fields and notes.
 
     Raises:
@@ -57,10 +57,10 @@ def pdf_pages(data: bytes, following: Following) -> list[str]:
     """
     from pypdf.errors import DependencyError, LimitReachedError, PyPdfError
 
-    label = following.label
+    label = tracker.label
     try:
         with _silent_pypdf:
-            pages = _pages(data, following)
+            pages = _pages(data, tracker)
     except DependencyError as error:
         raise DocumentError(f"{label} is encrypted: `pip install cryptography` first.") from error
     except LimitReachedError as error:
@@ -82,32 +82,32 @@ def pdf_pages(data: bytes, following: Following) -> list[str]:
     return pages
 
 
-def _pages(data: bytes, following: Following) -> list[str]:
+def _pages(data: bytes, tracker: Tracker) -> list[str]:
     from pypdf import PdfReader
     from pypdf.errors import PdfReadError
 
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise DocumentError(
-            f"{following.label} is locked by a password: save it without one, for example "
+            f"{tracker.label} is locked by a password: save it without one, for example "
             "`qpdf --decrypt --password=... in.pdf out.pdf`."
         )
-    pages, pictures, total = list[str](), _Pictures(following), len(reader.pages)
+    pages, pictures, total = list[str](), _Pictures(tracker), len(reader.pages)
     for page in reader.pages:
         pictures.begin(page)
         text = page.extract_text(visitor_operand_before=pictures.drawn)
-        following.check()
+        tracker.check()
         pictures.end(text)
-        lines = [text.strip("\r\n"), *_fields_and_notes(page, following)]
+        lines = [text.strip("\r\n"), *_fields_and_notes(page, tracker)]
         pages.append(_plain("\n".join(filter(None, lines))))
-        following.came_out(len(pages[-1]) + 1)
-        following.done(len(pages), total)
+        tracker.add_characters(len(pages[-1]) + 1)
+        tracker.report(len(pages), total)
     declared = cast("DictionaryObject", reader.root_object["/Pages"]).get("/Count")
     # pypdf silently reads a file that is cut short inside a later revision, or lacks a page.
     unfinished = re.search(rb"\b\d+\s+\d+\s+obj\b", data[data.rfind(b"startxref") :])
     if unfinished or not pages or (isinstance(declared, int) and len(pages) < declared):
         raise PdfReadError("cut short")
-    _count_attached(reader, following)
+    _count_attached(reader, tracker)
     return pages
 
 
@@ -118,8 +118,8 @@ def _plain(text: str) -> str:
 class _Pictures:
     """Counts a document's pictures by the operations that draw them; each counts once."""
 
-    def __init__(self, following: Following) -> None:
-        self.following = following
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
         self._seen = set[Any]()
         self._named = dict[str, Any]()
         self._of_page = 0
@@ -134,7 +134,7 @@ class _Pictures:
 
     def drawn(self, operator: bytes, operands: Any, *_: object) -> None:
         """Look at one operation of the page. Raises Stopped if someone cancelled."""
-        self.following.check()
+        self.tracker.check()
         if operator == b"INLINE IMAGE":
             self._drawn += 1
             self._of_page += 1
@@ -149,35 +149,35 @@ class _Pictures:
     def end(self, text: str) -> None:
         """End a page with this text; one that only has pictures counts as scanned."""
         if self._drawn and not text.strip():
-            self.following.not_read["scanned page"] += 1
+            self.tracker.not_read["scanned page"] += 1
         else:
-            self.following.not_read["picture"] += self._of_page
+            self.tracker.not_read["picture"] += self._of_page
 
 
-def _fields_and_notes(page: "PageObject", following: Following) -> Iterator[str]:
+def _fields_and_notes(page: "PageObject", tracker: Tracker) -> Iterator[str]:
     """Filled-in form fields and notes of a page, a line each."""
     every = _resolved(page.get("/Annots"))
     for raw in every if isinstance(every, list) else ():
-        following.check()
+        tracker.check()
         each = _resolved(raw)
         if not isinstance(each, dict) or _number(each.get("/F")) & _HIDDEN_FLAG:
             continue
         kind = each.get("/Subtype")
         if kind == "/FileAttachment":
-            following.not_read["embedded file"] += 1
+            tracker.not_read["embedded file"] += 1
         said = _field(each) if kind == "/Widget" else _note(each) if kind not in _NO_NOTES else ""
         if said:
             yield said
 
 
-def _count_attached(reader: "PdfReader", following: Following) -> None:
+def _count_attached(reader: "PdfReader", tracker: Tracker) -> None:
     """Count embedded files, and XFA forms, which only some programs can show."""
     names = _resolved(reader.root_object.get("/Names"))
     if isinstance(names, dict) and "/EmbeddedFiles" in names:
-        following.not_read["embedded file"] += len(reader.attachments)
+        tracker.not_read["embedded file"] += len(reader.attachments)
     form = _resolved(reader.root_object.get("/AcroForm"))
     if isinstance(form, dict) and "/XFA" in form:
-        following.not_read["XFA form"] += 1
+        tracker.not_read["XFA form"] += 1
 
 
 def _resolved(value: Any) -> Any:

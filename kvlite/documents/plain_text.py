@@ -1,6 +1,6 @@
 """Decoding text, in whatever encoding it is."""
 
-from kvlite.documents.following import Following
+from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
 _BOMS = (
@@ -17,13 +17,13 @@ _ENCODINGS = (
 )
 
 
-def decoded(data: bytes, following: Following, *, html: bool = False) -> str:
+def decoded(data: bytes, tracker: Tracker, *, html: bool = False) -> str:
     """Bytes as text.
 
     Raises:
         DocumentError: they are no text, or in no encoding that could be recognized.
     """
-    label = following.label
+    label = tracker.label
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             try:

@@ -6,9 +6,9 @@ import threading
 
 from kvlite.config.child_process import run_in_child
 from kvlite.documents.document import Document, one_kind_of_newline
-from kvlite.documents.following import Following, Told
 from kvlite.documents.opening import bytes_of, kind_of, refuse_format
 from kvlite.documents.plain_text import decoded
+from kvlite.documents.tracker import ProgressCallback, Tracker
 from kvlite.errors import DocumentError
 
 # Bytes beyond what Python takes, ten times the largest file.
@@ -19,7 +19,7 @@ def read_document(
     path: str,
     *,
     limit: int | None = None,
-    progress: Told | None = None,
+    progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> Document:
     """Read a text, Markdown, HTML, PDF or Word (.docx) file; "-" reads standard input.
@@ -38,9 +38,9 @@ def read_document(
         Stopped: `cancel` was set.
     """
     label, name = ("standard input", "stdin") if path == "-" else (path, os.path.basename(path))
-    following = Following(label, limit, progress, cancel)
+    tracker = Tracker(label, limit, progress, cancel)
     try:
-        pages, text = _read(path, following)
+        pages, text = _read(path, tracker)
     except MemoryError as error:
         raise _too_large_for_memory(label) from error
     if not text.strip():
@@ -48,15 +48,15 @@ def read_document(
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
     text = text if pages else one_kind_of_newline(text)
     if limit is not None and len(text) > limit:
-        following.refuse(f"has {len(text):,} characters")
-    return Document(name, text, ends[:-1], following.missed)
+        tracker.refuse(f"has {len(text):,} characters")
+    return Document(name, text, ends[:-1], tracker.skipped)
 
 
 def read_apart(
     path: str,
     *,
     limit: int | None = None,
-    progress: Told | None = None,
+    progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> Document:
     """Like `read_document`, in a process of its own: it can be stopped at any time, and its memory
@@ -79,9 +79,9 @@ def _too_large_for_memory(label: str) -> DocumentError:
     )
 
 
-def _read(path: str, following: Following) -> tuple[list[str], str]:
+def _read(path: str, tracker: Tracker) -> tuple[list[str], str]:
     """A file's pages, if it has any, and its text."""
-    data = bytes_of(path, following)
+    data = bytes_of(path, tracker)
     if not data.strip():
         return [], ""
     kind = kind_of(data[:1024], path)
@@ -92,17 +92,17 @@ def _read(path: str, following: Following) -> tuple[list[str], str]:
     if kind == "pdf":
         from kvlite.documents.pdf import pdf_pages
 
-        pages = pdf_pages(data, following)
+        pages = pdf_pages(data, tracker)
         return pages, "\n".join(pages)
     if kind == "docx":
         from kvlite.documents.word import word_text
 
-        return [], word_text(data, following)
+        return [], word_text(data, tracker)
     if kind == "other":
-        refuse_format(following.label, path)
-    text = decoded(data, following, html=kind == "html")
+        refuse_format(tracker.label, path)
+    text = decoded(data, tracker, html=kind == "html")
     if kind == "html":
         from kvlite.documents.html import html_text
 
-        text = html_text(text, following)
+        text = html_text(text, tracker)
     return [], text

@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 from xml.parsers import expat
 
 from kvlite.config.units import readable
-from kvlite.documents.following import PARSER_ERRORS, Following
+from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.documents.word_lists import Lists
 from kvlite.documents.word_text import Attributes, LocalNames, Notes, WordText
 from kvlite.errors import DocumentError
@@ -38,7 +38,7 @@ def is_word(data: bytes) -> bool:
     return any(name.startswith(_START) and name.endswith(".xml") for name in names)
 
 
-def word_text(data: bytes, following: Following) -> str:
+def word_text(data: bytes, tracker: Tracker) -> str:
     """The text of a .docx file: a line for each paragraph and each table row. Notes follow the
     paragraph that refers to them, headers come first and footers last.
 
@@ -49,19 +49,19 @@ def word_text(data: bytes, following: Following) -> str:
     """
     if data.startswith(b"\xd0\xcf\x11\xe0"):
         raise DocumentError(
-            f"{following.label} is an old Word file or locked by a password: save it in Word as "
+            f"{tracker.label} is an old Word file or locked by a password: save it in Word as "
             ".docx without a password."
         )
     try:
-        return _text(_Package(data, following), following)
+        return _text(_Package(data, tracker), tracker)
     except (expat.ExpatError, *PARSER_ERRORS) as error:
         raise DocumentError(
-            f"{following.label} is damaged or no Word document: get it anew, or open it in Word or "
+            f"{tracker.label} is damaged or no Word document: get it anew, or open it in Word or "
             "LibreOffice and save it again as .docx."
         ) from error
 
 
-def _text(package: "_Package", following: Following) -> str:
+def _text(package: "_Package", tracker: Tracker) -> str:
     related = package.related(package.start)
 
     def parts(*kinds: str) -> Iterator[str]:
@@ -71,15 +71,15 @@ def _text(package: "_Package", following: Following) -> str:
     for part in parts("styles", "numbering"):
         package.parse(part, lists.begin)
     for part in parts("footnotes", "endnotes", "comments"):
-        package.read(part, WordText(following, notes=notes))
-    body = WordText(following, notes=notes, lists=lists)
+        package.read(part, WordText(tracker, notes=notes))
+    body = WordText(tracker, notes=notes, lists=lists)
     lines = package.read(package.start, body, shown=True)
     beside = {kind: list[str]() for kind in body.references}
     for kind, ids in body.references.items():
         named = [each for each in related if each.id in ids]
-        following.not_read[kind] += len({*ids} - {each.id for each in named})
+        tracker.not_read[kind] += len({*ids} - {each.id for each in named})
         for part in dict.fromkeys(each.target for each in named):
-            inside = package.read(part, WordText(following, notes=Notes(), lists=lists))
+            inside = package.read(part, WordText(tracker, notes=Notes(), lists=lists))
             beside[kind] += [line for line in inside if line.strip()]
     header, footer = (dict.fromkeys(beside[kind]) for kind in ("header", "footer"))
     return "\n".join([*header, *lines, *footer])
@@ -94,8 +94,8 @@ class _Relation(NamedTuple):
 class _Package:
     """The parts of a document; how much they unpack to is counted and limited."""
 
-    def __init__(self, data: bytes, following: Following) -> None:
-        self.following = following
+    def __init__(self, data: bytes, tracker: Tracker) -> None:
+        self.tracker = tracker
         if data.count(b"PK\1\2") > _MOST_PARTS:
             self._refuse(f"has more than {_MOST_PARTS:,} parts")
         self.archive = zipfile.ZipFile(io.BytesIO(data))
@@ -159,7 +159,7 @@ class _Package:
         for piece in self._pieces(part):
             done += len(piece)
             if shown:
-                self.following.done(min(done, total), total)
+                self.tracker.report(min(done, total), total)
             parser.Parse(piece)
         parser.Parse(b"", True)
 
@@ -171,7 +171,7 @@ class _Package:
         self._packed += info.compress_size
         with self.archive.open(info) as file:
             while piece := file.read(_PIECE):
-                self.following.check()
+                self.tracker.check()
                 self._unpacked += len(piece)
                 if self._unpacked > UNPACKED_LIMIT:
                     self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
@@ -181,7 +181,7 @@ class _Package:
 
     def _refuse(self, why: str) -> NoReturn:
         raise DocumentError(
-            f"{self.following.label} {why}, which no document needs: get it anew from a source "
+            f"{self.tracker.label} {why}, which no document needs: get it anew from a source "
             "that you trust, or save it as text."
         )
 

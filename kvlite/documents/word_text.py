@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from kvlite.documents.following import Following
+from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
 
 Attributes = dict[str, str]
@@ -106,8 +106,8 @@ class WordText:
         references: ids of the headers and footers that sections name.
     """
 
-    def __init__(self, following: Following, *, notes: Notes, lists: Lists | None = None) -> None:
-        self.following = following
+    def __init__(self, tracker: Tracker, *, notes: Notes, lists: Lists | None = None) -> None:
+        self.tracker = tracker
         self.references: dict[str, list[str]] = {"header": [], "footer": []}
         self._notes, self._lists = notes, lists
         self._skipped = 0
@@ -180,7 +180,7 @@ class WordText:
                 paragraph.lines_after.append(attributes.get("string", ""))
             case "pic:pic" | "v:imagedata":
                 if not self._in_object:
-                    self.following.not_read["picture"] += 1
+                    self.tracker.not_read["picture"] += 1
                 self._describe()
             case "w:object":
                 self._in_object += 1
@@ -193,7 +193,7 @@ class WordText:
             case _ if tag in _CHARACTERS:
                 self._put(_CHARACTERS[tag])
             case _ if tag in _NOT_READ:
-                self.following.not_read[_NOT_READ[tag]] += 1
+                self.tracker.not_read[_NOT_READ[tag]] += 1
 
     def end(self, tag: str) -> None:
         """Leave an element."""
@@ -233,7 +233,7 @@ class WordText:
 
     def _add_line(self, line: str) -> None:
         if len(self._lines) == 1:
-            self.following.came_out(len(line) + 1)
+            self.tracker.add_characters(len(line) + 1)
         self._lines[-1].append(line)
 
     def _is_second_choice(self, tag: str) -> bool:
@@ -250,7 +250,7 @@ class WordText:
         text = "".join(done.pieces)
         if self._lists is not None:
             mark = self._lists.mark(done.style, done.number, done.level)
-            self.following.not_read["list number"] += mark is None
+            self.tracker.not_read["list number"] += mark is None
             text = (mark or "") + text if text.strip() else text
         for line in (text, *done.lines_after):
             self._add_line(line)
@@ -272,7 +272,7 @@ class WordText:
     def _symbol(self, attributes: Attributes) -> None:
         character = chr(int(attributes.get("w:char", "FFFD"), 16))
         if "\ue000" <= character <= "\uf8ff":  # private use: only the font knows what it shows
-            self.following.not_read["symbol"] += 1
+            self.tracker.not_read["symbol"] += 1
         else:
             self._put(character)
 
@@ -305,7 +305,7 @@ class WordText:
             return
         text = self._notes.texts.pop((kind, note), None)
         if text is None:
-            self.following.not_read[kind] += 1
+            self.tracker.not_read[kind] += 1
         else:
             self._paragraphs[-1].lines_after.append(f"{mark} {text}" if mark else text)
 

@@ -5,7 +5,6 @@ Source of the ranks: "UNComp: Can Matrix Entropy Uncover Sparsity?", sections 3.
 
 import json
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -110,19 +109,17 @@ def find_calibration(folder: Path) -> Calibration | None:
     """
     mark = fingerprint(folder)
     path = calibration_path(mark)
-    if path.is_file():
-        try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, RecursionError, ValueError) as error:
-            raise ModelError(
-                f"{path} is not readable: delete it, or make it again with `kvlite calibrate` "
-                f"({error})"
-            ) from None
-        found = Calibration.from_json(plain, str(path))
-        if found.fingerprint != mark:
-            raise ModelError(f"{path} is of another model: delete it, or run `kvlite calibrate`")
-        return found
-    shipped = files("kvlite.model").joinpath("calibrations", f"{mark}.json")
-    if not shipped.is_file():
-        return None
-    return Calibration.from_json(json.loads(shipped.read_text(encoding="utf-8")), shipped.name)
+    if not path.is_file():
+        path = Path(__file__).with_name("calibrations") / f"{mark}.json"
+        if not path.is_file():
+            return None
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise ModelError(
+            f"{path} is not readable: delete it, or make it again with `kvlite calibrate` ({error})"
+        ) from None
+    found = Calibration.from_json(plain, str(path))
+    if found.fingerprint != mark:
+        raise ModelError(f"{path} is of another model: delete it, or run `kvlite calibrate`")
+    return found

@@ -112,8 +112,8 @@ def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
 
 def _text_part(tokenizer: Any, text: str, *, first: bool) -> Part:
     text, options = whole_characters(text), {"add_special_tokens": first}
-    ids, controls = _encoded(tokenizer, text, first=first), Controls(tokenizer)
-    around = _encoded(tokenizer, "", first=first)
+    ids, controls = tokenizer.encode(text, **options), Controls(tokenizer)
+    around = tokenizer.encode("", **options)
     if controls.among(ids) == controls.among(around):
         return Part(text, ids, options)
     alone = controls.alone(text)
@@ -164,12 +164,8 @@ def _changed_part(tokenizer: Any, empty: str, shown: str) -> Part:
 
 
 def _plain_part(tokenizer: Any, text: str) -> Part:
-    return Part(text, _encoded(tokenizer, text, first=False), {"add_special_tokens": False})
-
-
-def _encoded(tokenizer: Any, text: str, *, first: bool) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=first)
-    return ids
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return Part(text, ids, {"add_special_tokens": False})
 
 
 def _shown(tokenizer: Any, text: str, system: str, opening: bool) -> str:

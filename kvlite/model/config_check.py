@@ -176,7 +176,14 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     _require_fitting(values, kind)
     _require_layers(values)
     values.require_all(_RULES)
-    _require_padding_and_quantization(values)
+    vocab = config["vocab_size"]
+    values.require(
+        "pad_token_id",
+        lambda token: _is_whole(token) and -vocab <= token < vocab,
+        f"it must be one of {vocab:,} tokens",
+    )
+    wanted = "it must be an object that names its quant_method"
+    values.require("quantization_config", _names_its_method, wanted)
     for key in ("rope_parameters", "rope_scaling"):
         values.require(key, _is_object, "it must be an object")
         ropes = _Values(config.get(key) or {}, path, f"{key}.")
@@ -263,24 +270,10 @@ def _require_layers(values: _Values) -> None:
     )
 
 
-def _require_padding_and_quantization(values: _Values) -> None:
-    vocab = values.config["vocab_size"]
-    values.require(
-        "pad_token_id",
-        lambda token: _is_whole(token) and -vocab <= token < vocab,
-        f"it must be one of {vocab:,} tokens",
-    )
-    values.require(
-        "quantization_config",
-        lambda stored: (
-            isinstance(stored, dict)
-            and (
-                isinstance(stored.get("quant_method"), str)
-                or any(stored.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
-            )
-        ),
-        "it must be an object that names its quant_method",
-    )
+def _names_its_method(stored: Any) -> bool:
+    about = stored if isinstance(stored, dict) else {}
+    loads = any(about.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
+    return loads or isinstance(about.get("quant_method"), str)
 
 
 def _require_rope(rope: _Values) -> None:

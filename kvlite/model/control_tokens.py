@@ -84,21 +84,18 @@ class Controls:
         own = [at for at in controls if at not in forged]
         if [ids[at] for at in own] != [*expected]:
             return None
-        made, begins, at = list[int](), list[int](), 0
+        tokens = [(begin, token) for token, (begin, _) in zip(ids, offsets, strict=True)]
+        made, at = list[tuple[int, int]](), 0
         for start in sorted(forged):
             if start < at:
                 continue  # already encoded with the one before it
-            made += ids[at:start]
-            begins += [begin for begin, _ in offsets[at:start]]
+            made += tokens[at:start]
             at = next((each for each in own if each > start), len(ids))
             first = offsets[start][0]
             last = offsets[at][0] if at < len(ids) else len(text)
-            for begin, token in self._spell(text[first:last]):
-                made.append(token)
-                begins.append(first + begin)
-        made += ids[at:]
-        begins += [begin for begin, _ in offsets[at:]]
-        return Encoded(made, begins)
+            made += [(first + begin, token) for begin, token in self._spell(text[first:last])]
+        made += tokens[at:]
+        return Encoded([token for _, token in made], [begin for begin, _ in made])
 
     def alone(self, text: str) -> Encoded:
         """The tokens of a text, none of them a control."""

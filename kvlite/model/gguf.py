@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -15,9 +16,9 @@ from kvlite.config.child_process import run_in_child
 from kvlite.config.paths import cache_folder
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, Stopped, reason, require_uncancelled
-from kvlite.model.converted import flaw, record
+from kvlite.model.files import stored_weights
 from kvlite.model.gguf_header import read_header, require_magic
-from kvlite.model.shape import ADMITTED, require_admitted
+from kvlite.model.shape import ADMITTED, read_config, require_admitted
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1
@@ -26,6 +27,9 @@ _PARTIAL, _LOCK = ".partial-", "converting.lock"
 _BESIDE = 64 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 FLOAT32_LIMIT = 1 << 30
+# The file with sizes and digests of the others, and how much of a large one its digest covers.
+RECORD = "kvlite.json"
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 
 
 def converted_folder(
@@ -164,7 +168,7 @@ def _convert_into(
             if isinstance(error, OSError) and error.errno is not None:  # the system's own
                 raise
             raise ModelError(f"{gguf} cannot be converted: {reason(error)}") from error
-        record(partial)
+        _record(partial)
         try:
             partial.rename(folder)
         except OSError:
@@ -232,3 +236,60 @@ def _convert(gguf: Path, folder: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _record(folder: Path) -> None:
+    """Write sizes and digests of a conversion's files beside them."""
+    marks = {file.name: _mark(file) for file in sorted(folder.iterdir())}
+    (folder / RECORD).write_text(json.dumps(marks, indent=1) + "\n", encoding="utf-8")
+
+
+def flaw(folder: Path) -> str | None:
+    """What is wrong with a conversion, or None.
+
+    Conversions of early versions have no record: their config, tokenizer and the headers of their
+    weights must be whole.
+    """
+    try:
+        marks = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        for name, mark in marks.items():
+            if _mark(folder / name) != mark:
+                return f"{name} is not as it was written"
+    except FileNotFoundError as error:
+        if error.filename != str(folder / RECORD):
+            return f"{Path(error.filename).name} is missing"
+        return _flaw_of_old(folder)
+    except (AttributeError, OSError, TypeError, ValueError):
+        return f"{RECORD} is not readable"
+    return None
+
+
+def _flaw_of_old(folder: Path) -> str | None:
+    try:
+        read_config(folder)
+    except ModelError:
+        return "config.json is not as it was written"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = folder / name
+        if not file.is_file() or not file.read_bytes().rstrip().endswith(b"}"):
+            return f"{name} is missing or cut short"
+    try:
+        stored_weights(folder)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError):
+        return "its weights are missing or cut short"
+    return None
+
+
+def _mark(file: Path) -> str:
+    """A file's size, and a digest of its bytes or, if there are many, of samples."""
+    size = file.stat().st_size
+    digest = hashlib.sha256()
+    last = max(0, size - _SAMPLE_BYTES)
+    with file.open("rb") as opened:
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            digest.update(opened.read())
+        else:
+            for sample in range(_SAMPLES):
+                opened.seek(last * sample // (_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return f"{size}-{digest.hexdigest()[:16]}"

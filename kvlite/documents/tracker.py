@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from kvlite.errors import ContextError, require_uncancelled
 
-Told = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 # What parsers raise over damaged bytes besides their own errors; found by fuzzing them.
 PARSER_ERRORS = (
@@ -21,8 +21,8 @@ PARSER_ERRORS = (
 
 
 @dataclass
-class Following:
-    """Follows the reading of one document.
+class Tracker:
+    """Tracks the reading of one document.
 
     Attributes:
         label: the document's name in messages.
@@ -34,7 +34,7 @@ class Following:
 
     label: str
     limit: int | None = None
-    progress: Told | None = None
+    progress: ProgressCallback | None = None
     cancel: threading.Event | None = None
     not_read: Counter[str] = field(default_factory=Counter)
     _characters: int = 0
@@ -43,13 +43,13 @@ class Following:
         """Raises Stopped if someone cancelled."""
         require_uncancelled(self.cancel)
 
-    def done(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         """Report progress. Raises Stopped if someone cancelled."""
         self.check()
         if self.progress is not None:
             self.progress(done, total)
 
-    def came_out(self, characters: int) -> None:
+    def add_characters(self, characters: int) -> None:
         """Count characters of text; the end of the last line may be counted in excess.
 
         Raises:
@@ -70,7 +70,7 @@ class Following:
         )
 
     @property
-    def missed(self) -> tuple[str, ...]:
+    def skipped(self) -> tuple[str, ...]:
         """What was not read, such as "2 pictures"."""
         return tuple(
             f"{count:,} {what}{'' if count == 1 else 's'}"
