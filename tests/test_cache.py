@@ -83,7 +83,7 @@ def test_a_bank_behind_a_front_reads_it_first_and_writes_after_it() -> None:
     cache, segment = behind_a_segment(3)
     head_group = cache.head_groups[0]
     assert (head_group.used, head_group.capacity, head_group.room) == (5, 8, 3)
-    assert cache.lines == [(2, 5), (1, 0)] and cache.own_lines == [(2, 0), (1, 0)]
+    assert cache.lengths == [(2, 5), (1, 0)] and cache.residual_lengths == [(2, 0), (1, 0)]
     new = torch.randn(2, 2, 3, 8)
     head_group.append(new[:, :, :2], new[:, :, :2] + 1, torch.arange(5, 7))
     assert (head_group.used, head_group.room) == (7, 1)

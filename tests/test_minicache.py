@@ -165,7 +165,7 @@ def test_what_comes_later_is_merged_behind_it_and_leaves_it_as_it_was() -> None:
         assert head_group.keys[:, :, :40].equal(old)
         assert head_group.keys[:, :, 40:].equal(new.head_groups[0].keys)
         assert head_group.values[:, :, 40:].equal(new.head_groups[0].values)
-        assert again.own_lines == [(2, 0)]
+        assert again.residual_lengths == [(2, 0)]
 
 
 def test_layers_that_hold_different_tokens_are_not_merged() -> None:

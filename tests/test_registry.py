@@ -19,7 +19,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, LayerView, Method, parse_method
 from kvlite.methods.select import ends
-from kvlite.methods.wrapper import Holding
+from kvlite.methods.wrapper import Wrapper
 from tests.conftest import Tiny
 from tests.test_api import held
 
@@ -44,12 +44,12 @@ def test_a_wrapper_asks_the_method_it_holds_for_all_that_methods_say_of_themselv
         member
         for kind in METHODS.values()
         for base in kind.__mro__
-        if issubclass(base, Method) and base not in (Method, Holding)
+        if issubclass(base, Method) and base not in (Method, Wrapper)
         for member in vars(base)
         if member in vars(Method) and not member.startswith("_")
     }
     # What each says of itself, and never of another.
-    assert said - {"name", "summary", "paper", "at_least"} <= vars(Holding).keys()
+    assert said - {"name", "summary", "paper", "at_least"} <= vars(Wrapper).keys()
     assert {"select", "layer_budgets", "decoding", "needs"} <= said
 
 

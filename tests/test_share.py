@@ -186,7 +186,7 @@ def test_lines_from_flat_to_steep() -> None:
 def shared(tiny: Tiny, spec: str, budget: int = 24) -> tuple[kvlite.Conversation, list[int]]:
     talk = kvlite.Runner(tiny.model, Settings()).conversation(method=spec, budget=budget)
     talk.read(torch.randint(3, 199, (150,), generator=torch.Generator().manual_seed(1)).tolist())
-    return talk, [sum(h * n for h, n in layer.lines) for layer in talk.cache.layers]
+    return talk, [sum(h * n for h, n in layer.lengths) for layer in talk.cache.layers]
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])
@@ -245,7 +245,7 @@ def test_layers_share_by_the_spread_of_their_votes(llama: Tiny, kind: str, per_h
     expected = budgets.largest_remainder(ideal, 80, 4, 92)
     assert [count / 2 - 4 for count in held] == expected
     if per_head == "false":
-        assert all(len({n for _, n in layer.lines}) == 1 for layer in talk.cache.layers)
+        assert all(len({n for _, n in layer.lengths}) == 1 for layer in talk.cache.layers)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_lines_keep_their_length_and_their_window_while_answering(llama: Tiny) -
     for step in range(20):
         decode_step(llama.model, cache, torch.tensor([9]), policies)
         for layer in cache.layers:
-            assert sorted(layer.lines) == [(1, 20), (1, 40)]
+            assert sorted(layer.lengths) == [(1, 20), (1, 40)]
             for head_group in layer.head_groups:
                 held = set(head_group.positions[0, 0].tolist())
                 assert set(range(90 + step - 7, 90 + step + 1)) <= held
@@ -156,7 +156,7 @@ def test_deleted_heads_take_the_output_of_the_most_similar(name: str, delete: in
     ]
     assert [layer.head_alias for layer in cache.layers] == like
     for layer in cache.layers:
-        assert layer.lines == [(len(kept), n - 1)]
+        assert layer.lengths == [(len(kept), n - 1)]
         assert layer.entries_mean == (n - 1) * len(kept) / shape.kv_heads
     held: list[list[list[set[int]]]] = []
     for step in range(steps):

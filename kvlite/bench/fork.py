@@ -162,7 +162,12 @@ def parties(choices: Sequence[Choice]) -> list[list[Choice]]:
         key = plain
         if recall is not None:
             alone = None if method.prefilling.exact else choice.read
-            key = (recall.bits, method.prefilling.reconstruction, method.needs.outlook, alone)
+            key = (
+                recall.bits,
+                method.prefilling.reconstruction,
+                method.needs.future_queries,
+                alone,
+            )
         groups.setdefault(key, []).append(choice)
     return [group for group in groups.values() if group]
 
@@ -239,7 +244,7 @@ class _Reading:
     def branches(self, choices: Sequence[Choice]) -> list[Branch]:
         """One for each choice: read once for all whose reading is exact, once more for each way of
         reconstruction, and again for each of the others. In later turns, all of them recall."""
-        outlooks = (each.method.needs.outlook for each in choices)
+        outlooks = (each.method.needs.future_queries for each in choices)
         outlook = next((each for each in outlooks if each is not None), None)
         seen = self.before.shape[1] + self.ids.shape[1]
         groups: dict[Reconstruction | None, list[Choice]] = {}
@@ -247,13 +252,13 @@ class _Reading:
         for choice in dict.fromkeys(each.read for each in choices):
             method = choice.method
             reconstruction = method.prefilling.reconstruction
-            if method.prefilling.exact and method.needs.outlook in (None, outlook):
+            if method.prefilling.exact and method.needs.future_queries in (None, outlook):
                 cuts = choice.recall is not None or choice.budget < seen
                 groups.setdefault(reconstruction if cuts else None, []).append(choice)
             else:
                 read[choice] = self.alone(choice, self._empty(reconstruction))
         for reconstruction, group in groups.items():
-            probe = Probe(1, outlook=outlook, reconstruction=reconstruction)
+            probe = Probe(1, future_queries=outlook, reconstruction=reconstruction)
             read |= zip(group, self._shared(group, probe), strict=True)
         own: list[Branch] = []
         for choice in choices:

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from kvlite.cache.head_group import KVHeadGroup
     from kvlite.cache.layer import LayerCache
     from kvlite.cache.segment import CompressedSegment
-    from kvlite.cache.selection import Line, Selection
+    from kvlite.cache.selection import GroupLength, Selection
 
 __all__ = [
     "CompressedSegment",
+    "GroupLength",
     "KVBits",
     "KVCache",
     "KVHeadGroup",
     "LayerCache",
-    "Line",
     "Selection",
     "parse_kv_bits",
 ]
@@ -30,7 +30,7 @@ _HOMES = {
     "CompressedSegment": "segment",
     "KVCache": "cache",
     "LayerCache": "layer",
-    "Line": "selection",
+    "GroupLength": "selection",
     "Selection": "selection",
 }
 

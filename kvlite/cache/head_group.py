@@ -132,7 +132,7 @@ class KVHeadGroup:
         return torch.where(slots < self.segment.start, slots, slots - self.segment_len)
 
     @property
-    def origin(self) -> PackedSource | None:
+    def packed_source(self) -> PackedSource | None:
         """Where its entries are packed, or were."""
         if not isinstance(self.segment, Packed):
             return self.packed_before

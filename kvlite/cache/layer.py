@@ -9,7 +9,7 @@ from torch import Tensor
 from kvlite.cache.bits import KVBits
 from kvlite.cache.head_group import KVHeadGroup
 from kvlite.cache.segment import CompressedSegment, bytes_held
-from kvlite.cache.selection import Line, Selection
+from kvlite.cache.selection import GroupLength, Selection
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class LayerCache:
         segments: Sequence[CompressedSegment | None] | None = None,
         head_alias: Mapping[int, int] | None = None,
     ) -> None:
-        """Allocate room for `sizes`: (KV heads, slots a head) for each head group, the slots of its
-        front included."""
+        """Allocate room for `sizes`: (KV heads, slots a head) for each head group, those of its
+        segment included."""
         before = segments or [None] * len(sizes)
         own = [
             capacity if segment is None else capacity - segment.positions.shape[2]
@@ -124,12 +124,12 @@ class LayerCache:
         )
 
     @property
-    def lines(self) -> list[Line]:
+    def lengths(self) -> list[GroupLength]:
         """What each head group holds."""
         return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
 
     @property
-    def own_lines(self) -> list[Line]:
+    def residual_lengths(self) -> list[GroupLength]:
         """What each head group holds in its own slots, its segment left out."""
         return [(len(head_group.heads), head_group.residual_len) for head_group in self.head_groups]
 
@@ -153,12 +153,12 @@ class LayerCache:
         decode_rows: int = 0,
         bits: KVBits | None = None,
         *,
-        origins: bool = False,
+        remember_packed: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
         """A copy with head groups of `capacities` slots, entries ascending in position. Segments
         that never change are shared with it; what is quantized is written out, or with `bits`
-        stays so, and what is no longer recent joins it; `origins` and `prepare` as in
+        stays so, and what is no longer recent joins it; `remember_packed` and `prepare` as in
         `gathered`."""
         ordered = [Selection.everything(head_group) for head_group in self.head_groups]
         segments = (
@@ -171,7 +171,7 @@ class LayerCache:
             segments,
             self.head_alias,
             bits,
-            origins=origins,
+            remember_packed=remember_packed,
             prepare=prepare,
         )
 
@@ -249,7 +249,7 @@ class LayerCache:
         head_alias: Mapping[int, int] | None = None,
         bits: KVBits | None = None,
         *,
-        origins: bool = False,
+        remember_packed: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in head groups of `capacities` slots.
@@ -260,8 +260,8 @@ class LayerCache:
         Args:
             bits: quantize those between the first few and the recent ones, straight from where
                 they are.
-            origins: remember where what is written out was packed; only until a cut that packs it
-                again, since all of it stays in memory for as long.
+            remember_packed: remember where what is written out was packed; only until a cut that
+                packs it again, since all of it stays in memory for as long.
             prepare: given the new layer before it is filled.
         """
         chosen = list(selections)
@@ -282,5 +282,5 @@ class LayerCache:
         if prepare is not None:
             prepare(layer)
         for selection, head_group in zip(chosen, layer.head_groups, strict=True):
-            selection.copy_to(head_group, origins=origins)
+            selection.copy_to(head_group, remember_packed=remember_packed)
         return layer

@@ -56,7 +56,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class Half:
-    """One layer of a pair, as the front of a head group.
+    """One layer of a pair, as the segment of a head group.
 
     Attributes:
         positions: `(batch, heads, entries)` int32, ascending; shared with the other layer.

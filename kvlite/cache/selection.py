@@ -12,7 +12,7 @@ from kvlite.cache.head_group import KVHeadGroup, PackedSource
 from kvlite.cache.packed import Packed
 from kvlite.cache.segment import CompressedSegment, blocks
 
-Line = tuple[int, int]
+GroupLength = tuple[int, int]
 """How many KV heads a head group has, and the entries each of them holds."""
 
 
@@ -35,7 +35,7 @@ class Selection:
     selection_scores: Tensor | None = None
 
     @property
-    def line(self) -> Line:
+    def length(self) -> GroupLength:
         """What will be held of it."""
         return self.slots.shape[1], self.slots.shape[2]
 
@@ -64,12 +64,12 @@ class Selection:
         """All of a head group, in order."""
         return cls(head_group, head_group.positions[:, :, : head_group.used].argsort(dim=-1))
 
-    def copy_to(self, head_group: KVHeadGroup, *, origins: bool) -> None:
+    def copy_to(self, head_group: KVHeadGroup, *, remember_packed: bool) -> None:
         """Fill a new head group of the same heads: what its segment does not hold, in its own
         slots.
 
         Args:
-            origins: let it know where entries were packed.
+            remember_packed: let it know where entries were packed.
         """
         kept = self.slots.shape[2]
         start = 0 if head_group.segment is None else head_group.segment.start
@@ -85,11 +85,11 @@ class Selection:
                 head_group, slice(start + head_group.segment_len, kept), head_group.segment_len
             )
         head_group.used, head_group.selection_scores = kept, self.selection_scores
-        origin = self.source.origin
-        if origins and origin is not None and head_group.segment is None:
-            rows = tuple(origin.rows[row] for row in self.rows)
-            everything = self._places(origin, slice(0, kept))
-            head_group.packed_before = PackedSource(origin.packed, everything, rows)
+        packed_source = self.source.packed_source
+        if remember_packed and packed_source is not None and head_group.segment is None:
+            rows = tuple(packed_source.rows[row] for row in self.rows)
+            everything = self._places(packed_source, slice(0, kept))
+            head_group.packed_before = PackedSource(packed_source.packed, everything, rows)
         self._copy_rows(head_group)
 
     @property
@@ -209,26 +209,29 @@ class Selection:
         middle = slice(bits.sinks, bits.sinks + bits.packed(self.slots.shape[2]))
         if middle.start == middle.stop:
             return None
-        origin = self.source.origin
-        if origin is None or origin.packed.bits != bits:
+        packed_source = self.source.packed_source
+        if packed_source is None or packed_source.packed.bits != bits:
             keys = self.source.keys[:, :, : self.source.used]
             return self._rounded(middle, keys.mean(2, dtype=torch.float32)[:, self.rows], bits)
-        heads, places = [origin.rows[row] for row in self.rows], self._places(origin, middle)
+        heads, places = (
+            [packed_source.rows[row] for row in self.rows],
+            self._places(packed_source, middle),
+        )
         known = places >= 0
         lead = int(known.flatten(0, 1).all(0).cumprod(0).sum())
-        before = _unchanged(origin.packed, places[:, :, :lead], heads)
+        before = _unchanged(packed_source.packed, places[:, :, :lead], heads)
         rest = slice(middle.start + (0 if before is None else lead), middle.stop)
         if rest.start == rest.stop:
             return before
-        after = self._rounded(rest, origin.packed.mean[:, heads], bits)
+        after = self._rounded(rest, packed_source.packed.mean[:, heads], bits)
         late, known = places[:, :, lead:], known[:, :, lead:]
         if not bits.by_channel and known.any():
-            after.copy(origin.packed.take(late.clamp(min=0), heads), known)
+            after.copy(packed_source.packed.take(late.clamp(min=0), heads), known)
         return after if before is None else before.joined(after)
 
-    def _places(self, origin: PackedSource, part: slice) -> Tensor:
+    def _places(self, packed_source: PackedSource, part: slice) -> Tensor:
         """Where a part of them is packed, -1 where it is not."""
-        places = origin.places_of(self.source.used)[:, self.rows]
+        places = packed_source.places_of(self.source.used)[:, self.rows]
         return places.gather(2, self._slots(part))
 
     def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:

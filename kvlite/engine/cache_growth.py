@@ -13,7 +13,7 @@ def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:
     rows = policy.method.decoding.rows
     same = layer.rows == rows or not layer.entries_mean
     same &= not (layer.computed and policy.method.decoding.bounded)
-    same &= policy.packs is None and not layer.packed
+    same &= policy.quantize_now is None and not layer.packed
     counted = [(heads, used + new) for heads, used in policy.counted(layer)]
     return same and policy.keeps_all(counted) and policy.method.across.resolves_at != "read"
 
@@ -21,20 +21,20 @@ def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:
 def roomy_copy(policy: LayerPolicy, layer: LayerCache, new: int, chunk: int) -> LayerCache:
     """A copy with room for `new` tokens, or under a lambda mask for a chunk of them, with what is
     quantized written out."""
-    sizes = [used + new for _, used in layer.lines]
+    sizes = [used + new for _, used in layer.lengths]
     if policy.mask is not None:
         sizes = [
             min(size, max(used, policy.budget) + chunk)
-            for (_, used), size in zip(layer.lines, sizes, strict=True)
+            for (_, used), size in zip(layer.lengths, sizes, strict=True)
         ]
         # What slides must be written out, not lie behind a segment.
         everything = [Selection.everything(head_group) for head_group in layer.head_groups]
         return LayerCache.gathered(
-            everything, sizes, head_alias=layer.head_alias, origins=policy.bits is not None
+            everything, sizes, head_alias=layer.head_alias, remember_packed=policy.bits is not None
         )
-    origins = policy.bits is not None and policy.partner is None
+    remember_packed = policy.bits is not None and policy.partner is None
     held = policy.method.decoding.rows if policy.method.caches_scores else 0
-    return layer.resized(sizes, held, origins=origins)
+    return layer.resized(sizes, held, remember_packed=remember_packed)
 
 
 def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:

@@ -125,18 +125,18 @@ class LayerStep:
             self.index, layer.head_groups, window, self.policy.budget, head_alias=layer.head_alias
         )
         policy = self.policy.settled(view)
-        if policy.packs is not None or not policy.keeps_all(view.lines):
+        if policy.quantize_now is not None or not policy.keeps_all(view.lengths):
             layer = policy.cut(view, ROOM)
         self.policy, self.layer, self.asked = policy, layer, None
 
     def _grow(self) -> None:
         """Take more storage, where the policy lets a full line grow."""
-        sizes = self.policy.capacities(self.layer.lines)
+        sizes = self.policy.capacities(self.layer.lengths)
         if any(
             size > head_group.capacity
             for size, head_group in zip(sizes, self.layer.head_groups, strict=True)
         ):
-            rows, bits = self.policy.method.decoding.rows, self.policy.packs
+            rows, bits = self.policy.method.decoding.rows, self.policy.quantize_now
             self.layer = self.layer.resized(sizes, rows, bits)
 
     def _write(self, head_group: KVHeadGroup, k: Tensor, v: Tensor) -> None:
@@ -162,9 +162,9 @@ class LayerStep:
             Selection.everything(head_group) if slots is None else Selection(head_group, slots)
             for head_group, slots in zip(head_groups, kept, strict=True)
         ]
-        sizes = self.policy.capacities([each.line for each in selections])
+        sizes = self.policy.capacities([each.length for each in selections])
         head_alias = self.layer.head_alias
-        rows, bits = decoding.rows, self.policy.packs
+        rows, bits = decoding.rows, self.policy.quantize_now
         return LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
 
 

@@ -158,9 +158,9 @@ class LayerPrefill:
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             queries = q[:, :, length - wanted :].clone()
-        outlook = self.policy.method.needs.outlook
-        if outlook is not None:
-            late = self.positions[self.done : self.done + length] >= outlook.skipped
+        future = self.policy.method.needs.future_queries
+        if future is not None:
+            late = self.positions[self.done : self.done + length] >= future.skipped
             statistics = statistics.joined(unrotated(q, self._rotation(length))[:, :, late])
         return Found(length, queries, query_sq_sum, statistics)
 

@@ -61,10 +61,10 @@ class OOMState:
             Whether that makes anything smaller, now or later.
         """
         bits = KVBits(width, width)
-        lines = [n for held in self.reducible for layer in held.layers for _, n in layer.lines]
-        lines += [min(policy.budget, self.seen) for policy in self.policies]
+        lengths = [n for held in self.reducible for layer in held.layers for _, n in layer.lengths]
+        lengths += [min(policy.budget, self.seen) for policy in self.policies]
         able = all(_may_be_rounded(policy, bits) for policy in self.policies)
-        if not able or self.shape.head_dim * width % 8 or not any(map(bits.packed, lines)):
+        if not able or self.shape.head_dim * width % 8 or not any(map(bits.packed, lengths)):
             return False
         for index, policy in enumerate(self.policies):
             self.policies[index] = replace(policy, bits=bits)
@@ -171,7 +171,11 @@ def _may_be_rounded(policy: LayerPolicy, bits: KVBits) -> bool:
 def _rounded(layer: LayerCache, policy: LayerPolicy, bits: KVBits) -> LayerCache | None:
     """A layer in fewer bits; None where it waits for others or is merged with one, or there is
     too little of it."""
-    if policy.packs is None or layer.computed or not any(bits.packed(n) for _, n in layer.lines):
+    if (
+        policy.quantize_now is None
+        or layer.computed
+        or not any(bits.packed(n) for _, n in layer.lengths)
+    ):
         return None
     return layer.resized(
         [head_group.capacity for head_group in layer.head_groups], layer.rows, bits
@@ -193,8 +197,8 @@ def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCac
         kept(head_group, max(LEAST, ceil(share * head_group.used)))
         for head_group in layer.head_groups
     ]
-    sizes = policy.capacities([each.line for each in selections], ROOM)
-    rows, bits = layer.rows, policy.packs
+    sizes = policy.capacities([each.length for each in selections], ROOM)
+    rows, bits = layer.rows, policy.quantize_now
     return LayerCache.gathered(selections, sizes, rows, head_alias=layer.head_alias, bits=bits)
 
 

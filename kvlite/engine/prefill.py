@@ -226,9 +226,9 @@ class Prefill:
         if index not in self.marks and policy.partner is None:
             layer = policy.cut(view, self.room)
         else:
-            if policy.packs is not None:  # since it began
+            if policy.quantize_now is not None:  # since it began
                 sizes = [head_group.capacity for head_group in layer.head_groups]
-                layer = layer.resized(sizes, layer.rows, policy.packs)
+                layer = layer.resized(sizes, layer.rows, policy.quantize_now)
             policy.seed_attention_rows(layer, view.window)
         if index in self.marks:
             self.cache.layers[index] = layer
@@ -273,7 +273,7 @@ class Prefill:
             layer = self.cache.layers[index] = rewound(self.cache.layers[index], marks)
             try:
                 sizes, rows = self.capacities[index], policy.method.decoding.rows
-                self.cache.layers[index] = layer.resized(sizes, rows, policy.packs)
+                self.cache.layers[index] = layer.resized(sizes, rows, policy.quantize_now)
             except Exception as error:
                 if not is_oom(error):
                     raise
@@ -296,8 +296,8 @@ class Prefill:
         new = self.hidden.shape[1]
         if not grows(policy, layer, new):
             return roomy_copy(policy, layer, new, self.chunk)
-        lines = [(heads, used + new) for heads, used in layer.lines]
-        layer = layer.resized(policy.capacities(lines, self.room), policy.method.decoding.rows)
+        lengths = [(heads, used + new) for heads, used in layer.lengths]
+        layer = layer.resized(policy.capacities(lengths, self.room), policy.method.decoding.rows)
         self.marks[index], self.cache.layers[index] = layer.mark(), layer
         return layer
 

@@ -48,7 +48,7 @@ def reserve_for(run: PrefillState, index: int, oom_policy: OOMPolicy) -> None:
     if run.store is not None and run.store.begun:
         held = length + run.store.layers[index].read
     else:
-        held = length + max(used for _, used in run.cache.layers[index].lines)
+        held = length + max(used for _, used in run.cache.layers[index].lengths)
     storage = shape.kv_heads * held * shape.entry_bytes(itemsize)
     # A chunk's widest activations: queries to outputs, and the MLP's three.
     row = (3 * shape.intermediate + 4 * shape.hidden) * itemsize

@@ -7,7 +7,7 @@ from typing import ClassVar
 from kvlite.cache import Selection
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
-from kvlite.methods.capabilities import Decoding, Needs, Outlook, Prefilling, Reconstruction
+from kvlite.methods.capabilities import Decoding, FutureQueries, Needs, Prefilling, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Probe(Method):
 
     queries: int
     sums: bool = False
-    outlook: Outlook | None = None
+    future_queries: FutureQueries | None = None
     reconstruction: Reconstruction | None = None
 
     @property
@@ -42,7 +42,7 @@ class Probe(Method):
     @cached_property
     def needs(self) -> Needs:
         """What was asked for."""
-        return Needs(queries=self.queries, outlook=self.outlook)
+        return Needs(queries=self.queries, future_queries=self.future_queries)
 
     def select(self, view: LayerView) -> list[Selection]:
         """Never called: the branches cut."""

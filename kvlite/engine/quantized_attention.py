@@ -34,7 +34,7 @@ def attend_segment(
 
 
 def has_kernel(head_group: KVHeadGroup) -> bool:
-    """Whether a head group's front can be attended to by one kernel, on CUDA."""
+    """Whether a head group's segment can be attended to by one kernel, on CUDA."""
     segment = head_group.segment
     each_by_itself = isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
     return each_by_itself and find_spec("triton") is not None

@@ -64,7 +64,7 @@ def rotations_to_come(
             for cos, sin in model.rotations(end, count)
         ]
 
-    outlooks = [policy.method.needs.outlook for policy in policies]
+    wanted = [policy.method.needs.future_queries for policy in policies]
     return [
-        None if each is None else means(each.future)[layer] for layer, each in enumerate(outlooks)
+        None if each is None else means(each.future)[layer] for layer, each in enumerate(wanted)
     ]

@@ -57,12 +57,12 @@ def asked_for(
     for index, (policy, layer) in enumerate(zip(policies, cache.layers, strict=True)):
         if policy.method.prefilling.reconstruction is None:
             continue
-        lines = [(heads, used + new) for heads, used in layer.lines]
+        lengths = [(heads, used + new) for heads, used in layer.lengths]
         if store is not None and store.begun:
             source = store.layers[index]
-            lines = [(len(source.head_group.heads), source.read + new)]
+            lengths = [(len(source.head_group.heads), source.read + new)]
             begin = begin if store.is_scored_by(policy.method.spec) else 0
-        if not policy.keeps_all(lines):
+        if not policy.keeps_all(lengths):
             asked = policy.method.prefilling.reconstruction
         if layer.entries_mean and not layer.rows and policy.method.across.resolving is None:
             begin = 0  # another method held this layer
@@ -190,7 +190,7 @@ class ReconstructionPass:
         self, layer: LayerCache, window: int | None, rows: int, rotation: Rotation
     ) -> LayerPrefill:
         """Reads a passage into a copy of a layer that no method rates."""
-        roomy = layer.resized([used + rows for _, used in layer.lines])
+        roomy = layer.resized([used + rows for _, used in layer.lengths])
         policy = LayerPolicy(Probe(1), 0, window)
         return LayerPrefill(roomy, policy, self.positions[:rows], self.end + rows, rotation)
 

@@ -37,11 +37,11 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
     chosen = [
         [kept(head_group, most) for head_group in layer.head_groups] for layer in cache.layers
     ]
-    seen = max(each.line[1] for selections in chosen for each in selections)
+    seen = max(each.length[1] for selections in chosen for each in selections)
     tables = model.rotations_at(torch.arange(cache.seen, device=model.device), torch.float32)
     layers = []
     for layer, selections, table in zip(cache.layers, chosen, tables, strict=True):
-        sizes = [each.line[1] for each in selections]
+        sizes = [each.length[1] for each in selections]
         made = LayerCache.gathered(selections, sizes, layer.rows, head_alias=layer.head_alias)
         for head_group in made.head_groups:
             _move(head_group, table, seen)

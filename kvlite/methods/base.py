@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvlite.errors import SettingError
 from kvlite.methods.capabilities import Across, Decoding, Needs, Prefilling
 from kvlite.methods.scores import Window
-from kvlite.methods.types import KVHeadGroup, Line, Selection, Tensor
+from kvlite.methods.types import GroupLength, KVHeadGroup, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -37,7 +37,7 @@ class LayerView:
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def lines(self) -> list[Line]:
+    def lengths(self) -> list[GroupLength]:
         """How many heads each head group has, and entries a head."""
         return [(len(head_group.heads), head_group.used) for head_group in self.head_groups]
 

@@ -15,7 +15,7 @@ Segments: TypeAlias = list[tuple[Segment, Segment]]
 
 
 @dataclass(frozen=True)
-class Outlook:
+class FutureQueries:
     """Statistics of the queries to come, estimated from those just read.
 
     Attributes:
@@ -35,13 +35,13 @@ class Needs:
         queries: how many of the last queries `select` wants in `view.window`, or a function of
             the budget.
         attention: it chooses by attention, so `view.window.backend` may score on the host.
-        outlook: it wants the mean and covariance of the queries to come, in
+        future_queries: it wants the mean and covariance of the queries to come, in
             `view.window.expected`.
     """
 
     queries: int | Callable[[int], int] = 0
     attention: bool = False
-    outlook: Outlook | None = None
+    future_queries: FutureQueries | None = None
 
     def num_queries(self, budget: int) -> int:
         """How many of the last queries it wants."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvlite.methods.capabilities import Needs, Outlook
+from kvlite.methods.capabilities import FutureQueries, Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 from kvlite.methods.types import KVHeadGroup, Tensor
@@ -40,7 +40,7 @@ class ExpectedAttention(Scored):
 
     @cached_property
     def needs(self) -> Needs:
-        return Needs(attention=True, outlook=Outlook(self.future, self.sinks))
+        return Needs(attention=True, future_queries=FutureQueries(self.future, self.sinks))
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Expected attention among the entries after the sinks, times the length of the value."""

@@ -12,7 +12,7 @@ from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
-from kvlite.methods.types import LayerCache, Line, Selection
+from kvlite.methods.types import GroupLength, LayerCache, Selection
 from kvlite.model.shape import ModelShape
 
 ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
@@ -42,7 +42,7 @@ class LayerPolicy:
     bits: KVBits | None = None
 
     @property
-    def packs(self) -> KVBits | None:
+    def quantize_now(self) -> KVBits | None:
         """How a cut quantizes the layer; None as long as something is still to be dropped."""
         later = self.provision is not None or self.method.across.resolves_at == "step"
         return None if later or self.partner is not None else self.bits
@@ -53,35 +53,35 @@ class LayerPolicy:
         mask = self.method.prefilling.mask
         return None if mask is None else mask(self.budget)
 
-    def held(self, lines: Sequence[Line]) -> list[float]:
-        """What counts against the budget: each line's own entries, or the mean over all lines where
-        heads share the budget."""
+    def held(self, lengths: Sequence[GroupLength]) -> list[float]:
+        """What counts against the budget: each head group's own entries, or their mean where heads
+        share the budget."""
         if not self.method.variable_head_lens:
-            return [float(entries) for _, entries in lines]
-        heads = sum(count for count, _ in lines)
-        return [sum(count * entries for count, entries in lines) / heads] * len(lines)
+            return [float(entries) for _, entries in lengths]
+        heads = sum(count for count, _ in lengths)
+        return [sum(count * entries for count, entries in lengths) / heads] * len(lengths)
 
-    def counted(self, layer: LayerCache) -> list[Line]:
-        """The lines of a layer that count against the budget: all but what was merged."""
-        return layer.own_lines if self.method.across.merging is not None else layer.lines
+    def counted(self, layer: LayerCache) -> list[GroupLength]:
+        """The lengths of head groups that count against the budget: without what was merged."""
+        return layer.residual_lengths if self.method.across.merging is not None else layer.lengths
 
-    def keeps_all(self, lines: Sequence[Line]) -> bool:
-        """Whether the lines are within the budget, or the method never cuts any."""
+    def keeps_all(self, lengths: Sequence[GroupLength]) -> bool:
+        """Whether the lengths are within the budget, or the method never cuts any."""
         if not self.method.compresses or (
             self.method.across.merging is not None and self.partner is None
         ):
             return True
-        return self.provision is None and max(self.held(lines)) <= self.budget
+        return self.provision is None and max(self.held(lengths)) <= self.budget
 
-    def capacities(self, lines: Sequence[Line], room: int = ROOM) -> list[int]:
-        """Slots for lines with room to grow, up to the budget if the method evicts in decode."""
-        if self.packs is not None:
+    def capacities(self, lengths: Sequence[GroupLength], room: int = ROOM) -> list[int]:
+        """Slots for these lengths and room to grow, up to the budget if the method evicts."""
+        if self.quantize_now is not None:
             room = min(room, PACKED_ROOM)
         if not self.method.decoding.bounded:
-            return [entries + room for _, entries in lines]
+            return [entries + room for _, entries in lengths]
         return [
             entries + max(0, min(room, self.budget - ceil(held)))
-            for (_, entries), held in zip(lines, self.held(lines), strict=True)
+            for (_, entries), held in zip(lengths, self.held(lengths), strict=True)
         ]
 
     def settled(self, view: LayerView) -> "LayerPolicy":
@@ -93,15 +93,15 @@ class LayerPolicy:
         return replace(self, method=method, budget=budget, provision=provision)
 
     def cut(self, view: LayerView, room: int) -> LayerCache:
-        """What a layer keeps, in storage of its own with `room` to grow. Lines within the budget
-        keep everything."""
+        """What a layer keeps, in storage of its own with `room` to grow. Head groups within the
+        budget keep everything."""
         from kvlite.cache import LayerCache, Selection
 
         within, over = [], view.head_groups
-        if self.keeps_all(view.lines):
+        if self.keeps_all(view.lengths):
             within, over = view.head_groups, []
         elif self.provision is None:
-            held = list(zip(view.head_groups, self.held(view.lines), strict=True))
+            held = list(zip(view.head_groups, self.held(view.lengths), strict=True))
             within = [head_group for head_group, each in held if each <= self.budget]
             over = [head_group for head_group, each in held if each > self.budget]
         selections = [Selection.everything(head_group) for head_group in within]
@@ -117,18 +117,20 @@ class LayerPolicy:
             selections = [
                 each for every in selections if (each := every.without(head_alias)) is not None
             ]
-        lines = [each.line for each in selections]
-        sizes = [entries for _, entries in lines]
+        lengths = [each.length for each in selections]
+        sizes = [entries for _, entries in lengths]
         if self.provision is None:
-            sizes = self.capacities(lines, room)
+            sizes = self.capacities(lengths, room)
         layer = LayerCache.gathered(
             selections,
             sizes,
             self.method.decoding.rows,
             head_alias=head_alias,
-            bits=self.packs,
+            bits=self.quantize_now,
             # Whether a cut that quantizes is still to come.
-            origins=self.bits is not None and self.packs is None and self.partner is None,
+            remember_packed=self.bits is not None
+            and self.quantize_now is None
+            and self.partner is None,
         )
         self.seed_attention_rows(layer, view.window)
         return layer
@@ -311,11 +313,15 @@ def take_share(
     """Cut one layer to its share, with `room` to grow; its policy gets the share as budget."""
     from kvlite.cache import LayerCache
 
-    lines = [each.line for each in selections]
-    entries, heads = (sum(h * n for h, n in lines), sum(h for h, _ in lines))
+    lengths = [each.length for each in selections]
+    entries, heads = (sum(h * n for h, n in lengths), sum(h for h, _ in lengths))
     policy = replace(policies[index], provision=None, budget=ceil(entries / heads))
-    sizes = policy.capacities(lines, room)
-    head_alias, bits, rows = layers[index].head_alias, policy.packs, policy.method.decoding.rows
+    sizes = policy.capacities(lengths, room)
+    head_alias, bits, rows = (
+        layers[index].head_alias,
+        policy.quantize_now,
+        policy.method.decoding.rows,
+    )
     layers[index] = LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
     policies[index] = policy
 
@@ -332,5 +338,5 @@ def _brought(selections: Sequence[Selection], backend: ScoringBackend) -> list[S
 
 def _entries(layer: LayerCache) -> int:
     """Mean entries of the heads that hold any."""
-    heads = sum(count for count, _ in layer.lines)
-    return sum(count * entries for count, entries in layer.lines) // heads
+    heads = sum(count for count, _ in layer.lengths)
+    return sum(count * entries for count, entries in layer.lengths) // heads

@@ -5,11 +5,11 @@ from functools import cached_property
 
 from kvlite.errors import SettingError
 from kvlite.methods.capabilities import Prefilling, VerticalSlash
-from kvlite.methods.wrapper import Holding
+from kvlite.methods.wrapper import Wrapper
 
 
 @dataclass(frozen=True)
-class MInference(Holding):
+class MInference(Wrapper):
     """Reads faster: of what lies further back, the tokens of a chunk look only at those entries
     that the chunk's last queries look at most. What is kept is up to the method it holds, written
     after a plus sign: `minference+snapkv`; alone, everything.

@@ -10,7 +10,7 @@ from kvlite.methods.capabilities import Across, Decoding, Needs, ResolveLayer
 from kvlite.methods.scores import Window
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.types import KVHeadGroup, Selection
-from kvlite.methods.wrapper import Holding
+from kvlite.methods.wrapper import Wrapper
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -18,7 +18,7 @@ _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
 
 @dataclass(frozen=True)
-class SimLayerKV(Holding):
+class SimLayerKV(Wrapper):
     """Tests each layer for laziness, trims the lazy ones to sink and window, and leaves the others
     to another method: `simlayerkv+kvx`; alone, they keep everything.
 

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 Tensor: TypeAlias = "torch.Tensor"
 KVHeadGroup: TypeAlias = "kvlite.cache.KVHeadGroup"
 LayerCache: TypeAlias = "kvlite.cache.LayerCache"
-Line: TypeAlias = "kvlite.cache.Line"
+GroupLength: TypeAlias = "kvlite.cache.GroupLength"
 Segment: TypeAlias = "kvlite.cache.CompressedSegment"
 Selection: TypeAlias = "kvlite.cache.Selection"

@@ -16,7 +16,7 @@ def _inner(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Holding(Method):
+class Wrapper(Method):
     """A method that holds another, written after a plus sign; alone, `full`.
 
     Attributes:

@@ -329,13 +329,13 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
         if all(new <= size for new, size in zip(more, sizes, strict=True)):
             break  # from here on tokens overwrite others
         sizes = [max(pair) for pair in zip(more, sizes, strict=True)]
-    rows, packs = policy.method.decoding.rows, policy.packs
+    rows, bits = policy.method.decoding.rows, policy.quantize_now
     if sizes != held and layer.computed:
-        layer = layer.resized(sizes, rows, packs)
+        layer = layer.resized(sizes, rows, bits)
     elif sizes != held:
-        layer = _roomy_like(layer, sizes, 0 if packs else rows)
+        layer = _roomy_like(layer, sizes, 0 if bits else rows)
         _fill(layer, wanted)
-        layer = layer.resized(sizes, rows, packs) if packs else layer
+        layer = layer.resized(sizes, rows, bits) if bits else layer
     _fill(layer, wanted)
     return layer
 
@@ -369,7 +369,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
         reading.policies[index],
         reading.policies[index + 1].width if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],
-        tuple(held.lines),
+        tuple(held.lengths),
         held.nbytes,
         None if aside is None else (aside.window, aside.read, aside.cache.nbytes, aside.scored_by),
     )
