@@ -10,6 +10,7 @@ from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import require_files
 from kvlite.cli.options import with_model
 from kvlite.cli.screen import console, reading_bar
+from kvlite.config.paths import data_folder, require_writable
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 
@@ -49,6 +50,7 @@ def calibrate(
         raise SettingError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
     if out and Path(out).is_dir():
         raise SettingError(f"--out {out} is a folder: name a file")
+    require_writable(Path(out).resolve().parent if out else data_folder())
     require_files([text] if text else [], settings)
     from kvlite.bench.calibrate import calibrate as measure
     from kvlite.bench.calibrate import pieces_of

@@ -76,6 +76,35 @@ _ACTIVATIONS = (
     "tanh",
 )
 _LAYERS = ("full_attention", "sliding_attention")
+# What transformers would take a part of a larger model's config from.
+_PARTS = ("decoder", "generator", "text_config", "text_encoder")
+_QUANT_METHODS = (
+    "aqlm",
+    "auto-round",
+    "awq",
+    "bitnet",
+    "bitsandbytes",
+    "compressed-tensors",
+    "eetq",
+    "fbgemm_fp8",
+    "fouroversix",
+    "fp8",
+    "fp_quant",
+    "gemma",
+    "gptq",
+    "higgs",
+    "hqq",
+    "metal",
+    "mxfp4",
+    "mxfp8",
+    "nvfp4",
+    "quanto",
+    "quark",
+    "sinq",
+    "spqr",
+    "torchao",
+    "vptq",
+)
 _ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -231,20 +260,52 @@ def _require_kinds(config: Mapping[str, Any], path: Path) -> None:
         value = config.get(key)
         if value is not None and value not in _DTYPES:
             raise _fault(path, config, key, f"it must be one of {', '.join(_DTYPES[:3])}")
+    used = "hidden_activation" if config["model_type"].startswith("gemma") else "hidden_act"
     for key in ("hidden_act", "hidden_activation"):
         value = config.get(key)
-        if value is not None and value not in _ACTIVATIONS:
+        if value not in _ACTIVATIONS and (value is not None or (key in config and key == used)):
             raise _fault(path, config, key, f"it must be one of {', '.join(_ACTIVATIONS)}")
+    for key in _PARTS:
+        if config.get(key) is not None:
+            raise _fault(path, config, key, "the config of a language model has no such part")
+    _require_tokens(config, path)
+    if config.get("quantization_config") is not None:
+        _require_quantization(config, path)
+
+
+def _require_tokens(config: Mapping[str, Any], path: Path) -> None:
     padding, vocab = config.get("pad_token_id"), config["vocab_size"]
     if padding is not None and not (_is_whole(padding) and -vocab <= padding < vocab):
         raise _fault(path, config, "pad_token_id", f"it must be one of {vocab:,} tokens")
-    stored = config.get("quantization_config")
-    if stored is not None:
-        about = stored if isinstance(stored, dict) else {}
-        loads = any(about.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
-        if not loads and not isinstance(about.get("quant_method"), str):
-            wanted = "it must be an object that names its quant_method"
-            raise _fault(path, config, "quantization_config", wanted)
+    first, last = config.get("bos_token_id"), config.get("eos_token_id")
+    if first is not None and not _is_whole(first):
+        raise _fault(path, config, "bos_token_id", "it must be a token's number")
+    if last is not None and not all(map(_is_whole, last if isinstance(last, list) else [last])):
+        raise _fault(path, config, "eos_token_id", "it must be a token's number, or a list of them")
+
+
+def _require_quantization(config: Mapping[str, Any], path: Path) -> None:
+    """What a checkpoint's weights were quantized with."""
+    key, stored = "quantization_config", config["quantization_config"]
+    about = stored if isinstance(stored, dict) else {}
+    method, four = about.get("quant_method"), about.get("load_in_4bit") is True
+    if four and about.get("load_in_8bit") is True:
+        raise _fault(path, config, key, "weights are of 4 bits or of 8, not both")
+    if not isinstance(method, str) and not four and about.get("load_in_8bit") is not True:
+        raise _fault(path, config, key, "it must be an object that names its quant_method")
+    if method is not None and method not in _QUANT_METHODS:
+        wanted = f"it must be one of {', '.join(_QUANT_METHODS)}"
+        raise ModelError(_said(path, f"{key}.quant_method", method, wanted))
+    kind = about.get("bnb_4bit_quant_type", "nf4")
+    if kind not in ("nf4", "fp4"):
+        raise ModelError(_said(path, f"{key}.bnb_4bit_quant_type", kind, "it must be nf4 or fp4"))
+    if method == "gptq" and "bits" not in about:
+        raise ModelError(
+            f"{path} has no {key}.bits, which gptq needs: get the model's own config.json"
+        )
+    bits = about.get("bits")
+    if bits is not None and not (_is_whole(bits) and 1 <= bits <= 16):
+        raise ModelError(_said(path, f"{key}.bits", bits, "it must be a whole number from 1 to 16"))
 
 
 def _require_ropes(config: Mapping[str, Any], key: str, path: Path) -> None:
