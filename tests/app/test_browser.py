@@ -291,43 +291,6 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
     waited(lambda: said() == ["Of owls.", "And of crows?"])
 
 
-# What the server sends last in a stream, that it is closed, comes once `letClose` is called.
-CLOSES_LATE = """
-const fetched = window.fetch.bind(window);
-window.closing = false;
-const closed = new Promise((done) => window.letClose = done);
-window.fetch = async (...request) => {
-  const response = await fetched(...request);
-  if (!String(request[0]?.url ?? request[0]).includes('queue/data')) return response;
-  const late = new TransformStream({
-    async transform(chunk, controller) {
-      const text = new TextDecoder().decode(chunk);
-      const [before, ...close] = text.split(/(?=data:[^\\n]*close_stream)/);
-      controller.enqueue(new TextEncoder().encode(before));
-      if (!close.length) return;
-      window.closing = true;
-      await closed;
-      controller.enqueue(new TextEncoder().encode(close.join('')));
-    },
-  });
-  return new Response(response.body.pipeThrough(late), response);
-};
-"""
-
-
-def test_what_is_asked_as_the_stream_closes_is_answered(server: Server, visitor: Visitor) -> None:
-    visitor.context.add_init_script(CLOSES_LATE)
-    page = visitor.open(server.address)
-    page.get_by_role("button", name="This conversation").click()
-    page.wait_for_function("window.closing")
-    with page.expect_response(lambda response: "queue/join" in response.url):
-        page.get_by_role("button", name="Rename").click()
-    page.evaluate("window.letClose()")
-    expect(page.get_by_text("a new conversation has no name")).to_be_visible()
-    page.get_by_role("button", name="Rename").click()  # and the next one, of another stream
-    expect(page.get_by_text("a new conversation has no name")).to_have_count(2)
-
-
 @pytest.mark.long
 def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
     tmp_path: Path, talker: Path, visitor: Visitor
