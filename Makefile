@@ -31,7 +31,7 @@ check: setup
 # The app's tests drive a browser: the one there is, else Debian's.
 browser:
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
-		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core) \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null) \
 		|| echo "no Chromium here: the app's browser tests will be skipped"
 
 # Types and style are checked beside the tests.

@@ -62,6 +62,11 @@ def _alone(root: Path) -> AbstractContextManager[Any]:
             f"another `kvlite app` has the conversations in {folder} open: use that one, end it, "
             "or set KVLITE_DATA to another folder"
         ) from None
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be locked ({error.strerror or error}), so that two apps could write "
+            "to it at once: set KVLITE_DATA to a folder on a disk of this machine"
+        ) from None
 
 
 def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str], None]) -> None:

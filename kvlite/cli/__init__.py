@@ -1,3 +1,3 @@
 """The command line: one file a command, no logic."""
 
-BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
+BAD_INPUT, INTERRUPTED, PIPE_CLOSED, TERMINATED = 2, 130, 141, 143

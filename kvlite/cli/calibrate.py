@@ -10,6 +10,7 @@ from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import require_files, require_out
 from kvlite.cli.options import AsJson, with_model
 from kvlite.cli.screen import console, reading_bar
+from kvlite.config.paths import data_folder, require_writable
 from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def calibrate(
     if named:
         settings = settings.replace({"model": named})
     require_out(out)
+    require_writable(Path(out).resolve().parent if out else data_folder())
     require_files([text] if text else [], settings)
     from kvlite.bench.calibrate import calibrate as measure
     from kvlite.bench.calibrate import pieces_of

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvlite import __version__
-from kvlite.cli import BAD_INPUT
+from kvlite.cli import BAD_INPUT, PIPE_CLOSED
 from kvlite.cli.app import app as in_browser
 from kvlite.cli.ask import ask
 from kvlite.cli.bench.commands import app as bench
@@ -67,6 +67,10 @@ def main() -> None:
             raise KvliteError("standard output is closed: there is nowhere to answer")
         with ending_on_signals():
             sys.exit(app(prog_name="kvlite", standalone_mode=False))
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            sys.exit(PIPE_CLOSED)  # nobody reads on, as of `kvlite library | head`
+        raise
     except typer.TyperException as error:
         message = _usage(error)
     except Exception as error:

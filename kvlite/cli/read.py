@@ -1,5 +1,6 @@
 """`kvlite read`: read documents once, to open them in seconds from then on."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ from kvlite.cli.console import print_json
 from kvlite.cli.opening import documents_of, load_for, require_files, require_out
 from kvlite.cli.options import AsJson, Quiet, with_settings
 from kvlite.cli.screen import console, reading, reading_bar
-from kvlite.config.paths import SUFFIX
+from kvlite.config.paths import SUFFIX, require_writable
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import SettingError, SnapshotError, Stopped
@@ -57,8 +58,11 @@ def read(
     require_files(files, settings)
     from kvlite.conversation import library
 
-    if name or target is not None:
-        _require_replaceable(library.path_of(name) if target is None else target, name or out)
+    if target is not None:
+        _require_replaceable(target, out, [Path(file).name for file in files])
+    elif name:
+        _require_replaceable(library.path_of(name), name)
+    require_writable(library.library_folder() if target is None else target.resolve().parent)
     library.limit()
     screen = console(quiet)
     documents = documents_of(files, settings.model, screen)
@@ -122,15 +126,20 @@ def _read(talk: "Conversation", said: str, screen: "Console") -> None:
         )
 
 
-def _require_replaceable(path: Path, called: str) -> None:
-    """Refuse, before anything is read, to overwrite a conversation or a file that is not
-    kvlite's."""
+def _require_replaceable(path: Path, called: str, names: Sequence[str] = ()) -> None:
+    """Refuse, before anything is read, to overwrite a conversation, a file that is not kvlite's, or
+    one of other documents than `names`, where these are given."""
     from kvlite.conversation.file_info import about
 
     if not path.is_file() or not path.stat().st_size:
         return
+    what = ""
     try:
-        what = "is a conversation" if about(path).messages else ""
+        there = about(path)
+        if there.messages:
+            what = "is a conversation"
+        elif names and there.documents != tuple(names):
+            what = f"holds {', '.join(there.documents)}"
     except SnapshotError:
         what = "cannot be opened"
     if what:

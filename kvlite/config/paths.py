@@ -1,5 +1,6 @@
 """Where kvlite keeps its files."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -26,3 +27,17 @@ def config_folder() -> Path:
     from platformdirs import user_config_path
 
     return Path(os.environ.get("KVLITE_CONFIG") or user_config_path("kvlite", appauthor=False))
+
+
+def require_writable(folder: Path) -> None:
+    """Check, before work that takes long, that what comes of it can be written to a folder, which
+    need not exist yet.
+
+    Raises:
+        OSError: it cannot.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))

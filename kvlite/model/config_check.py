@@ -51,6 +51,11 @@ _ACTIVATIONS = (
     "relu2, relu6, sigmoid, swish, tanh"
 )
 _LAYERS = ("full_attention", "sliding_attention")
+_QUANT_METHODS = (
+    "aqlm, auto-round, awq, bitnet, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, "
+    "fouroversix, fp8, fp_quant, gemma, gptq, higgs, hqq, metal, mxfp4, mxfp8, nvfp4, quanto, "
+    "quark, sinq, spqr, torchao, vptq"
+)
 # Rope types, and what each of them needs.
 _ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -94,6 +99,31 @@ _RULES: tuple[_Rule, ...] = (
         "hidden_act hidden_activation",
         lambda value: value in _ACTIVATIONS.split(", "),
         f"it must be one of {_ACTIVATIONS}",
+    ),
+    # transformers would take a part of a larger model's config from these.
+    (
+        "decoder generator text_config text_encoder",
+        lambda value: False,
+        "the config of a language model has no such part",
+    ),
+    ("bos_token_id", _is_whole, "it must be a token's number"),
+    (
+        "eos_token_id",
+        lambda value: all(map(_is_whole, value if isinstance(value, list) else [value])),
+        "it must be a token's number, or a list of them",
+    ),
+)
+_QUANT_RULES: tuple[_Rule, ...] = (
+    (
+        "quant_method",
+        lambda value: value in _QUANT_METHODS.split(", "),
+        f"it must be one of {_QUANT_METHODS}",
+    ),
+    ("bnb_4bit_quant_type", ("nf4", "fp4").__contains__, "it must be nf4 or fp4"),
+    (
+        "bits",
+        lambda value: _is_whole(value) and 1 <= value <= 16,
+        "it must be a whole number from 1 to 16",
     ),
 )
 _ROPE_RULES: tuple[_Rule, ...] = (
@@ -182,8 +212,10 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         lambda token: _is_whole(token) and -vocab <= token < vocab,
         f"it must be one of {vocab:,} tokens",
     )
-    wanted = "it must be an object that names its quant_method"
-    values.require("quantization_config", _names_its_method, wanted)
+    activation = "hidden_activation" if kind.startswith("gemma") else "hidden_act"
+    if activation in config and config[activation] is None:
+        raise values.fault(activation, f"it must be one of {_ACTIVATIONS}")
+    _require_quantization(values)
     for key in ("rope_parameters", "rope_scaling"):
         values.require(key, _is_object, "it must be an object")
         ropes = _Values(config.get(key) or {}, path, f"{key}.")
@@ -274,6 +306,20 @@ def _names_its_method(stored: Any) -> bool:
     about = stored if isinstance(stored, dict) else {}
     loads = any(about.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
     return loads or isinstance(about.get("quant_method"), str)
+
+
+def _require_quantization(values: _Values) -> None:
+    """Check how a checkpoint's weights were quantized."""
+    values.require(
+        "quantization_config", _names_its_method, "it must be an object that names its quant_method"
+    )
+    about = values.config.get("quantization_config") or {}
+    if about.get("load_in_4bit") is True and about.get("load_in_8bit") is True:
+        raise values.fault("quantization_config", "weights are of 4 bits or of 8, not both")
+    stored = _Values(about, values.path, "quantization_config.")
+    stored.require_all(_QUANT_RULES)
+    if about.get("quant_method") == "gptq" and "bits" not in about:
+        raise stored.fault("bits", "gptq needs it")
 
 
 def _require_rope(rope: _Values) -> None:

@@ -1,20 +1,24 @@
 """What keeps gradio from taking the engine's time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import pytest
+from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 import kvlite_app.web.gradio_patches
 from kvlite_app.web.gradio_patches import ScriptInjector, poll_queue_slowly
-from tests.app.conftest import Server, Visitor, waited
+from tests.app.conftest import SLOW, Server, Visitor, waited
 
 FOLDER = Path(kvlite_app.web.gradio_patches.__file__).parent
-SCRIPT, LEAVING = ((FOLDER / name).read_text() for name in ("frames.js", "leaving.js"))
+SCRIPT, LEAVING, STREAM = (
+    (FOLDER / name).read_text() for name in ("frames.js", "leaving.js", "stream.js")
+)
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
 COUNTED = """
 const ask = window.requestAnimationFrame.bind(window);
@@ -36,7 +40,8 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.mark.parametrize("path", ["/", "/streamed"])
 def test_a_page_has_the_scripts_before_all_others(path: str) -> None:
     answer = TestClient(ScriptInjector(pages)).get(path)
-    ahead = f"<head><script>{SCRIPT}</script><script>{LEAVING}</script>"
+    scripts = "".join(f"<script>{each}</script>" for each in (SCRIPT, LEAVING, STREAM))
+    ahead = f"<head>{scripts}"
     assert answer.text == PAGE.replace("<head>", ahead, 1)
     assert int(answer.headers["content-length"]) == len(answer.content)
 
@@ -98,3 +103,61 @@ def test_a_frame_can_be_cancelled_and_what_moves_is_not_slowed(chromium: Any) ->
     assert drawn["clock"] >= 1
     assert drawn["ended"] == drawn["late"] == 0
     assert drawn["chart"] == 20  # slowed, there would be three a second
+
+
+# The last message of a stream, which says that it is closed, comes once `letClose` is called.
+CLOSES_LATE = """
+const fetched = window.fetch.bind(window);
+window.closing = false;
+const closed = new Promise((done) => window.letClose = done);
+window.fetch = async (...request) => {
+  const response = await fetched(...request);
+  if (!String(request[0]?.url ?? request[0]).includes('queue/data')) return response;
+  const late = new TransformStream({
+    async transform(chunk, controller) {
+      const text = new TextDecoder().decode(chunk);
+      const [before, ...close] = text.split(/(?=data:[^\\n]*close_stream)/);
+      controller.enqueue(new TextEncoder().encode(before));
+      if (!close.length) return;
+      window.closing = true;
+      await closed;
+      controller.enqueue(new TextEncoder().encode(close.join('')));
+    },
+  });
+  return new Response(response.body.pipeThrough(late), response);
+};
+"""
+
+
+@pytest.fixture
+def counting() -> Iterator[str]:
+    """Where a page is served whose button counts how often it was clicked."""
+    with gr.Blocks(analytics_enabled=False) as page:
+        count = gr.Number(0, label="count")
+        gr.Button("One more").click(lambda number: number + 1, count, count)
+    injected = {"middleware": [Middleware(ScriptInjector)]}
+    _, address, _ = page.launch(
+        prevent_thread_lock=True, quiet=True, ssr_mode=False, _frontend=False, app_kwargs=injected
+    )
+    yield address
+    page.close(verbose=False)
+
+
+def test_a_click_while_the_stream_closes_is_answered(chromium: Any, counting: str) -> None:
+    from playwright.sync_api import expect
+
+    page = chromium.new_page()
+    page.set_default_timeout(SLOW)
+    page.add_init_script(CLOSES_LATE)
+    page.goto(counting)
+    button, count = page.get_by_role("button", name="One more"), page.get_by_label("count")
+    button.click()
+    expect(count).to_have_value("1")
+    page.wait_for_function("window.closing")
+    with page.expect_response(lambda response: "queue/join" in response.url):
+        button.click()
+    page.evaluate("window.letClose()")
+    expect(count).to_have_value("2")
+    button.click()  # which opens another stream
+    expect(count).to_have_value("3")
+    page.close()

@@ -1,5 +1,6 @@
 """The app as programs and strangers find it: by HTTP and by gradio's client."""
 
+import errno
 import os
 import signal
 import socket
@@ -308,6 +309,18 @@ def test_a_port_that_is_taken_is_passed_over(server: Server) -> None:
 def test_another_app_with_the_same_conversations_is_refused(server: Server) -> None:
     told = f"another `kvlite app` has .* in {server.data}/app"
     with pytest.raises(SettingError, match=told), _alone(server.data):
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    told = f"{tmp_path}/app cannot be locked .*KVLITE_DATA"
+    with pytest.raises(SettingError, match=told), _alone(tmp_path):
         pass
 
 

@@ -1,5 +1,6 @@
 """Ctrl-C ends what is going on, and loses nothing."""
 
+import os
 import re
 import signal
 import subprocess
@@ -49,6 +50,15 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert Done(done.returncode, done.stdout, done.stderr) == Done(INTERRUPTED, "", "")
+
+
+def test_a_closed_pipe_ends_it_without_a_word() -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does once it has enough
+    command = [sys.executable, "-m", "kvlite", "methods"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.long

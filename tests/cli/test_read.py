@@ -227,6 +227,25 @@ def test_conversations_and_foreign_files_do_not_give_way(
     assert (trip.read_bytes(), mine.read_text()) == (said, "mine")
 
 
+def test_a_file_of_other_documents_does_not_give_way(
+    kvlite: Run, refused: Refused, flags: tuple[object, ...], text: Path, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "it.kv", tmp_path / "other.txt"
+    other.write_text("The dog sat on the mat.")
+    for _ in range(2):  # the same document gives way
+        assert kvlite("read", other, "--out", path, *flags, "-q").code == 0
+    refused(["read", text, "--out", path, *flags], f"{path} is there already, and holds other.txt")
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_before_anything_is_read(
+    refused: Refused, text: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "file" / "data"))
+    for command in (["read", text], ["calibrate"]):
+        refused([*command, "--model", model], f"{tmp_path / 'file'} cannot be used", "KVLITE_DATA")
+
+
 @pytest.fixture
 def light(
     kvlite: Run, text: Path, flags: tuple[object, ...], model: Path, folder: Path
