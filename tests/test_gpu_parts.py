@@ -10,7 +10,12 @@ from tests.gpu.parts import PARTS
 from tests.gpu.report import BEGIN, END, written_into
 
 
-@pytest.mark.parametrize("name", PARTS)
+SLOW = ("equality", "methods", "suites", "long_documents", "quantized_weights")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.long if each in SLOW else ()) for each in PARTS]
+)
 def test_a_part_runs(name: str, tmp_path: Path) -> None:
     program.run_here(name, tmp_path, rehearse=True)
     (part,) = program.read_all(tmp_path)

@@ -107,7 +107,7 @@ def test_documents_are_read_in_another_process_two_at_a_time(
                 raise Stopped
         raise MemoryError
 
-    monkeypatch.setattr("kvlite.documents.apart.run_in_child", slow)
+    monkeypatch.setattr("kvlite.documents.reading.run_in_child", slow)
     ids = [f"{number:032x}" for number in range(3)]
     works = [service.say("", id, "", [upload(service, f"{id}.txt", HERONS)]) for id in ids]
     waited(lambda: len(begun) == 2)
