@@ -9,7 +9,6 @@ from tests.gpu import __main__ as program
 from tests.gpu.parts import PARTS
 from tests.gpu.report import BEGIN, END, written_into
 
-
 SLOW = ("equality", "methods", "suites", "long_documents", "quantized_weights")
 
 
