@@ -79,28 +79,28 @@ class Checkpoint:
 def capture(
     made: Checkpoint, model: LoadedModel, cache: KVCache, store: HostKVStore | None, most: int
 ) -> None:
-    """Let a checkpoint hold the cache or, if it has begun, the host store: the next turn reads from
-    there. It is `lost`, and nothing is copied, if it would take more than `most` bytes.
+    """Let a checkpoint that is `lost` hold the cache or, if it has begun, the host store: the next
+    turn reads from there. It stays lost if it would take more than `most` bytes.
     """
     with aside():
         if store is not None and store.begun:
             store.forget_answer()
-            made.lost = mark_bytes(store) > most
-            made.store = None if made.lost else HostKVCheckpoint(store)
+            if mark_bytes(store) <= most:
+                made.store, made.lost = HostKVCheckpoint(store), False
             return
         full = model.shape.full_layers
         stay = [
             index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
         ]
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
-        made.lost = _bytes_in(others) > most
-        if made.lost:
+        if _bytes_in(others) > most:
             return
         copies = iter(copied(others, HOST))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
             for layer, stays in zip(cache.layers, stay, strict=True)
         ]
+        made.lost = False
 
 
 def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
