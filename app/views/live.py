@@ -154,6 +154,6 @@ def _fallbacks(samples: Sequence[Sample]) -> Iterator[str]:
         if new:
             x = _x(after.at, samples[-1].at)
             yield (
-                f'<line class="rung" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
+                f'<line class="fallback" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
                 f"<title>{escape(', '.join(new))}</title></line>"
             )

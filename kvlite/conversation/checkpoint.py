@@ -180,8 +180,8 @@ def _bytes_in(layers: Iterable[LayerCache]) -> int:
 
 def _giver(
     index: int, state: LayerState, cache: KVCache, store: HostKVStore | None
-) -> Literal["copy", "cache", "tier"] | None:
-    """Who has everything that a layer had: its copy, the cache, or the host store ("tier")."""
+) -> Literal["copy", "cache", "store"] | None:
+    """Who has everything that a layer had: its copy, the cache, or the host store."""
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
@@ -190,7 +190,7 @@ def _giver(
     source = None if store is None else store.layers[index]
     if source is None or source.read < mark.used or source.head_group.segment is not None:
         return None
-    return "tier"
+    return "store"
 
 
 def _from_store(
