@@ -220,6 +220,7 @@ class Service:
             now.record.changed = dict(now.session.changed)
 
         def change(work: Work) -> Record:
+            self.require_change(owner, id, values)  # something may have been said meanwhile
             if self.model_host.holds(store, id) is not None:
                 return self.model_host.work(store, id, work, title, task)
             wanted = self.settings_of(owner, id).after_load(values)

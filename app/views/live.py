@@ -106,7 +106,7 @@ def _rows(now: Figures) -> Iterator[tuple[str, str, float, str]]:
     against = f" of {readable(full)}" if kv < full else ""
     yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
     if now.host_kv_bytes:
-        yield "tier", "Kept for recall", now.host_kv_bytes, readable(now.host_kv_bytes)
+        yield "host_kv", "Kept for recall", now.host_kv_bytes, readable(now.host_kv_bytes)
     if speed := now.tokens_per_s:
         yield "speed", "Speed", round(speed, 2), f"{speed:.1f} tokens/s"
     if (first := now.first_token_s) is not None:
@@ -154,6 +154,6 @@ def _fallbacks(samples: Sequence[Sample]) -> Iterator[str]:
         if new:
             x = _x(after.at, samples[-1].at)
             yield (
-                f'<line class="rung" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
+                f'<line class="fallback" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}">'
                 f"<title>{escape(', '.join(new))}</title></line>"
             )

@@ -1,8 +1,10 @@
 """Measure what some methods need to know of a model: ranks of its heads, its lazy layers."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from kvlite.bench.batch_decode import surprise
 from kvlite.bench.fork import Choice, read_turns
 from kvlite.engine.prefill import Prefill, Progress
 from kvlite.engine.probe import Probe
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, require_uncancelled
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
@@ -53,6 +55,7 @@ def calibrate(
     pieces: list[list[int]],
     progress: Progress = lambda done, total: None,
     lazy: SimLayerKV = LAZY,
+    cancel: Event | None = None,
 ) -> Calibration:
     """Measure a model on pieces of text.
 
@@ -66,7 +69,38 @@ def calibrate(
         pieces: token ids of equal length, as `pieces_of` makes them.
         progress: called with pieces done, and of how many.
         lazy: what a lazy layer keeps, and how many queries are tested.
+        cancel: set to end it before the next chunk goes through a layer.
+
+    Raises:
+        Stopped: `cancel` was set.
     """
+    with _stopped_by(cancel, model):
+        return _calibrated(model, name, text_name, pieces, progress, lazy)
+
+
+@contextmanager
+def _stopped_by(cancel: Event | None, model: LoadedModel) -> Iterator[None]:
+    """Within it, every layer looks at `cancel` first, whoever runs it."""
+
+    def look(*_: object) -> None:
+        require_uncancelled(cancel)
+
+    hooks = [each.input_layernorm.register_forward_pre_hook(look) for each in model.layers.modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _calibrated(
+    model: LoadedModel,
+    name: str,
+    text_name: str,
+    pieces: list[list[int]],
+    progress: Progress,
+    lazy: SimLayerKV,
+) -> Calibration:
     shape = model.shape
     searched = len(shape.full_layers) == shape.layers and len(pieces[0]) > 2 * lazy.recent
     total = len(pieces) * (1 + searched)

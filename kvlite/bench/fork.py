@@ -131,7 +131,7 @@ class Branch:
         if self.store is None:
             return 0
         own = self.choice.method.caches_scores
-        return self.store.nbytes - (0 if own else self.store.judged_bytes)
+        return self.store.nbytes - (0 if own else self.store.cached_score_bytes)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -244,21 +244,21 @@ class _Reading:
     def branches(self, choices: Sequence[Choice]) -> list[Branch]:
         """One for each choice: read once for all whose reading is exact, once more for each way of
         reconstruction, and again for each of the others. In later turns, all of them recall."""
-        outlooks = (each.method.needs.future_queries for each in choices)
-        outlook = next((each for each in outlooks if each is not None), None)
+        wanted = (each.method.needs.future_queries for each in choices)
+        future_queries = next((each for each in wanted if each is not None), None)
         seen = self.before.shape[1] + self.ids.shape[1]
         groups: dict[Reconstruction | None, list[Choice]] = {}
         read: dict[Choice, Branch] = {}
         for choice in dict.fromkeys(each.read for each in choices):
             method = choice.method
             reconstruction = method.prefilling.reconstruction
-            if method.prefilling.exact and method.needs.future_queries in (None, outlook):
+            if method.prefilling.exact and method.needs.future_queries in (None, future_queries):
                 cuts = choice.recall is not None or choice.budget < seen
                 groups.setdefault(reconstruction if cuts else None, []).append(choice)
             else:
                 read[choice] = self.alone(choice, self._empty(reconstruction))
         for reconstruction, group in groups.items():
-            probe = Probe(1, future_queries=outlook, reconstruction=reconstruction)
+            probe = Probe(1, future_queries=future_queries, reconstruction=reconstruction)
             read |= zip(group, self._shared(group, probe), strict=True)
         own: list[Branch] = []
         for choice in choices:

@@ -8,12 +8,12 @@ from random import Random
 
 _SENTENCE_END = re.compile(r"\.\s+")
 _FIRST = """amber arctic brass bright broken calm cedar clever coastal copper coral crimson distant
-dusty eager early empty faded frozen gentle golden hidden meta humble iron ivory jolly lonely
+dusty eager early empty faded frozen gentle golden hidden hollow humble iron ivory jolly lonely
 lucky marble mellow misty narrow nimble northern olive patient plain polar proud quiet rapid rustic
 scarlet secret silent silver simple sleepy smooth solar southern spare steady stormy sturdy sunny
 tender timid velvet violet winter wooden yellow"""
 _SECOND = """anchor antler badger bakery beacon beaver bishop bridge button candle canyon carpet
-castle cellar cherry circle comet cotton cradle crater desert donkey dragon falcon feather transfer
+castle cellar cherry circle comet cotton cradle crater desert donkey dragon falcon feather ferry
 fiddle forest garden glacier hammer harbour island jacket kettle ladder lantern lemon lizard meadow
 mirror mitten monkey orchard otter oyster palace parrot pebble pepper pigeon pillow planet puzzle
 rabbit ribbon saddle salmon shovel spider temple thunder tunnel turtle valley violin walnut

@@ -77,14 +77,14 @@ class KVHeadGroup:
 
     @property
     def keys(self) -> Tensor:
-        """`(batch, heads, capacity, dim)`; with a segment a copy, to be let go after use."""
+        """`(batch, heads, capacity, dim)`; a copy if there is a segment: free it after use."""
         if self.segment is None:
             return self.residual_keys
         return self._whole(self.residual_keys, self.segment.write_keys)
 
     @property
     def values(self) -> Tensor:
-        """`(batch, heads, capacity, dim)`; with a segment a copy, to be let go after use."""
+        """`(batch, heads, capacity, dim)`; a copy if there is a segment: free it after use."""
         if self.segment is None:
             return self.residual_values
         return self._whole(self.residual_values, self.segment.write_values)
@@ -253,7 +253,7 @@ class KVHeadGroup:
         self.residual_positions[own] = positions
 
     def keep_ends(self, first: int, last: int) -> None:
-        """Let go, in place, of all entries but the first and the last ones."""
+        """Drop, in place, all entries but the first and the last ones."""
         assert self.segment is None
         recent, kept = slice(self.used - last, self.used), slice(first, first + last)
         held = (self.residual_keys, self.residual_values, self.residual_positions)

@@ -254,8 +254,8 @@ class LayerCache:
     ) -> "LayerCache":
         """A new layer that holds only what `selections` name, in head groups of `capacities` slots.
 
-        The entries are copied, so the storage they came from is free as soon as it is let go; but
-        those of `segments`, which the selections of these head groups begin with.
+        The entries are copied, so the storage they came from can be freed; all but those of
+        `segments`, which the selections of these head groups begin with.
 
         Args:
             bits: quantize those between the first few and the recent ones, straight from where

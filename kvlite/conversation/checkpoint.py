@@ -79,28 +79,28 @@ class Checkpoint:
 def capture(
     made: Checkpoint, model: LoadedModel, cache: KVCache, store: HostKVStore | None, most: int
 ) -> None:
-    """Let a checkpoint hold the cache or, if it has begun, the host store: the next turn reads from
-    there. It is `lost`, and nothing is copied, if it would take more than `most` bytes.
+    """Let a checkpoint that is `lost` hold the cache or, if it has begun, the host store: the next
+    turn reads from there. It stays lost if it would take more than `most` bytes.
     """
     with aside():
         if store is not None and store.begun:
             store.forget_answer()
-            made.lost = mark_bytes(store) > most
-            made.store = None if made.lost else HostKVCheckpoint(store)
+            if mark_bytes(store) <= most:
+                made.store, made.lost = HostKVCheckpoint(store), False
             return
         full = model.shape.full_layers
         stay = [
             index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
         ]
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
-        made.lost = _bytes_in(others) > most
-        if made.lost:
+        if _bytes_in(others) > most:
             return
         copies = iter(copied(others, HOST))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
             for layer, stays in zip(cache.layers, stay, strict=True)
         ]
+        made.lost = False
 
 
 def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
@@ -180,8 +180,8 @@ def _bytes_in(layers: Iterable[LayerCache]) -> int:
 
 def _giver(
     index: int, state: LayerState, cache: KVCache, store: HostKVStore | None
-) -> Literal["copy", "cache", "tier"] | None:
-    """Who has everything that a layer had: its copy, the cache, or the host store ("tier")."""
+) -> Literal["copy", "cache", "store"] | None:
+    """Who has everything that a layer had: its copy, the cache, or the host store."""
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
@@ -190,7 +190,7 @@ def _giver(
     source = None if store is None else store.layers[index]
     if source is None or source.read < mark.used or source.head_group.segment is not None:
         return None
-    return "tier"
+    return "store"
 
 
 def _from_store(

@@ -173,7 +173,7 @@ class Context:
         return made
 
     def _capture(self, made: Checkpoint, store: HostKVStore | None, config: EngineConfig) -> None:
-        made.layers, made.store, made.lost = [], None, False
+        self.release(made)  # it stays lost if what follows is interrupted
         most = config.checkpoint_limit
         work = partial(capture, made, self.model, self.cache, store, most)
         try:

@@ -112,8 +112,8 @@ class Prefill:
         ]
 
     def read_layer(self, index: int) -> LayerPrefill:
-        """Take all tokens through one layer. Let go of the reader before the next: it holds the
-        layer's whole keys and values.
+        """Take all tokens through one layer. Free what it returns before the next: it holds all
+        of the layer's keys and values.
 
         Raises:
             Stopped: `cancel` was set.

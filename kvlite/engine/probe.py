@@ -25,8 +25,8 @@ class Probe(Method):
 
     @property
     def spec(self) -> str:
-        """What it judges by: one that judges alike goes on from what it found."""
-        return f"{self.name}:sums={self.sums},rehearsal={self.reconstruction}"
+        """What its scores depend on: one with the same spec goes on from them."""
+        return f"{self.name}:sums={self.sums},reconstruction={self.reconstruction}"
 
     @cached_property
     def prefilling(self) -> Prefilling:

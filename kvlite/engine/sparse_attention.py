@@ -150,7 +150,7 @@ def _holds_first(head_group: KVHeadGroup, sinks: int, seen: int) -> bool:
 
 
 def make_room(layer: LayerCache, mask: LambdaMask, count: int) -> None:
-    """Let go, in place, of what no token to come will see, if less than `count` slots are left."""
+    """Drop, in place, what no token to come will see, if less than `count` slots are left."""
     for head_group in layer.head_groups:
         if head_group.room < count:
             head_group.keep_ends(mask.sinks, mask.window)

@@ -20,7 +20,7 @@ CONTEXT = 600 << 20
 # failing.
 MARGIN, SPILLING_MARGIN = 700 << 20, 3 << 29
 # With "auto", shares of the free host memory for recall and for checkpoints.
-TIER_SHARE, CHECKPOINT_SHARE = 0.5, 0.25
+HOST_KV_SHARE, CHECKPOINT_SHARE = 0.5, 0.25
 # How far a plan may be off.
 ERROR = 0.02
 
@@ -98,7 +98,9 @@ def ram_limit(text: str, held: int) -> int:
         SettingError: it is not a size.
     """
     limit = size_or_auto("--recall-limit", text, "8GiB, 500MB")
-    return int(TIER_SHARE * (psutil.virtual_memory().available + held)) if limit is None else limit
+    if limit is not None:
+        return limit
+    return int(HOST_KV_SHARE * (psutil.virtual_memory().available + held))
 
 
 def checkpoint_limit(text: str) -> int:

@@ -38,7 +38,7 @@ class Window:
         queries: `(batch, heads, rows, dim)`, rotated.
         start: position of the first query; the others follow it.
         scale, softcap: how the model turns products into logits.
-        expected: the queries to come, for methods that need an `FutureQueries`.
+        expected: the queries to come, for methods that need `FutureQueries`.
         backend: where their attention becomes a choice.
     """
 

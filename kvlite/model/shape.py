@@ -33,7 +33,8 @@ class Parts:
     Attributes:
         group: embedding, attention, mlp, norms or head.
         size: the shape of one.
-    linear: matrices of linear layers within the decoder, which can be quantized.
+        linear: whether they are matrices of linear layers within the decoder: these can be
+            quantized.
         count: how many there are.
     """
 

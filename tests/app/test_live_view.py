@@ -18,7 +18,7 @@ CARD = Place(
 )
 FIGURES = Figures("ann", "a", Holding(()), 900, 8192, 100, 300, 0, None, 12.5, ())
 NOW = Sample(100.0, [CARD], 600, FIGURES, title="Ann's <own>", model="tiny")
-RUNG = re.compile(r'<line class="rung" x1="([\d.]+)".*?<title>(.*?)</title>')
+FALLBACK = re.compile(r'<line class="fallback" x1="([\d.]+)".*?<title>(.*?)</title>')
 
 
 def test_every_part_is_told_with_its_bytes() -> None:
@@ -57,7 +57,7 @@ def test_what_is_being_opened_is_told_to_whose_it_is() -> None:
     assert "Model: <b>none yet</b>" in live_html([nothing], "", "a")
 
 
-def test_rungs_are_marked_where_they_were_taken() -> None:
+def test_fallbacks_are_marked_where_they_were_taken() -> None:
     """Two of them, the second by another conversation, which has taken none."""
     samples = [
         NOW,
@@ -66,8 +66,8 @@ def test_rungs_are_marked_where_they_were_taken() -> None:
         replace(NOW, at=160.0, figures=replace(FIGURES, id="b", fallbacks=("half", "of", "it"))),
     ]
     html = live_html(samples, "ann", "a")
-    found = [(float(x), name) for x, name in RUNG.findall(html)]
+    found = [(float(x), name) for x, name in FALLBACK.findall(html)]
     assert [name for _, name in found] == ["smaller &lt;chunks&gt;", "4 bits"]
     # Five minutes are 320 wide.
     assert [320 - x for x, _ in found] == pytest.approx([320 * 50 / 300, 320 * 30 / 300], abs=0.1)
-    assert not RUNG.findall(live_html(samples, "ben", "b"))
+    assert not FALLBACK.findall(live_html(samples, "ben", "b"))

@@ -44,8 +44,8 @@ def run(task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool) 
     with reading_bar(screen, task.title) as bar:
         bar.update(len(folder.rows), total)
         try:
-            for row in measure(work, folder.done):
-                folder.add(row.to_json())
+            for each in measure(work, folder.done):
+                folder.add(each.to_json())
                 bar.update(len(folder.rows), total)
         except KeyboardInterrupt:
             stopped = True

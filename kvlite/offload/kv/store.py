@@ -154,7 +154,7 @@ class HostKVStore:
         ]
 
     @property
-    def judged_bytes(self) -> int:
+    def cached_score_bytes(self) -> int:
         """Bytes of cached scores, which `nbytes` includes."""
         return bytes_held(
             layer.cached_scores for layer in self.layers if layer.cached_scores is not None
@@ -162,7 +162,7 @@ class HostKVStore:
 
     @property
     def place(self) -> str:
-        """ "ram" or "disk"."""
+        """Where it is: "ram" or "disk"."""
         return "disk" if self.on_disk else "ram"
 
     @property
