@@ -196,7 +196,7 @@ def test_bytes_where_tokens_are_left_behind(llama: Tiny) -> None:
     spec = "pyramidinfer:recent=0.1,least=8"
     pruning = parse_method(spec).prefilling.pruning
     assert pruning is not None
-    widths = pruning.widths(LAYERS, N, N)
+    widths = pruning.token_budgets(LAYERS, N, N)
     assert widths[-1] < widths[-2] < N
     moved = read_by(llama, spec, 40, HostScores(llama.model.device))
     expected = [

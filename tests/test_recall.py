@@ -430,8 +430,8 @@ def test_the_index_expects_what_signs_say(
     assert index.used == 90 and found.shape == (1, 2, 93)
     assert found[..., 90:].abs().max() == 0
     for head in range(2):
-        centred = keys[0, head] - keys[0, head, :50].mean(0)
-        turned = (centred * index.balance[0, head]) @ rotation(dim, keys.device)
+        centered = keys[0, head] - keys[0, head, :50].mean(0)
+        turned = (centered * index.balance[0, head]) @ rotation(dim, keys.device)
         signs = turned.sign() * turned.abs().mean(-1, keepdim=True)
         asked = (queries[0, head] / index.balance[0, head]) @ rotation(dim, keys.device)
         if compiled:  # products with ones are those of queries in 16 steps

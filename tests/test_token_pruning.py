@@ -81,7 +81,7 @@ def test_reading_equals_dense_attention_to_what_reached_each_layer(
     ids = torch.randint(3, 199, (1, N))
     method, cache = fitted(spec, tiny), empty(tiny.model)
     pruning = method.prefilling.pruning
-    assert pruning is not None and pruning.widths(4, N, N) == widths
+    assert pruning is not None and pruning.token_budgets(4, N, N) == widths
     policies = layer_policies(method, tiny.model.shape, 18, N)
     policies = [replace(policy, budget=N + 3) for policy in policies]  # so that nothing is cut, too
     logits = prefill(tiny.model, cache, ids, policies, reserve=8, chunk=chunk)

@@ -19,7 +19,7 @@ class KVBits:
         keys, values: bits a channel, 2, 4 or 8.
         group: channels of an entry (and, of keys `by_channel`, entries of a channel) that share a
             scale; less where the head's dimension is no multiple of it.
-        by_channel: keys channel by channel over neighbouring entries, as in "KIVI: A Tuning-Free
+        by_channel: keys channel by channel over neighboring entries, as in "KIVI: A Tuning-Free
             Asymmetric 2bit Quantization for KV Cache", section 3.3; entries then cannot be dropped
             one by one.
         sinks: first entries of a line that stay exact.

@@ -12,7 +12,7 @@ from kvlite.cache.segment import blocks, dotted
 
 @dataclass(frozen=True)
 class ByChannel:
-    """Vectors of some KV heads, each channel rounded over groups of neighbouring vectors. A group
+    """Vectors of some KV heads, each channel rounded over groups of neighboring vectors. A group
     stands and falls together, so nothing in it can be dropped or replaced.
 
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.

@@ -37,7 +37,7 @@ class Packed:
         """Room for `count` entries a head.
 
         Args:
-            mean: what keys will be centred by, `(batch, heads, dim)` float32.
+            mean: what keys will be centered by, `(batch, heads, dim)` float32.
         """
         batch, heads, dim = mean.shape
         shape, device = (batch, heads, count, dim), mean.device

@@ -27,7 +27,7 @@ class Quantized:
     Attributes:
         codes: `(batch, heads, n, dim * bits / 8)` uint8; with 8 / bits = p codes a byte, byte j has
             those of channels j, j + dim / p, and so on, the first in the lowest bits.
-        scales, zeros: `(batch, heads, groups, n)` float16, of neighbouring channels; a channel is
+        scales, zeros: `(batch, heads, groups, n)` float16, of neighboring channels; a channel is
             code * scale + zero.
         bits: 2, 4 or 8.
     """

@@ -87,8 +87,10 @@ class OOMState:
             budget = min(policy.budget, self.seen)
             less = max(budget // 2, policy.method.min_budget, LEAST)
             if less < budget and _may_be_cut(policy):
-                provision = None if policy.provision is None else PROVISION * less
-                self.policies[index] = replace(policy, budget=less, provision=provision)
+                candidate_budget = None if policy.candidate_budget is None else PROVISION * less
+                self.policies[index] = replace(
+                    policy, budget=less, candidate_budget=candidate_budget
+                )
                 shares[index] = less / budget
         self._each_smaller(
             lambda index, layer: (
@@ -191,7 +193,7 @@ def _may_be_cut(policy: LayerPolicy) -> bool:
 
 def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCache | None:
     """A layer that keeps a share of each line; None where it will be cut later."""
-    if policy.provision is not None or layer.computed:
+    if policy.candidate_budget is not None or layer.computed:
         return None
     selections = [
         kept(head_group, max(LEAST, ceil(share * head_group.used)))

@@ -213,7 +213,7 @@ class Prefill:
         layer_prefill = self.read_layer(index)
         view = self._safely(lambda: layer_prefill.view(index, self.backend))
         self.remember(index, layer_prefill)
-        self._safely(lambda: self._narrow(view))
+        self._safely(lambda: self._prune_tokens(view))
         return self._safely(lambda: self._cut(index, layer_prefill.layer, view))
 
     def _cut(self, index: int, layer: LayerCache, view: LayerView) -> LayerCache:
@@ -245,16 +245,16 @@ class Prefill:
         if method.caches_scores and layer.rows:
             self._safely(lambda: store.add_scores(index, _scores_of(layer), method.spec))
 
-    def _narrow(self, view: LayerView) -> None:
+    def _prune_tokens(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
         after, through = self.policies[view.layer + 1 :], self.hidden.shape[1]
-        pruning, width = (
-            (after[0].method.prefilling.pruning, after[0].width) if after else (None, None)
+        pruning, budget = (
+            (after[0].method.prefilling.pruning, after[0].token_budget) if after else (None, None)
         )
-        if pruning is None or width is None or width >= through:
+        if pruning is None or budget is None or budget >= through:
             return
         with self.backend.timed():
-            going = pruning.narrow(view, through, width)
+            going = pruning.prune_tokens(view, through, budget)
             going = self.backend.slots(going).long()
         rows = going if self.rows is None else self.rows[going]
         self.hidden = self.hidden[:, going.to(self.hidden.device)]

@@ -17,7 +17,7 @@ from kvlite.model.rotary import Rotation, rotated
 class QueryStatistics:
     """Mean and covariance of un-rotated queries, in float64, none of which is held.
 
-    Each chunk is centred by its own mean before it is joined to those before, so that no small
+    Each chunk is centered by its own mean before it is joined to those before, so that no small
     covariance is the difference of large sums.
     """
 
@@ -31,8 +31,8 @@ class QueryStatistics:
         if not count:
             return self
         mean = q.mean(2, keepdim=True)
-        centred = q - mean
-        scatter = torch.matmul(centred.transpose(-1, -2), centred).double()
+        centered = q - mean
+        scatter = torch.matmul(centered.transpose(-1, -2), centered).double()
         mean = mean.squeeze(2).double()
         if self.mean is None or self.scatter is None:
             return QueryStatistics(count, mean, scatter)

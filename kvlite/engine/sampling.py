@@ -25,9 +25,9 @@ class Sampler:
         )
 
         self.greedy = settings.temperature < COLDEST
-        self.penalised = settings.repetition_penalty != 1
+        self.penalized = settings.repetition_penalty != 1
         self.processors = LogitsProcessorList()
-        if self.penalised:
+        if self.penalized:
             self.processors.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
         if not self.greedy:
             self.processors.append(TemperatureLogitsWarper(settings.temperature))
@@ -48,9 +48,9 @@ class Sampler:
 
         Args:
             logits: `(1, vocab)` float32.
-            seen: every token before it; looked at only where repetition is penalised.
+            seen: every token before it; looked at only where repetition is penalized.
         """
-        context = torch.tensor([seen if self.penalised else []], device=logits.device)
+        context = torch.tensor([seen if self.penalized else []], device=logits.device)
         scores: Tensor = self.processors(cast(torch.LongTensor, context.long()), logits)
         if self.greedy:
             return int(scores.argmax(-1))

@@ -23,8 +23,8 @@ class LayerView:
         head_groups: every candidate, old and new, ascending in position within a head.
         window: the last queries read, as many as `Method.needs` asks for.
         budget: entries a KV head may keep.
-        provision: entries it may keep until all layers are read, for methods whose layers share
-            the budget by their scores; else None.
+        candidate_budget: entries it may keep until all layers are read, for methods whose layers
+            share the budget by their scores; else None.
         head_alias: KV heads dropped before, which are in no head group, and the head that stands in
             for each.
     """
@@ -33,7 +33,7 @@ class LayerView:
     head_groups: list[KVHeadGroup]
     window: Window
     budget: int
-    provision: int | None = None
+    candidate_budget: int | None = None
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property

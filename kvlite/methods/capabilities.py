@@ -83,15 +83,15 @@ class TokenPruning:
     """Tokens are left behind between layers.
 
     Attributes:
-        widths: given the layers, the tokens to read, and the tokens seen once these are read: how
-            many tokens each layer gets, never more than the layer before.
-        narrow: given a layer, how many tokens went through it (the last entries of its head
+        token_budgets: given the layers, the tokens to read, and the tokens seen once these are
+            read: how many tokens each layer gets, never more than the layer before.
+        prune_tokens: given a layer, how many tokens went through it (the last entries of its head
             groups), and how many go on: their indices, `(width,)` int64, ascending. The tokens of
             `view.window` are always among them.
     """
 
-    widths: Callable[[int, int, int], list[int]]
-    narrow: "Callable[[LayerView, int, int], Tensor]"
+    token_budgets: Callable[[int, int, int], list[int]]
+    prune_tokens: "Callable[[LayerView, int, int], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Across:
     Attributes:
         merging: layers are merged in pairs.
         sharing: layers share the budget by their scores once all are read; until then `select`
-            keeps `view.provision` entries, with their scores. Given the layers that exceeded
+            keeps `view.candidate_budget` entries, with their scores. Given the layers that exceeded
             their budget and the mean entries a KV head and layer: what each layer keeps.
         resolving: each layer is left to another method.
     """

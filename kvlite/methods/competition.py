@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from kvlite.methods.allocation import LayerLine, largest_remainder
-from kvlite.methods.select import between, to_choose, won
+from kvlite.methods.select import between, select_counts, to_choose
 from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
 
 
-def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
+def compete(scores: Sequence[Tensor], total: int, guaranteed: int) -> list[list[int]]:
     """How many of its best entries each head keeps, if the best of all heads stay.
 
     Heads of a batch are counted together: a head's k-th best score is the mean over sequences.
@@ -18,7 +18,7 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     Args:
         scores: of each head group, `(batch, heads, candidates)`.
         total: entries to keep, all heads together.
-        sure: entries every head keeps, or all of its candidates if it has fewer.
+        guaranteed: entries every head keeps, or all of its candidates if it has fewer.
 
     Returns:
         A count for each head of each head group; they sum to `total`, or to all there is.
@@ -26,14 +26,14 @@ def compete(scores: Sequence[Tensor], total: int, sure: int) -> list[list[int]]:
     import torch
 
     falling = [each.sort(dim=-1, descending=True).values.mean(0) for each in scores]
-    kept = [min(sure, each.shape[1]) for each in falling]
+    kept = [min(guaranteed, each.shape[1]) for each in falling]
     certain = sum(count * each.shape[0] for count, each in zip(kept, falling, strict=True))
     rest = [each[:, count:] for count, each in zip(kept, falling, strict=True)]
     pooled = torch.cat([each.flatten() for each in rest])
     wanted = max(0, min(total - certain, pooled.numel()))
-    won = torch.zeros_like(pooled, dtype=torch.int64)
-    won[pooled.sort(descending=True, stable=True).indices[:wanted]] = 1
-    parts = won.split([each.numel() for each in rest])
+    taken = torch.zeros_like(pooled, dtype=torch.int64)
+    taken[pooled.sort(descending=True, stable=True).indices[:wanted]] = 1
+    parts = taken.split([each.numel() for each in rest])
     if pooled.is_meta:  # nobody wins: only memory is asked for
         heads = sum(each.shape[0] for each in rest)
         return [[count + wanted // heads] * len(e) for count, e in zip(kept, rest, strict=True)]
@@ -59,11 +59,11 @@ def share_by_scores(
     Args:
         average: mean entries a KV head and layer.
         first, last: entries at the ends of a head that stay.
-        floor: the share of an equal head's choice that every head is sure of.
+        floor: the share of an equal head's choice that every head is guaranteed.
         per_head: a layer's heads compete for its share.
     """
     chosen = average - first - last
-    sure = int(floor * chosen)
+    guaranteed = int(floor * chosen)
     scores = [
         [between(_scores(head_group), first, last) for head_group in layer.head_groups]
         for layer in layers
@@ -71,16 +71,18 @@ def share_by_scores(
     if kind == "global":
         head_groups = [head_group for layer in layers for head_group in layer.head_groups]
         total = to_choose(head_groups, average, first, last)
-        found = iter(compete([each for layer in scores for each in layer], total, sure))
+        found = iter(compete([each for layer in scores for each in layer], total, guaranteed))
         counts = [[next(found) for _ in layer] for layer in scores]
     else:
-        lines = by_spread(scores, kind, chosen, max(1, sure))
+        lines = by_spread(scores, kind, chosen, max(1, guaranteed))
         counts = [
-            compete(each, line * sum(part.shape[1] for part in each), sure if per_head else line)
+            compete(
+                each, line * sum(part.shape[1] for part in each), guaranteed if per_head else line
+            )
             for each, line in zip(scores, lines, strict=True)
         ]
     return [
-        won(layer.head_groups, each, count, first, last)
+        select_counts(layer.head_groups, each, count, first, last)
         for layer, each, count in zip(layers, scores, counts, strict=True)
     ]
 

@@ -26,25 +26,25 @@ class LayerPolicy:
         method: what chooses.
         budget: entries a KV head may keep.
         window: tokens a sliding-window layer sees (its own included), None for other layers.
-        provision: entries a KV head may keep until all layers are read and share the budget, for
-            methods whose layers do.
+        candidate_budget: entries a KV head may keep until all layers are read and share the budget,
+            for methods whose layers do.
         partner: the layer that this one is merged with, for methods that merge.
-        width: how many of the tokens read it is given, if not all of them.
+        token_budget: how many of the tokens read it is given, if not all of them.
         bits: how what is kept is quantized, if it is.
     """
 
     method: Method
     budget: int
     window: int | None = None
-    provision: int | None = None
+    candidate_budget: int | None = None
     partner: int | None = None
-    width: int | None = None
+    token_budget: int | None = None
     bits: KVBits | None = None
 
     @property
     def quantize_now(self) -> KVBits | None:
         """How a cut quantizes the layer; None as long as something is still to be dropped."""
-        later = self.provision is not None or self.method.across.resolves_at == "step"
+        later = self.candidate_budget is not None or self.method.across.resolves_at == "step"
         return None if later or self.partner is not None else self.bits
 
     @property
@@ -71,7 +71,7 @@ class LayerPolicy:
             self.method.across.merging is not None and self.partner is None
         ):
             return True
-        return self.provision is None and max(self.held(lengths)) <= self.budget
+        return self.candidate_budget is None and max(self.held(lengths)) <= self.budget
 
     def capacities(self, lengths: Sequence[GroupLength], room: int = ROOM) -> list[int]:
         """Slots for these lengths and room to grow, up to the budget if the method evicts."""
@@ -89,8 +89,8 @@ class LayerPolicy:
         with view.window.backend.timed():
             resolving = self.method.across.resolving
             method, budget = resolving.resolve(view) if resolving else (self.method, view.budget)
-        provision = self.provision if method.across.sharing else None
-        return replace(self, method=method, budget=budget, provision=provision)
+        candidate_budget = self.candidate_budget if method.across.sharing else None
+        return replace(self, method=method, budget=budget, candidate_budget=candidate_budget)
 
     def cut(self, view: LayerView, room: int) -> LayerCache:
         """What a layer keeps, in storage of its own with `room` to grow. Head groups within the
@@ -100,7 +100,7 @@ class LayerPolicy:
         within, over = [], view.head_groups
         if self.keeps_all(view.lengths):
             within, over = view.head_groups, []
-        elif self.provision is None:
+        elif self.candidate_budget is None:
             held = list(zip(view.head_groups, self.held(view.lengths), strict=True))
             within = [head_group for head_group, each in held if each <= self.budget]
             over = [head_group for head_group, each in held if each > self.budget]
@@ -109,7 +109,9 @@ class LayerPolicy:
         if over:
             backend = _backend(self.method, view.window.backend)
             view = replace(view, window=replace(view.window, backend=backend))
-            shown = replace(view, head_groups=over, budget=self.budget, provision=self.provision)
+            shown = replace(
+                view, head_groups=over, budget=self.budget, candidate_budget=self.candidate_budget
+            )
             with backend.timed():
                 if substitutes := self.method.prefilling.head_substitutes:
                     head_alias |= substitutes(view)
@@ -119,7 +121,7 @@ class LayerPolicy:
             ]
         lengths = [each.length for each in selections]
         sizes = [entries for _, entries in lengths]
-        if self.provision is None:
+        if self.candidate_budget is None:
             sizes = self.capacities(lengths, room)
         layer = LayerCache.gathered(
             selections,
@@ -191,19 +193,23 @@ def layer_policies(
     new = seen if new is None else new
     budgets = method.layer_budgets(len(cut), average, seen) if cut else []
     pruning = method.prefilling.pruning if seen > average else None
-    widths = pruning.widths(shape.layers, new, seen) if pruning else None
+    token_budgets = pruning.token_budgets(shape.layers, new, seen) if pruning else None
     if layers is not None and seen > average and method.across.sharing is None:
-        given = widths or [new] * shape.layers
+        given = token_budgets or [new] * shape.layers
         held = [_entries(layers[layer]) + given[layer] for layer in cut]
         budgets = filled(budgets, held)
     by_layer = dict(zip(cut, budgets, strict=True))
-    provision = PROVISION * average if method.across.sharing and seen > average else None
+    candidate_budget = PROVISION * average if method.across.sharing and seen > average else None
     merging = method.across.merging
     pairs = merging.pairs(shape.windows) if merging else []
     partners = dict(pairs) | {upper: lower for lower, upper in pairs}
     policies = [
         LayerPolicy(
-            method, by_layer[layer], provision=provision, partner=partners.get(layer), bits=bits
+            method,
+            by_layer[layer],
+            candidate_budget=candidate_budget,
+            partner=partners.get(layer),
+            bits=bits,
         )
         if window is None
         else LayerPolicy(Streaming(sinks=0), window, window=window, bits=bits)
@@ -212,14 +218,17 @@ def layer_policies(
     if bits is not None:
         _require_codes(bits, shape)
         require_growing(bits, method, windows=any(shape.windows))
-    if widths is None:
+    if token_budgets is None:
         return policies
     if len(cut) < shape.layers:
         raise SettingError(
             f"{method.name} leaves tokens behind between layers, which this {shape.model_type} "
             "model's sliding windows do not allow: choose another method (kvlite methods)"
         )
-    return [replace(policy, width=width) for policy, width in zip(policies, widths, strict=True)]
+    return [
+        replace(policy, token_budget=token_budget)
+        for policy, token_budget in zip(policies, token_budgets, strict=True)
+    ]
 
 
 def _require_codes(bits: KVBits, shape: ModelShape) -> None:
@@ -239,7 +248,7 @@ def require_growing(bits: KVBits | None, method: Method, windows: bool = False) 
         return
     what = method.spec if not method.decoding.append_only else "this model's sliding windows"
     raise SettingError(
-        f"--kv-bits {bits} holds the keys of neighbouring entries together, which {what} would "
+        f"--kv-bits {bits} holds the keys of neighboring entries together, which {what} would "
         "drop one by one: use --kv-bits 4, or a method that only adds while answering"
     )
 
@@ -290,12 +299,14 @@ def shares(
 ) -> list[tuple[int, list[Selection]]]:
     """What the layers that were provided with more than their budget keep once all are read, by
     index. Scores are compared at `backend`."""
-    waiting = [index for index, policy in enumerate(policies) if policy.provision is not None]
+    waiting = [
+        index for index, policy in enumerate(policies) if policy.candidate_budget is not None
+    ]
     if not waiting:
         return []
     policy = policies[waiting[0]]
     sharing = policy.method.across.sharing
-    assert sharing is not None, "only layers of a method that shares have a provision"
+    assert sharing is not None, "only layers of a method that shares have a candidate_budget"
     backend = _backend(policy.method, backend)
     with backend.timed():
         shared = sharing([layers[index] for index in waiting], policy.budget)
@@ -315,7 +326,7 @@ def take_share(
 
     lengths = [each.length for each in selections]
     entries, heads = (sum(h * n for h, n in lengths), sum(h for h, _ in lengths))
-    policy = replace(policies[index], provision=None, budget=ceil(entries / heads))
+    policy = replace(policies[index], candidate_budget=None, budget=ceil(entries / heads))
     sizes = policy.capacities(lengths, room)
     head_alias, bits, rows = (
         layers[index].head_alias,

@@ -1,4 +1,4 @@
-"""MiniCache: neighbouring layers share the directions of their keys and values."""
+"""MiniCache: neighboring layers share the directions of their keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

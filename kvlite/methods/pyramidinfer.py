@@ -55,7 +55,7 @@ class PyramidInfer(Method):
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        return Prefilling(pruning=TokenPruning(self.widths, self.narrow))
+        return Prefilling(pruning=TokenPruning(self.token_budgets, self.prune_tokens))
 
     @cached_property
     def needs(self) -> Needs:
@@ -67,23 +67,23 @@ class PyramidInfer(Method):
     def _recent(self, budget: int) -> int:
         return int(self.recent * budget) + 1
 
-    def widths(self, layers: int, new: int, seen: int) -> list[int]:
+    def token_budgets(self, layers: int, new: int, seen: int) -> list[int]:
         """Recent tokens, and what is left of the others."""
         recent = self._recent(seen)
         older = max(0, new - recent)
-        widths = []
+        budgets = []
         for layer in range(layers):
-            widths.append(new if older + recent >= new else older + recent)
+            budgets.append(new if older + recent >= new else older + recent)
             thinned = int(older * self._share(layer, layers))
             older = thinned if thinned > self.least else older
-        return widths
+        return budgets
 
     def _share(self, layer: int, layers: int) -> float:
         if self.schedule == "constant":
             return self.ratio
         return self.ratio + (1 - self.ratio) * (cos(pi * layer / layers) + 1) / 2
 
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+    def prune_tokens(self, view: LayerView, through: int, width: int) -> Tensor:
         """The recent tokens, and those they look at most; later rows weigh more."""
         import torch
 

@@ -11,15 +11,15 @@ from kvlite.methods.types import Tensor
 
 def spectrum(vectors: Tensor) -> Tensor:
     """Eigenvalues `(..., dim)` float64, falling, of the covariance of vectors `(..., n, dim)` that
-    are centred and brought to length one (Eq. 1); they sum to 1. Vectors equal to the mean have no
+    are centered and brought to length one (Eq. 1); they sum to 1. Vectors equal to the mean have no
     direction and are left out."""
     import torch
 
-    centred = vectors.double() - vectors.double().mean(-2, keepdim=True)
-    norms = centred.norm(dim=-1, keepdim=True)
+    centered = vectors.double() - vectors.double().mean(-2, keepdim=True)
+    norms = centered.norm(dim=-1, keepdim=True)
     # What rounding leaves of equal vectors is not a direction.
     there = norms > 1e-9 * vectors.double().norm(dim=-1, keepdim=True).clamp(min=1e-300)
-    unit = torch.where(there, centred / norms.clamp(min=1e-300), 0.0)
+    unit = torch.where(there, centered / norms.clamp(min=1e-300), 0.0)
     covariance = unit.transpose(-1, -2) @ unit / there.sum(-2, keepdim=True).clamp(min=1)
     eigenvalues: Tensor = torch.linalg.eigvalsh(covariance).flip(-1).clamp(min=0.0)
     return eigenvalues

@@ -13,7 +13,7 @@ from kvlite.methods.capabilities import Across, Needs
 from kvlite.methods.competition import compete, share_by_scores
 from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
-from kvlite.methods.select import between, provided, to_choose, with_ends, won
+from kvlite.methods.select import between, candidates, select_counts, to_choose, with_ends
 from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
@@ -24,7 +24,7 @@ class Scored(Method):
     """Keeps a head's first few entries, its last few, and the best of those in between.
 
     Attributes:
-        pool: how many neighbours a score is spread over, so that spans are kept; odd.
+        pool: how many neighbors a score is spread over, so that spans are kept; odd.
         pooling: "max" or "avg".
         layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
             "geometric", "exponential"; "rank", falling over UNComp's layer groups; or, once all
@@ -32,7 +32,7 @@ class Scored(Method):
             compete.
         beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
         per_head: let a layer's heads compete for its entries, instead of equal shares.
-        floor: the share of an equal head's choice that every head is sure of, where any compete.
+        floor: the share of an equal head's choice that every head is guaranteed, where any compete.
         groups: groups of a layer's heads by the effective rank of their queries (UNComp); the
             lower a group's rank, the fewer entries its heads keep. 1 for equal heads.
         low: with `groups`, entries a head of the last group keeps; 0 for half of the first's.
@@ -187,9 +187,11 @@ class Scored(Method):
             pool(between(each, first, last), self.pool, self.pooling) for each in self.scores(view)
         ]
         both = list(zip(view.head_groups, scores, strict=True))
-        if view.provision is not None:
+        if view.candidate_budget is not None:
             return [
-                provided(each, head_group, min(view.provision, head_group.used), first, last)
+                candidates(
+                    each, head_group, min(view.candidate_budget, head_group.used), first, last
+                )
                 for head_group, each in both
             ]
         chosen = view.budget - first - last
@@ -206,7 +208,7 @@ class Scored(Method):
             return view.keep(
                 with_ends(each, head_group, chosen, first, last) for head_group, each in both
             )
-        return won(view.head_groups, scores, counts, first, last)
+        return select_counts(view.head_groups, scores, counts, first, last)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def _reduce(scores: Tensor, how: Reduce) -> Tensor:
 
 
 def pool(scores: Tensor, kernel: int, kind: Pooling) -> Tensor:
-    """Smooth scores `(batch, heads, n)` over `kernel` neighbours, so that spans are kept, not
+    """Smooth scores `(batch, heads, n)` over `kernel` neighbors, so that spans are kept, not
     single tokens. The kernel shrinks to the largest odd number that fits; 1 changes nothing."""
     import torch.nn.functional as F
 

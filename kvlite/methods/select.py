@@ -61,7 +61,7 @@ def to_choose(head_groups: Sequence[KVHeadGroup], average: int, first: int, last
     )
 
 
-def provided(
+def candidates(
     scores: Tensor, head_group: KVHeadGroup, count: int, first: int, last: int
 ) -> Selection:
     """`count` entries of each line, ends included, and their scores, until layers share."""
@@ -75,7 +75,7 @@ def provided(
     return Selection(head_group, slots, selection_scores=scores.gather(-1, slots))
 
 
-def won(
+def select_counts(
     head_groups: Sequence[KVHeadGroup],
     scores: Sequence[Tensor],
     counts: Sequence[Sequence[int]],

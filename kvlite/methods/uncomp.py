@@ -68,7 +68,7 @@ class UNComp(Observed):
     @cached_property
     def prefilling(self) -> Prefilling:
         return Prefilling(
-            pruning=TokenPruning(self.widths, self.narrow) if self.stage else None,
+            pruning=TokenPruning(self.token_budgets, self.prune_tokens) if self.stage else None,
             head_substitutes=self.head_substitutes if self.delete else None,
         )
 
@@ -118,7 +118,7 @@ class UNComp(Observed):
         votes = pool(head_group.scores().gather(-1, older), self.pool, self.pooling)
         return older.gather(-1, votes.argmin(-1, keepdim=True)).squeeze(-1)
 
-    def widths(self, layers: int, new: int, seen: int) -> list[int]:
+    def token_budgets(self, layers: int, new: int, seen: int) -> list[int]:
         """Evenly falling from the model's context, in the first group of layers, to `least` in
         the last (Eq. 12 and 13)."""
         groups = layer_groups(self.measured.layer_ranks, self.drop)
@@ -126,7 +126,7 @@ class UNComp(Observed):
         fall = (most - min(self.least, most)) / max(1, steps)
         return [min(new, int(most - fall * group)) for group in groups]
 
-    def narrow(self, view: LayerView, through: int, width: int) -> Tensor:
+    def prune_tokens(self, view: LayerView, through: int, width: int) -> Tensor:
         """The window, and the tokens it looks at most, all heads together."""
         shown = replace(view, window=view.window.last(self.window))
         return attended_tokens(shown, through, width)

@@ -63,7 +63,7 @@ def attend_quantized(
         keys, values: `(batch, kv heads, n)` entries; bits and groups may differ.
         hadamard: `(dim, dim)` float32, what vectors were rotated by before they were rounded.
         shift: `(batch, kv heads, rows)` float32, added to every logit of a row: its product with
-            the mean that keys were centred by.
+            the mean that keys were centered by.
         softcap: bends the shifted logits to softcap * tanh(logit / softcap).
         lengths: `(batch, kv heads)` int32, how many of the n entries count; all without it.
         logits: `(batch, kv heads, rows, n)` float32, filled with the logits as the softmax sees

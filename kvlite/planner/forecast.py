@@ -240,7 +240,7 @@ def _forecast(
         if took is None:
             took = reading.take(index)
             if (
-                reading.policies[index].provision is None
+                reading.policies[index].candidate_budget is None
                 and reading.policies[index].partner is None
             ):
                 known[key] = took
@@ -367,7 +367,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
     aside = None if store is None else store.layers[index]
     return (
         reading.policies[index],
-        reading.policies[index + 1].width if index + 1 < len(reading.policies) else "final",
+        reading.policies[index + 1].token_budget if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],
         tuple(held.lengths),
         held.nbytes,

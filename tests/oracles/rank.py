@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 def truncated_rank(vectors: ArrayLike, count: int) -> float:
     """exp(-sum s log s) over the `count` largest eigenvalues s of the mean outer product of
-    centred vectors of length one."""
+    centered vectors of length one."""
     rows = np.asarray(vectors, dtype=np.float64)
     centre = np.array([math.fsum(column) / len(rows) for column in rows.T])
     unit = [row - centre for row in rows]
