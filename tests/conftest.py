@@ -251,12 +251,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.long)
 
 
-def values_of(item: pytest.Function) -> list[tuple[str, int]]:
-    """Which value of each parameter a case has."""
-    return sorted(item.callspec.indices.items())
+def values_of(item: pytest.Function) -> list[tuple[str, str]]:
+    """The value of each parameter of a case, as text."""
+    return sorted((name, repr(value)) for name, value in item.callspec.params.items())
 
 
-def most_varied(cases: list[list[tuple[str, int]]], count: int) -> set[int]:
+def most_varied(cases: list[list[tuple[str, str]]], count: int) -> set[int]:
     """The numbers of `count` cases that show, together, most values, and then most pairs."""
     chosen: set[int] = set()
     seen: set[Any] = set()
