@@ -155,7 +155,7 @@ def test_many_splits_are_one_attention(
 ) -> None:
     """More splits than are merged at once: a tile each, or two each and the last ones empty."""
     monkeypatch.setattr(kernel, "TILE", 16)
-    monkeypatch.setattr(kernel, "_splits", lambda heads, count, device: 24)
+    monkeypatch.setattr(kernel, "splits_for", lambda heads, count, device: 24)
     queries, shift = asked((1, 1, 2, 16), 6)
     keys, values = (entries((1, 1, count, 16), 4, 16, seed) for seed in (7, 8))
     check(kernel, queries, keys, values, shift, want_logits=False)
@@ -171,11 +171,11 @@ def test_splits_keep_processors_busy(kernel: ModuleType) -> None:
     """As many programs as they take at once, none with less than a few tiles."""
     cpu = torch.device("cpu")
     wanted = 8 * kernel.PROGRAMS_PER_PROCESSOR
-    assert kernel._splits(1, 1 << 20, cpu) == wanted
-    assert kernel._splits(5, 1 << 20, cpu) == -(-wanted // 5)
-    assert kernel._splits(wanted + 1, 1 << 20, cpu) == 1
-    assert kernel._splits(1, kernel.TILE * kernel.LEAST_TILES + 1, cpu) == 2
-    assert kernel._splits(1, 0, cpu) == 1
+    assert kernel.splits_for(1, 1 << 20, cpu) == wanted
+    assert kernel.splits_for(5, 1 << 20, cpu) == -(-wanted // 5)
+    assert kernel.splits_for(wanted + 1, 1 << 20, cpu) == 1
+    assert kernel.splits_for(1, kernel.TILE * kernel.LEAST_TILES + 1, cpu) == 2
+    assert kernel.splits_for(1, 0, cpu) == 1
 
 
 def test_part_of_a_larger_room(kernel: ModuleType) -> None:

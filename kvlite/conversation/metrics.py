@@ -68,6 +68,8 @@ class GenerationMetrics:
             the process.
         score_bytes_to_host, score_bytes_back, score_s: scores or logits copied to the host, indices
             copied back, and seconds spent selecting; None where the device selects.
+        graph_steps: tokens that a CUDA graph took through the model; None without CUDA.
+        no_graph: why the last token was not one of them; "" if it was.
     """
 
     finish_reason: FinishReason | None
@@ -101,6 +103,8 @@ class GenerationMetrics:
     score_bytes_to_host: int | None
     score_bytes_back: int | None
     score_s: float | None
+    graph_steps: int | None = None
+    no_graph: str = ""
     time_to_first_token_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
@@ -254,6 +258,8 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
         yield (
             f"What stays was chosen on the host: {readable(moved)} moved, {metrics.score_s:.1f} s."
         )
+    if metrics.graph_steps is not None:
+        yield from _launched(metrics.graph_steps, metrics.no_graph)
     yield f"Model: {metrics.model}, {metrics.weights} weights, on {metrics.device}."
     for note in metrics.notes:
         yield f"Note: {note}."
@@ -286,6 +292,13 @@ def _recalled(metrics: GenerationMetrics) -> Iterator[str]:
             f"While answering, {readable(metrics.recalled_bytes)} were brought back from there; "
             f"{metrics.recall_hit_rate:.0%} of what tokens wanted was in the cache already."
         )
+
+
+def _launched(graph_steps: int, reason: str) -> Iterator[str]:
+    if reason and not graph_steps:
+        yield f"The GPU was given one kernel after the other: no CUDA graph, since {reason}."
+    else:
+        yield f"A CUDA graph made {graph_steps:,} of its tokens, with one launch each."
 
 
 def _memory(metrics: GenerationMetrics) -> Iterator[str]:

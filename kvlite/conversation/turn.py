@@ -15,6 +15,7 @@ from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.cuda_graph import GraphDecoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
 from kvlite.engine.oom_actions import cache_oom_actions
@@ -103,6 +104,7 @@ class Turn:
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
+        self.graphs = GraphDecoder(model) if model.device.type == "cuda" else None
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
@@ -273,6 +275,9 @@ class Turn:
         except OutOfMemory as error:
             self.note_fallback(str(error))
             yield Piece(None, text.flush(), self.metrics("memory"))
+        finally:
+            if self.graphs is not None:
+                self.graphs.release()
 
     def may_answer_again(self, config: EngineConfig) -> bool:
         """Whether another answer only needs sampling: nothing was given up since the prompt was
@@ -293,9 +298,16 @@ class Turn:
         self.run_stats.begin_again()
 
     def _enter(self, token: int) -> None:
+        replayed = None
         with self.run_stats.work(self.model):
-            self.step = self._safely(lambda: self._step(token))
-        self.finish_step()
+            if self.graphs is not None:
+                replayed = self.graphs.step(self.cache, self.policies, token, self.recall)
+            if replayed is None:
+                self.step = self._safely(lambda: self._step(token))
+        if replayed is None:
+            self.finish_step()
+        else:
+            self._entered(replayed)
 
     def _step(self, token: int) -> Step:
         ids = torch.tensor([token], device=self.model.device)
@@ -311,12 +323,17 @@ class Turn:
             return
         try:
             with self.run_stats.work(self.model):
-                self.logits = self.step.run()
+                logits = self.step.run()
         except OutOfMemory:
             raise
         except BaseException:
             self.step = None  # nobody knows where it was interrupted
             raise
+        self._entered(logits)
+
+    def _entered(self, logits: torch.Tensor) -> None:
+        """The pending token is in the cache; `logits` are of the next."""
+        self.logits = logits
         self.token_ids += self.pending_ids
         self.pending_ids, self.step = [], None
 
@@ -360,6 +377,8 @@ class Turn:
             score_bytes_to_host=None if backend is None else backend.host_transfer.to_host,
             score_bytes_back=None if backend is None else backend.host_transfer.back,
             score_s=None if backend is None else backend.seconds,
+            graph_steps=None if self.graphs is None else self.graphs.steps,
+            no_graph="" if self.graphs is None else self.graphs.reason,
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
             **self.run_stats.figures(read, ended=reason is not None),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvlite.cache.bits import KVBits
-from kvlite.methods.types import KVHeadGroup, LayerCache, Segment, Selection, Tensor
+from kvlite.methods.types import KVHeadGroup, LayerCache, Position, Segment, Selection, Tensor
 
 if TYPE_CHECKING:
     from kvlite.methods.base import LayerView, Method
@@ -139,8 +139,9 @@ class Decoding:
         rows: how many attention rows a head group remembers; `head_group.scores()` adds them up.
         cumulative: the one row is the sum of all attention since the first token read.
         evict: given a full head group, whose slots lie in any order, its budget, and the position
-            of the new token: the slots that this token overwrites, `(batch, heads)` int64. A layer
-            then stays within its budget.
+            of the new token, a number or a `(1,)` tensor on the device: the slots that this token
+            overwrites, `(batch, heads)` int64. A layer then stays within its budget.
+        host_position: `evict` takes a number only.
         trim: given a head group and its budget, after a step: the slots that stay, `(batch, heads,
             kept)` int64, ascending in position, or None to keep everything.
         drops: layers are left to methods that may drop entries, whatever the other fields say.
@@ -148,7 +149,8 @@ class Decoding:
 
     rows: int = 0
     cumulative: bool = False
-    evict: Callable[[KVHeadGroup, int, int], Tensor] | None = None
+    evict: Callable[[KVHeadGroup, int, Position], Tensor] | None = None
+    host_position: bool = False
     trim: "Callable[[KVHeadGroup, int], Tensor | None] | None" = None
     drops: bool = False
 

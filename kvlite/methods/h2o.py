@@ -7,7 +7,7 @@ from typing import Literal
 from kvlite.methods.capabilities import Decoding
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
-from kvlite.methods.types import KVHeadGroup, Tensor
+from kvlite.methods.types import KVHeadGroup, Position, Tensor
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class H2O(Scored):
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window.beside(self._weight(head_group, window.end))
 
-    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
+    def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""
         import torch
 
@@ -55,7 +55,7 @@ class H2O(Scored):
         weight = self._weight(head_group, position)
         return weight.masked_fill(head_group.positions > position - last, torch.inf).argmin(-1)
 
-    def _weight(self, head_group: KVHeadGroup, seen: int) -> Tensor:
+    def _weight(self, head_group: KVHeadGroup, seen: Position) -> Tensor:
         if self.norm == "sum":
             return head_group.scores()
         return head_group.scores() / (seen - head_group.positions[..., : head_group.used])

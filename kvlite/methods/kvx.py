@@ -9,7 +9,7 @@ from kvlite.methods.base import LayerView
 from kvlite.methods.capabilities import Decoding, Needs
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, top
-from kvlite.methods.types import KVHeadGroup, Selection, Tensor
+from kvlite.methods.types import KVHeadGroup, Position, Selection, Tensor
 
 _ALONE = "1 with middle=example and with per_layer"
 
@@ -88,7 +88,7 @@ class KVX(Observed):
         if self.decode == "grow":
             return Decoding()
         if self.middle == "budget":
-            return Decoding(rows=self.recent, evict=self.evict)
+            return Decoding(rows=self.recent, evict=self.evict, host_position=self.heads_agree)
         return Decoding(rows=self.recent, trim=self.trim)
 
     @property
@@ -115,7 +115,7 @@ class KVX(Observed):
             return super().select(view)
         return view.keep(self._cut(scores, view.budget) for scores in self.scores(view))
 
-    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
+    def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """The weakest entry between sinks and stream; the newcomer counts to the stream."""
         import torch
 

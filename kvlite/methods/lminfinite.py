@@ -6,7 +6,7 @@ from functools import cached_property
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Decoding, LambdaMask, Prefilling
 from kvlite.methods.select import ends
-from kvlite.methods.types import KVHeadGroup, Selection, Tensor
+from kvlite.methods.types import KVHeadGroup, Position, Selection, Tensor
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,6 @@ class LMInfinite(Method):
         groups = view.head_groups
         return view.keep(ends(head_group, mask.sinks, mask.window) for head_group in groups)
 
-    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
+    def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """The oldest entry that is not a sink."""
         return head_group.positions.kthvalue(self.mask(budget).sinks + 1).indices

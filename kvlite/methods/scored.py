@@ -14,7 +14,7 @@ from kvlite.methods.competition import compete, share_by_scores
 from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
 from kvlite.methods.select import between, candidates, select_counts, to_choose, with_ends
-from kvlite.methods.types import KVHeadGroup, LayerCache, Selection, Tensor
+from kvlite.methods.types import KVHeadGroup, LayerCache, Position, Selection, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -169,7 +169,7 @@ class Scored(Method):
             scores = over_heads(scores, positions, window.end)
         return [window.backend.scores(each) for each in scores]
 
-    def decode_scores(self, head_group: KVHeadGroup, end: int) -> Tensor:
+    def decode_scores(self, head_group: KVHeadGroup, end: Position) -> Tensor:
         """The remembered attention `(batch, heads, used)` of a head group, for `evict` and `trim`.
 
         Args:
@@ -178,7 +178,7 @@ class Scored(Method):
         scores = head_group.scores()
         if self.heads_agree:
             positions = head_group.positions[:, :, : head_group.used]
-            (scores,) = over_heads([scores], [positions], end)
+            (scores,) = over_heads([scores], [positions], int(end))
         return scores
 
     def select(self, view: LayerView) -> list[Selection]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Decoding
 from kvlite.methods.select import ends
-from kvlite.methods.types import KVHeadGroup, Selection, Tensor
+from kvlite.methods.types import KVHeadGroup, Position, Selection, Tensor
 
 # The largest int32, which no position reaches.
 _NEVER = 2**31 - 1
@@ -42,7 +42,7 @@ class Streaming(Method):
         window = view.budget - self.sinks
         return view.keep(ends(head_group, self.sinks, window) for head_group in view.head_groups)
 
-    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
+    def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """The oldest entry that is not a sink."""
         age = head_group.positions.masked_fill(head_group.positions < self.sinks, _NEVER)
         return age.argmin(-1)

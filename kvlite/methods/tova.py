@@ -6,7 +6,7 @@ from functools import cached_property
 from kvlite.methods.capabilities import Decoding, Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window, window_scores
-from kvlite.methods.types import KVHeadGroup, Tensor
+from kvlite.methods.types import KVHeadGroup, Position, Tensor
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class TOVA(Scored):
 
     @cached_property
     def decoding(self) -> Decoding:
-        return Decoding(rows=1, evict=self.evict)
+        return Decoding(rows=1, evict=self.evict, host_position=self.heads_agree)
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window_scores(head_group, window, "sum", "mean")
 
-    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
+    def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """The entry that the previous token attended to least, except for that token itself."""
         import torch
 

@@ -13,3 +13,6 @@ LayerCache: TypeAlias = "kvlite.cache.LayerCache"
 GroupLength: TypeAlias = "kvlite.cache.GroupLength"
 Segment: TypeAlias = "kvlite.cache.CompressedSegment"
 Selection: TypeAlias = "kvlite.cache.Selection"
+
+Position: TypeAlias = "int | torch.Tensor"
+"""A token's position: a number, or `(1,)` on the device where nothing may wait for it."""

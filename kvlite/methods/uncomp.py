@@ -9,7 +9,7 @@ from kvlite.methods.rank import layer_groups
 from kvlite.methods.scored import Observed
 from kvlite.methods.scores import pool, window_rows
 from kvlite.methods.select import attended_tokens
-from kvlite.methods.types import KVHeadGroup, Tensor
+from kvlite.methods.types import KVHeadGroup, Position, Tensor
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -110,7 +110,7 @@ class UNComp(Observed):
             for head in lowest
         }
 
-    def evict(self, head_group: KVHeadGroup, budget: int, position: int) -> Tensor:
+    def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """Of the entries before the window, the one with the least attention in its rows, pooled
         as while reading."""
         order = head_group.positions.argsort(-1)

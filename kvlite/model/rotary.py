@@ -67,6 +67,13 @@ def steady(model: LoadedModel) -> bool:
     return getattr(model.module.model.rotary_emb, "rope_type", None) != "longrope"
 
 
+def fixed_tables(model: LoadedModel) -> bool:
+    """Whether frequencies never change, so that nothing has to look at the positions to rotate."""
+    kinds = getattr(model.module.model.rotary_emb, "rope_type", None)
+    named = kinds.values() if isinstance(kinds, dict) else [kinds]
+    return not any("dynamic" in str(kind) or kind == "longrope" for kind in named)
+
+
 def require_steady(model: LoadedModel, option: str) -> None:
     """Raises SettingError unless `steady`: a later turn could not undo the rotations.
 

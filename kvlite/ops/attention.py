@@ -129,6 +129,45 @@ def attend_with_rows(
     return _weigh(probabilities, v, q), probabilities.mean(2)
 
 
+def attend_ragged(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    last: Tensor,
+    longest: int,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of one token over flat storage, in which each KV head has a run of slots.
+
+    What runs depends on shapes alone and nothing is read back, so a CUDA graph can hold it.
+
+    Args:
+        q: `(batch, kv heads, heads per KV head, dim)`.
+        keys, values: `(batch, slots, dim)`; what is not filled may be anything.
+        starts, last: `(kv heads,)` int64, the first slot of each KV head and its last filled one.
+        longest: slots of the longest run.
+
+    Returns:
+        output in the shape and dtype of q.
+    """
+    if q.is_cuda:
+        # torch brings triton along on CUDA alone.
+        from kvlite.ops import triton_ragged
+
+        return triton_ragged.attend_ragged(
+            q, keys, values, starts, last, longest, scale=scale, softcap=softcap
+        )
+    slots = starts[:, None] + torch.arange(longest, device=q.device)
+    held = slots <= last[:, None]
+    slots = torch.minimum(slots, last[:, None])
+    logits = capped((q.float() * scale) @ keys[:, slots].float().mT, softcap)
+    weights = logits.masked_fill(~held[:, None], -torch.inf).softmax(-1)
+    return (weights.to(values.dtype) @ values[:, slots]).to(q.dtype)
+
+
 def attention_sums(
     q: Tensor, k: Tensor, lse: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:

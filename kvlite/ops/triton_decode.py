@@ -75,7 +75,7 @@ def attend_quantized(
     """
     batch, heads, rows, dim = queries.shape
     turned = (queries @ hadamard).contiguous()
-    splits = _splits(batch * heads, keys.count, queries.device)
+    splits = splits_for(batch * heads, keys.count, queries.device)
     outs = queries.new_empty(batch, heads, splits, rows, dim)
     lses = queries.new_empty(batch, heads, splits, rows)
     if logits is not None and lengths is not None:
@@ -116,7 +116,7 @@ def attend_quantized(
             # As many of a thread's registers as let three programs share a processor.
             maxnreg=168 if dim <= 128 else None,
         )
-        _merge_splits[batch * heads * rows,](
+        merge_splits[batch * heads * rows,](
             outs,
             lses,
             out,
@@ -130,7 +130,7 @@ def attend_quantized(
     return out @ hadamard, lse
 
 
-def _splits(heads: int, count: int, device: torch.device) -> int:
+def splits_for(heads: int, count: int, device: torch.device) -> int:
     """Into how many parts to split each head's entries, to keep every processor busy."""
     processors = 8
     if device.type == "cuda":
@@ -309,7 +309,7 @@ def _attend_split(
 
 
 @triton.jit
-def _merge_splits(
+def merge_splits(
     outs,
     lses,
     out,

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch import Tensor
 import kvlite
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.runner import Runner
+from kvlite.engine.cuda_graph import GraphDecoder
 from kvlite.errors import KvliteError
 from kvlite.methods import METHODS
 from kvlite.ops.attention import attend
@@ -35,6 +37,7 @@ Part = Callable[[Place], Iterator[Row]]
 # Tests that run on whatever device there is.
 SUITES = (
     "tests/test_triton_attention.py",
+    "tests/test_triton_ragged.py",
     "tests/test_triton_search.py",
     "tests/test_pinned.py",
     "tests/test_kv_transfer.py",
@@ -147,6 +150,22 @@ def speed(place: Place) -> Iterator[Row]:
                 place.tokens(length), place.answer, ignore_eos=True
             )
             yield {"tokens": length, **way, **figures(answer.metrics, weights, bandwidth)}
+
+
+def graphs(place: Place) -> Iterator[Row]:
+    """Do CUDA graphs give the tokens of plain steps, and what do they save?"""
+    model = place.large_model()
+    for way in WAYS:
+        runner, row = place.runner(model, **way), {"tokens": place.short, **way}
+        ids = place.tokens(place.short)
+        answers = [runner.generate(ids, place.answer, ignore_eos=True)]
+        with patch.object(GraphDecoder, "step", lambda *_, **__: None):
+            answers.append(runner.generate(ids, place.answer, ignore_eos=True))
+        metrics, plain = (answer.metrics for answer in answers)
+        row["graph's tokens"], row["no graph"] = metrics.graph_steps, metrics.no_graph
+        row["a token, ms"] = times(metrics)["a token, ms"]
+        row["without, ms"] = times(plain)["a token, ms"]
+        yield {**row, "equal": answers[0].token_ids == answers[1].token_ids}
 
 
 def beside_transformers(place: Place) -> Iterator[Row]:
@@ -293,6 +312,7 @@ PARTS: dict[str, Part] = {
         suites,
         attention,
         speed,
+        graphs,
         beside_transformers,
         long_documents,
         out_of_memory,

@@ -1,0 +1,238 @@
+"""A decode step as one program: what changes from token to token is on the device.
+
+The token, its position and the slots it is written to are tensors, so that the same launches serve
+every token, and a CUDA graph can replay them. What the host has to decide happens between programs,
+in `decode.Step`: more room, methods that settle or trim, what is quantized, masked or recalled.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import fixed_tables
+from kvlite.offload import Recall
+from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
+
+
+def refusal(
+    model: LoadedModel, cache: KVCache, policies: list[LayerPolicy], recall: Recall | None
+) -> str | None:
+    """Why the next step of a cache is no program, in a few words; None if it is one."""
+    if recall is not None:
+        return "recall looks for entries at every token"
+    if model.layers.passing is not None:
+        return "weights are streamed"
+    if not fixed_tables(model):
+        return "the model's rotations change with the length"
+    return next(
+        (
+            reason
+            for layer, policy in zip(cache.layers, policies, strict=True)
+            if (reason := _layer_refusal(layer, policy))
+        ),
+        None,
+    )
+
+
+def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
+    method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
+    if policy.bits is not None or layer.packed or layer.computed:
+        return "the cache is quantized or merged"
+    if policy.mask is not None:
+        return f"{method.name} attends under a mask"
+    if method.decoding.trim is not None:
+        return f"{method.name} trims a layer that has grown too long"
+    if method.across.resolves_at == "step":
+        return f"{method.name} chooses a method for each layer"
+    if any(rooms):
+        waits = not all(rooms) or _remembers(layer, policy)
+        return "a layer is not full yet" if waits else None
+    if method.decoding.evict is None:
+        return "a layer has to grow"
+    return f"{method.name} compares heads" if method.decoding.host_position else None
+
+
+def _remembers(layer: LayerCache, policy: LayerPolicy) -> bool:
+    """Whether a layer remembers the attention that its entries get while answering."""
+    return layer.rows > 0 and policy.method.prefilling.reconstruction is None
+
+
+class LayerProgram:
+    """One layer of a program; a token is appended to all of its head groups or, if they are full,
+    overwrites an entry in each.
+
+    Attributes:
+        layer: whose storage it writes to.
+        room: tokens that fit in it.
+        writes: whether tokens are written; else they are only attended with.
+    """
+
+    def __init__(self, layer: LayerCache, policy: LayerPolicy, position: Tensor, seen: int) -> None:
+        self.layer, self.policy, self.position = layer, policy, position
+        self.writes = True
+        groups, device = layer.head_groups, position.device
+        heads = [head for group in groups for head in group.heads]
+        capacities = [group.capacity for group in groups for _ in group.heads]
+        used = [group.used for group in groups for _ in group.heads]
+        starts = [sum(capacities[:index]) for index in range(len(heads))]
+        self.longest = max(capacities)
+        self.room = min(group.room for group in groups)
+        self.evicts = self.room == 0
+        self.remembers = self.evicts and _remembers(layer, policy)
+
+        def on_device(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, device=device)
+
+        self.starts = on_device(starts)
+        # Where the token at position 0 would have been appended.
+        self.first = on_device([at + n - seen for at, n in zip(starts, used, strict=True)])
+        self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
+        self.oldest_row = groups[0].history_index + 1 - seen
+        # Storage has heads in an order of its own, and those with an alias not at all.
+        every = len(heads) + len(layer.head_alias)
+        self.order = None if heads == list(range(every)) else on_device(heads)
+        taken = [heads.index(layer.head_alias.get(head, head)) for head in range(every)]
+        self.back = None if self.order is None else on_device(taken)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """As `model.attention_interface.Attender`, for one token of one sequence."""
+        queries = grouped(q, k.shape[1])[:, :, :, 0]
+        if self.order is not None:
+            queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
+        slots = self._evicted() if self.evicts else self.first + self.position
+        if self.writes:
+            self._write(slots, k[:, :, 0], v[:, :, 0])
+        if self.remembers:
+            out = self._remembering(queries, scale, softcap)
+        else:
+            keys, values = self.layer.keys, self.layer.values
+            last = self.ends if self.evicts else slots
+            runs = self.starts, last, self.longest
+            out = attend_ragged(queries, keys, values, *runs, scale=scale, softcap=softcap)
+        if self.back is not None:
+            out = out.index_select(1, self.back)
+        return out.flatten(1, 2)[:, :, None]
+
+    def _evicted(self) -> Tensor:
+        """The slots of the entries that the token overwrites, one a KV head."""
+        evict, budget = self.policy.method.decoding.evict, self.policy.budget
+        assert evict is not None
+        each = [evict(group, budget, self.position)[0] for group in self.layer.head_groups]
+        return self.starts + torch.cat(each)
+
+    def _write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        layer = self.layer
+        layer.keys.index_copy_(1, slots, keys)
+        layer.values.index_copy_(1, slots, values)
+        layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))
+        if self.evicts and layer.rows:
+            for group, own in zip(
+                layer.head_groups, self._by_group(slots - self.starts), strict=True
+            ):
+                assert group.rows is not None
+                gone = own[None, :, None, None].expand(-1, -1, layer.rows, -1)
+                group.rows.scatter_(3, gone, 0.0)
+
+    def _remembering(self, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """Attention over full head groups, which remember it."""
+        outs = []
+        for group, own in zip(self.layer.head_groups, self._by_group(queries, 1), strict=True):
+            q = own.flatten(1, 2)[:, :, None]
+            keys, values = group.residual_keys, group.residual_values
+            out, row = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
+            outs.append(grouped(out, own.shape[1])[:, :, :, 0])
+            if self.writes:
+                self._remember(group, row)
+        return torch.cat(outs, 1)
+
+    def _remember(self, group: KVHeadGroup, row: Tensor) -> None:
+        """Add an attention row, `(batch, heads, 1, capacity)`, to what a head group remembers."""
+        assert group.rows is not None
+        if self.policy.method.decoding.cumulative:
+            group.rows.add_(row)
+        else:
+            newest = (self.position + self.oldest_row) % group.rows.shape[2]
+            group.rows.index_copy_(2, newest, row)
+
+    def _by_group(self, each: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+        """Rows of KV heads, in the order of the storage, by head group."""
+        return torch.split(each, [len(group.heads) for group in self.layer.head_groups], dim)
+
+    def advance(self) -> None:
+        """Count a token that was written."""
+        for group in self.layer.head_groups:
+            if not self.evicts:
+                group.used += 1
+            elif self.remembers and not self.policy.method.decoding.cumulative:
+                assert group.rows is not None
+                group.history_index = (group.history_index + 1) % group.rows.shape[2]
+
+
+class StepProgram:
+    """One token's way through all layers, for as many tokens as the cache's storage serves.
+
+    Attributes:
+        token, position: `(1,)` int64, of the token that goes through.
+        room: tokens that can still go through.
+    """
+
+    def __init__(self, model: LoadedModel, cache: KVCache, policies: list[LayerPolicy]) -> None:
+        """For a cache of one sequence that `refusal` has no reason against."""
+        self.model, self.cache, self.policies = model, cache, [*policies]
+        self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
+        self.position = torch.full_like(self.token, cache.seen)
+        self.seen = cache.seen
+        self.layers = [
+            LayerProgram(layer, policy, self.position, cache.seen)
+            for layer, policy in zip(cache.layers, policies, strict=True)
+        ]
+        growing = [layer.room for layer in self.layers if not layer.evicts]
+        self.room = min(growing, default=model.shape.max_context)
+
+    def serves(self, cache: KVCache, policies: list[LayerPolicy]) -> bool:
+        """Whether the next token of a cache can go through it."""
+        return (
+            self.room > 0
+            and cache is self.cache
+            and cache.seen == self.seen
+            and all(
+                own.layer is layer for own, layer in zip(self.layers, cache.layers, strict=True)
+            )
+            and all(own is policy for own, policy in zip(self.policies, policies, strict=True))
+        )
+
+    def run(self) -> Tensor:
+        """Put the token through the model: logits of the next one, `(1, vocab)` float32."""
+        hidden = self.model.embed(self.token[:, None])
+        rotations = self.model.rotations_at(self.position, self.model.dtype)
+        for module, rotation, layer in zip(self.model.layers, rotations, self.layers, strict=True):
+            hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
+        return self.model.logits(hidden[:, -1])
+
+    def rehearse(self) -> None:
+        """Do all that `run` does but write, so that what is set up at first use is."""
+        for layer in self.layers:
+            layer.writes = False
+        try:
+            self.run()
+        finally:
+            for layer in self.layers:
+                layer.writes = True
+
+    def begin(self, token: int) -> None:
+        """Let a token go through next."""
+        self.cache.writing = True
+        self.token.fill_(token)
+        self.position.fill_(self.seen)
+
+    def end(self) -> None:
+        """Count the token that went through."""
+        for layer in self.layers:
+            layer.advance()
+        self.seen += 1
+        self.room -= 1
+        self.cache.seen, self.cache.writing = self.seen, False

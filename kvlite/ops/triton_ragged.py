@@ -1,0 +1,145 @@
+"""Decode attention over all KV heads of a layer in one launch, whatever each of them holds.
+
+Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023) over flat storage: each KV head's entries lie in
+a run of slots of its own, and how far it is filled is read on the device. So the same launch serves
+every token, and a CUDA graph can hold it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvlite.ops.triton_decode import MERGED_AT_ONCE, merge_splits, splits_for
+
+TILE = 64
+
+
+def attend_ragged(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    last: Tensor,
+    longest: int,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of one token over what each KV head holds; see `ops.attention.attend_ragged`, whose
+    arguments and result these are."""
+    batch, heads, rows, dim = q.shape
+    splits = splits_for(batch * heads, longest, q.device)
+    outs = torch.empty(batch, heads, splits, rows, dim, dtype=torch.float32, device=q.device)
+    lses = torch.empty(batch, heads, splits, rows, dtype=torch.float32, device=q.device)
+    out, lse = torch.empty_like(q), lses.new_empty(batch, heads, rows)
+    wide = 1 << (dim - 1).bit_length()
+    # Triton launches on the current device, which need not be the one of this layer.
+    with torch.cuda.device_of(q):
+        _attend_split[batch * heads, splits](
+            q.contiguous(),
+            keys,
+            values,
+            starts,
+            last,
+            outs,
+            lses,
+            keys.shape[1],
+            heads,
+            scale,
+            0.0 if softcap is None else softcap,
+            CAPPED=softcap is not None,
+            ROWS=rows,
+            LANES=max(8, 1 << (rows - 1).bit_length()),
+            DIM=dim,
+            WIDE=wide,
+            TILE=TILE,
+            # Triton's interpreter on a CPU multiplies no bfloat16.
+            OPERAND=_OPERANDS[q.dtype] if q.is_cuda else tl.float32,
+            num_warps=4,
+            num_stages=2,
+        )
+        merge_splits[batch * heads * rows,](
+            outs, lses, out, lse, splits, ROWS=rows, DIM=dim, WIDE=wide, BLOCK=MERGED_AT_ONCE
+        )
+    return out
+
+
+_OPERANDS = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+@triton.jit(do_not_specialize=["total"])
+def _attend_split(
+    queries,
+    keys,
+    values,
+    starts,
+    last,
+    outs,
+    lses,
+    total,
+    heads,
+    scale,
+    softcap,
+    CAPPED: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`, a
+    row a column; output as `(WIDE, LANES)`."""
+    line = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    batch, head = line // heads, line % heads
+    first = tl.load(starts + head)
+    length = (tl.load(last + head) - first + 1).to(tl.int32)
+    begin = (batch * total + first) * DIM
+    part = tl.cdiv(tl.cdiv(length, TILE), tl.num_programs(1)) * TILE
+    start = split * part
+    stop = tl.minimum(start + part, length)
+
+    lanes = tl.arange(0, LANES)
+    channels = tl.arange(0, WIDE)
+    real = lanes < ROWS
+    inside = channels < DIM
+    asked = queries + (line * ROWS + lanes[None, :]) * DIM + channels[:, None]
+    asked = tl.load(asked, mask=inside[:, None] & real[None, :], other=0.0).to(OPERAND)
+
+    top = tl.full((LANES,), -float("inf"), tl.float32)
+    mass = tl.zeros((LANES,), tl.float32)
+    sums = tl.zeros((WIDE, LANES), tl.float32)
+    for at in range(start, stop, TILE):
+        entries = at + tl.arange(0, TILE)
+        held = entries < stop
+        places = begin + entries.to(tl.int64)[:, None] * DIM + channels[None, :]
+        there = held[:, None] & inside[None, :]
+        # What is not filled may be anything, and is not read.
+        key = tl.load(keys + places, mask=there, other=0.0).to(OPERAND)
+        value = tl.load(values + places, mask=there, other=0.0).to(OPERAND)
+        logit = tl.dot(key, asked, input_precision="ieee") * scale
+        if CAPPED:
+            logit = softcap - 2 * softcap / (1 + tl.exp(logit * (2 / softcap)))
+        logit = tl.where(held[:, None], logit, -float("inf"))
+        # A tile has at least one entry, so the maximum is finite.
+        new_top = tl.maximum(top, tl.max(logit, 0))
+        keep = tl.exp(top - new_top)
+        top = new_top
+        weight = tl.exp(logit - top[None, :])
+        mass = mass * keep + tl.sum(weight, 0)
+        sums = tl.dot(
+            tl.trans(value), weight.to(OPERAND), sums * keep[None, :], input_precision="ieee"
+        )
+
+    # 1 stands for the weight of no entries, the -inf of their lse comes from `top`.
+    whole = tl.where(mass > 0, mass, 1.0)
+    line = (line * tl.num_programs(1) + split) * ROWS
+    tl.store(lses + line + lanes, top + tl.log(whole), mask=real)
+    places = outs + (line + lanes[None, :]) * DIM + channels[:, None]
+    tl.store(places, sums / whole[None, :], mask=inside[:, None] & real[None, :])
