@@ -65,7 +65,7 @@ class LayerProgram:
 
     Attributes:
         layer: whose storage it writes to.
-        room: tokens that fit in it.
+        evicts: whether it is full, so that each token overwrites an entry.
         writes: whether tokens are written; else they are only attended with.
     """
 
@@ -78,8 +78,7 @@ class LayerProgram:
         used = [group.used for group in groups for _ in group.heads]
         starts = [sum(capacities[:index]) for index in range(len(heads))]
         self.longest = max(capacities)
-        self.room = min(group.room for group in groups)
-        self.evicts = self.room == 0
+        self.evicts = not groups[0].room
         self.remembers = self.evicts and _remembers(layer, policy)
 
         def on_device(numbers: list[int]) -> Tensor:
@@ -177,7 +176,6 @@ class StepProgram:
 
     Attributes:
         token, position: `(1,)` int64, of the token that goes through.
-        room: tokens that can still go through.
     """
 
     def __init__(self, model: LoadedModel, cache: KVCache, policies: list[LayerPolicy]) -> None:
@@ -185,24 +183,28 @@ class StepProgram:
         self.model, self.cache, self.policies = model, cache, [*policies]
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
-        self.seen = cache.seen
         self.layers = [
             LayerProgram(layer, policy, self.position, cache.seen)
             for layer, policy in zip(cache.layers, policies, strict=True)
         ]
-        growing = [layer.room for layer in self.layers if not layer.evicts]
-        self.room = min(growing, default=model.shape.max_context)
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still go through."""
+        appending = (layer.layer.head_groups for layer in self.layers if not layer.evicts)
+        rooms = [group.room for groups in appending for group in groups]
+        return min(rooms, default=self.model.shape.max_context)
 
     def serves(self, cache: KVCache, policies: list[LayerPolicy]) -> bool:
-        """Whether the next token of a cache can go through it."""
+        """Whether the next token of a cache can go through it. Others may have been appended in
+        the meantime, or taken back."""
         return (
-            self.room > 0
-            and cache is self.cache
-            and cache.seen == self.seen
+            cache is self.cache
             and all(
                 own.layer is layer for own, layer in zip(self.layers, cache.layers, strict=True)
             )
             and all(own is policy for own, policy in zip(self.policies, policies, strict=True))
+            and self.room > 0
         )
 
     def run(self) -> Tensor:
@@ -227,12 +229,11 @@ class StepProgram:
         """Let a token go through next."""
         self.cache.writing = True
         self.token.fill_(token)
-        self.position.fill_(self.seen)
+        self.position.fill_(self.cache.seen)
 
     def end(self) -> None:
         """Count the token that went through."""
         for layer in self.layers:
             layer.advance()
-        self.seen += 1
-        self.room -= 1
-        self.cache.seen, self.cache.writing = self.seen, False
+        self.cache.seen += 1
+        self.cache.writing = False
