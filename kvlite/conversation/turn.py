@@ -22,6 +22,7 @@ from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.speculate import Speculation
 from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
@@ -49,6 +50,7 @@ DRAWING = (
     "repetition_penalty",
     "seed",
     "stop",
+    "speculate",
 )
 
 # With fewer multiplications, a turn takes less time than its plan.
@@ -103,6 +105,7 @@ class Turn:
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
+        self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
@@ -258,18 +261,20 @@ class Turn:
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
+        self.speculation = speculation = self._speculation(ends)
         try:
             while True:
                 token = self._safely(lambda: sampler(self.logits, self.token_ids))
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
+                speculation.drawn()
                 shown = "" if token in ends else text.push(token)
                 reason = self._reason(token in ends or text.stopped, cancel)
                 if reason is not None:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return
                 yield Piece(token, shown, self.metrics(None))
-                self._enter(token)
+                self._enter(token, speculation)
         except OutOfMemory as error:
             self.note_fallback(str(error))
             yield Piece(None, text.flush(), self.metrics("memory"))
@@ -292,10 +297,24 @@ class Turn:
         self.pending_ids, self.step = [], None
         self.run_stats.begin_again()
 
-    def _enter(self, token: int) -> None:
+    def _speculation(self, ends: Collection[int]) -> Speculation:
+        off = "" if self.recall is None else "recall fetches anew for every token"
+        if self.settings.speculate == "off":
+            off = "--speculate off"
+        return Speculation(self.model, self.cache, self.policies, self.token_ids, ends, off)
+
+    def _enter(self, token: int, speculation: Speculation) -> None:
+        most = self.turn_config.longest - self.run_stats.generated
         with self.run_stats.work(self.model):
-            self.step = self._safely(lambda: self._step(token))
-        self.finish_step()
+            logits = speculation.enter(token, most)
+            if logits is None:
+                self.step = self._safely(lambda: self._step(token))
+        if logits is None:
+            self.finish_step()
+        else:
+            self.logits = logits
+            self.token_ids += self.pending_ids
+            self.pending_ids = []
 
     def _step(self, token: int) -> Step:
         ids = torch.tensor([token], device=self.model.device)
@@ -361,5 +380,6 @@ class Turn:
             score_bytes_back=None if backend is None else backend.host_transfer.back,
             score_s=None if backend is None else backend.seconds,
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
+            **({} if self.speculation is None else self.speculation.figures()),
             **self.run_stats.figures(read, ended=reason is not None),
         )
