@@ -254,9 +254,9 @@ def test_logits_are_those_of_single_steps(name: str) -> None:
         if start == 0:
             assert width == 9
         proposed = IDS[start : start + width]
-        expected = []
-        for token in proposed:
-            expected.append(decode_step(model, other, torch.tensor([token]), [*policies]))
+        expected = [
+            decode_step(model, other, torch.tensor([token]), [*policies]) for token in proposed
+        ]
         if width < 2:
             break
         ahead = Ahead(model, one, proposed)

@@ -1,8 +1,8 @@
 """Speculation: tokens that are likely to follow go through the layers together with the next one.
 
-They go through ahead of the answer: their entries lie in free slots, where nobody looks. Each counts
-once it is drawn, from the same logits in the same order as without; so wherever an answer ends,
-nothing has to be taken back. What was proposed in vain is overwritten.
+They go through ahead of the answer: their entries lie in free slots, where nobody looks. Each
+counts once it is drawn, from the same logits in the same order as without; so wherever an answer
+ends, nothing has to be taken back. What was proposed in vain is overwritten.
 """
 
 from collections import deque

@@ -2,7 +2,8 @@
 
 
 def match(tokens: list[int], longest: int) -> tuple[int, int]:
-    """How many of the last tokens, up to `longest`, stood before in the same order, and where the token after them is: the latest place of the longest match; (0, 0) if nowhere."""
+    """How many of the last tokens, up to `longest`, stood before in the same order, and where the
+    token after them is: the latest place of the longest match; (0, 0) if nowhere."""
     for length in range(min(longest, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
