@@ -164,6 +164,13 @@ class Settings:
     seed: int | None = _sampling(
         None, "makes draws repeatable, if --temperature is above 0", low=0, high=LARGEST
     )
+    speculate: str = _sampling(
+        "auto",
+        "put tokens that followed the same words before, in the document or the conversation, "
+        "through the model together with the next one, and keep those that come true: the same "
+        "answer sooner, where it repeats things; auto does so where it pays, off never",
+        choices=("auto", "off"),
+    )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
 
     def __post_init__(self) -> None:

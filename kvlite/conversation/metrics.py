@@ -58,6 +58,9 @@ class GenerationMetrics:
         recalled_bytes: entries brought back into the cache for this answer.
         recall_hit_rate: the share of wanted entries that were in the cache already; None if no
             token looked for any.
+        decode_steps: passes through the model for what was generated, of one token or several.
+        proposed_tokens, accepted_tokens: tokens that went through ahead, and those that then came.
+        no_speculation: why none were proposed, or none any more; empty if they may be.
         full_kv_bytes: keys and values if nothing were dropped or quantized.
         streamed_bytes: weights brought to the device for this answer.
         peak_bytes: peak memory, weights included.
@@ -93,6 +96,10 @@ class GenerationMetrics:
     host_kv_place: str = ""
     recalled_bytes: int = 0
     recall_hit_rate: float | None = None
+    decode_steps: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    no_speculation: str = ""
     full_kv_bytes: int
     streamed_bytes: int
     peak_bytes: int
@@ -248,6 +255,11 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
     speed = f", {metrics.decode_tokens_per_s:.1f} a second" if metrics.generated_tokens > 1 else ""
     ended = _ENDS[metrics.finish_reason][2].format(longer=longer)
     yield f"Answered {metrics.generated_tokens:,} tokens{speed}. {ended}".rstrip()
+    if metrics.proposed_tokens:
+        yield (
+            f"{metrics.accepted_tokens:,} of {metrics.proposed_tokens:,} tokens proposed from what "
+            f"was read came true, so that it took {metrics.decode_steps:,} steps."
+        )
     yield from _held(metrics)
     yield from _recalled(metrics)
     yield from _memory(metrics)

@@ -23,6 +23,7 @@ from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.speculate import Speculation
 from kvlite.errors import ForecastError, OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
@@ -50,6 +51,7 @@ DRAWING = (
     "repetition_penalty",
     "seed",
     "stop",
+    "speculate",
 )
 
 # With fewer multiplications, a turn takes less time than its plan.
@@ -105,6 +107,7 @@ class Turn:
         self.prompt: PromptState | None = None
         self.step: Step | None = None
         self.graphs = GraphDecoder(model) if model.device.type == "cuda" else None
+        self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
@@ -260,18 +263,20 @@ class Turn:
         sampler = Sampler(self.settings, self.model.device)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
+        self.speculation = speculation = self._speculation(ends)
         try:
             while True:
                 token = self._safely(lambda: sampler(self.logits, self.token_ids))
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
+                speculation.drawn()
                 shown = "" if token in ends else text.push(token)
                 reason = self._reason(token in ends or text.stopped, cancel)
                 if reason is not None:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return
                 yield Piece(token, shown, self.metrics(None))
-                self._enter(token)
+                self._enter(token, speculation)
         except OutOfMemory as error:
             self.note_fallback(str(error))
             yield Piece(None, text.flush(), self.metrics("memory"))
@@ -297,17 +302,24 @@ class Turn:
         self.pending_ids, self.step = [], None
         self.run_stats.begin_again()
 
-    def _enter(self, token: int) -> None:
-        replayed = None
+    def _speculation(self, ends: Collection[int]) -> Speculation:
+        off = "" if self.recall is None else "recall fetches anew for every token"
+        if self.settings.speculate == "off":
+            off = "--speculate off"
+        return Speculation(self.model, self.cache, self.policies, self.token_ids, ends, off)
+
+    def _enter(self, token: int, speculation: Speculation) -> None:
+        most = self.turn_config.longest - self.run_stats.generated
         with self.run_stats.work(self.model):
-            if self.graphs is not None:
-                replayed = self.graphs.step(self.cache, self.policies, token, self.recall)
-            if replayed is None:
+            logits = speculation.enter(token, most)
+            if logits is None and self.graphs is not None:
+                logits = self.graphs.step(self.cache, self.policies, token, self.recall)
+            if logits is None:
                 self.step = self._safely(lambda: self._step(token))
-        if replayed is None:
+        if logits is None:
             self.finish_step()
         else:
-            self._entered(replayed)
+            self._entered(logits)
 
     def _step(self, token: int) -> Step:
         ids = torch.tensor([token], device=self.model.device)
@@ -380,5 +392,6 @@ class Turn:
             graph_steps=None if self.graphs is None else self.graphs.steps,
             no_graph="" if self.graphs is None else self.graphs.reason,
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
+            **({} if self.speculation is None else self.speculation.figures()),
             **self.run_stats.figures(read, ended=reason is not None),
         )

@@ -49,6 +49,16 @@ def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
     return [by_table[id(cos)] for cos, _ in tables]
 
 
+def rotations_apart(model: LoadedModel, start: int, count: int) -> list[Rotation]:
+    """Rotations of the `count` positions from `start` on, for every layer, each as if it were the
+    last: some models' frequencies change with the length."""
+    if fixed_tables(model):
+        return model.rotations(start, count)
+    apart = [model.rotations(start + place, 1) for place in range(count)]
+    by_layer = (zip(*each, strict=True) for each in zip(*apart, strict=True))
+    return [(torch.cat(coses, 1), torch.cat(sines, 1)) for coses, sines in by_layer]
+
+
 def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rotation:
     """Rotations after the last position, with the others as steps."""
     (cos, cos_at), (sin, sin_at) = ((each[:, :-1], each[:, -1:]) for each in (cos, sin))

@@ -1,0 +1,246 @@
+"""Speculation: tokens that are likely to follow go through the layers together with the next one.
+
+They go through ahead of the answer: their entries lie in free slots, where nobody looks. Each
+counts once it is drawn, from the same logits in the same order as without; so wherever an answer
+ends, nothing has to be taken back. What was proposed in vain is overwritten.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import takewhile
+from math import log2
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.engine.heads import over_head_groups
+from kvlite.engine.prompt_lookup import PromptLookup
+from kvlite.memory.free import is_oom, release_memory
+from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.load import LoadedModel
+from kvlite.model.rotary import rotations_apart
+from kvlite.ops.attention import attend_causal
+
+# The most tokens in one pass, and how much more tokens in the same time it has to promise.
+WIDEST, WORTH = 16, 1.05
+# Times that are remembered of passes, and of single steps; and how many it takes to know anything.
+REMEMBERED, FEWEST = 9, 3
+
+
+class LayerAhead:
+    """Runs one layer over the next token and those that may follow.
+
+    Attributes:
+        layer: stays as it is, but for its free slots.
+        positions: of the tokens, `(L,)` int32.
+    """
+
+    def __init__(self, layer: LayerCache, positions: Tensor) -> None:
+        self.layer = layer
+        self.positions = positions
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """Each token over all entries, those before it in the pass, and itself."""
+        over = partial(self._over, scale=scale, softcap=softcap)
+        return over_head_groups(self.layer, q, k, v, over)
+
+    def _over(
+        self,
+        head_group: KVHeadGroup,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        used = head_group.used
+        head_group.append(k, v, self.positions)
+        end, head_group.used = head_group.used, used
+        keys, values = head_group.keys[:, :, :end], head_group.values[:, :, :end]
+        return attend_causal(q, keys, values, scale=scale, softcap=softcap)[0]
+
+
+class Ahead:
+    """Tokens that went through the layers and are not in the cache yet.
+
+    Attributes:
+        token_ids: those, the next one first.
+        logits: of the token after each, `(L, vocab)` float32.
+        entered: how many are in the cache.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: LoadedModel, cache: KVCache, token_ids: list[int]) -> None:
+        """Put them through. Whatever interrupts it, the cache is as before."""
+        cache.require_whole()
+        start, count, device = cache.seen, len(token_ids), model.device
+        self.cache, self.layers = cache, [*cache.layers]
+        self.token_ids, self.entered, self.start = token_ids, 0, start
+        positions = torch.arange(start, start + count, dtype=torch.int32, device=device)
+        hidden = model.embed(torch.tensor([token_ids], device=device))
+        rotations = rotations_apart(model, start, count)
+        for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
+            attender = LayerAhead(layer, positions)
+            hidden = model.layers[index](hidden, position_embeddings=rotation, kvlite=attender)
+        self.logits = model.logits(hidden[0])
+
+    def enter(self, token: int) -> Tensor | None:
+        """Let the next token be in the cache.
+
+        Returns:
+            Logits of the token after it, `(1, vocab)`; None if it is another, or the cache is no
+            longer what it was.
+        """
+        at, cache = self.entered, self.cache
+        here = cache.seen == self.start + at and len(cache.layers) == len(self.layers)
+        same = all(one is other for one, other in zip(cache.layers, self.layers, strict=False))
+        if not (here and same and at < len(self.token_ids) and self.token_ids[at] == token):
+            return None
+        cache.advance()
+        self.entered += 1
+        return self.logits[at : at + 1]
+
+
+def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
+    """How many tokens may go through all layers together with the same result as one by one, and
+    without more storage; 0 if none may, since a layer does more than append."""
+    groups = [head_group for layer in cache.layers for head_group in layer.head_groups]
+    if not all(map(_only_appends, cache.layers, policies)):
+        return 0
+    return min(head_group.room for head_group in groups)
+
+
+def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
+    """Whether a layer does no more with a token than append it, as long as it has room."""
+    method = policy.method
+    settled = method.across.resolves_at != "step" and policy.mask is None
+    judges = layer.rows > 0 and method.prefilling.reconstruction is None
+    exact = all(head_group.segment is None for head_group in layer.head_groups)
+    return settled and exact and not judges and method.decoding.trim is None
+
+
+class Pace:
+    """What a pass takes for each further token, as a share of a step of one, from what was measured
+    in this answer. It is a power of 2, so that noise seldom decides."""
+
+    def __init__(self) -> None:
+        self._single: deque[float] = deque(maxlen=REMEMBERED)
+        self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
+
+    def took(self, width: int, seconds: float) -> None:
+        """A step of `width` tokens took so long."""
+        if width == 1:
+            self._single.append(seconds)
+        else:
+            self._passes.append((width, seconds))
+
+    @property
+    def further(self) -> float:
+        """The cost of a further token."""
+        if min(len(self._single), len(self._passes)) < FEWEST:
+            return 1 / 8
+        one = median(self._single)
+        cost = median((seconds / one - 1) / (width - 1) for width, seconds in self._passes)
+        return float(2 ** round(log2(min(max(cost, 1 / 64), 1))))
+
+
+class Speculation:
+    """Decides, token by token, how many go through the layers together.
+
+    How often proposals would have been right is known before any is tried, and what passes take is
+    measured; where they don't pay, there are none.
+
+    Attributes:
+        off: why there are none for the rest of the answer; empty if there may be.
+        steps: passes through the layers so far, of one token or several.
+        proposed, accepted: tokens that went through ahead, and those that then came.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        policies: Sequence[LayerPolicy],
+        token_ids: Sequence[int],
+        ends: Collection[int],
+        off: str = "",
+    ) -> None:
+        """For one answer to `token_ids`; after one of `ends` nothing is proposed. Cache and
+        policies may change meanwhile."""
+        self.model, self.cache, self.policies, self.ends = model, cache, policies, ends
+        self.off = off
+        self.lookup = PromptLookup(() if off else token_ids)
+        self.pace = Pace()
+        self.steps = self.proposed = self.accepted = 0
+        self._ahead: Ahead | None = None
+        self._width, self._began = 0, 0.0
+
+    def enter(self, token: int, most: int) -> Tensor | None:
+        """Let a token that was drawn be in the cache, if that takes no step of its own.
+
+        Args:
+            most: tokens still to be drawn, at most.
+
+        Returns:
+            Logits of the next token, `(1, vocab)` float32; None if it takes a step.
+        """
+        logits = None if self._ahead is None else self._ahead.enter(token)
+        if not self.off:
+            self.lookup.push(token)
+        if logits is not None:
+            self.accepted += 1
+            return logits
+        self._ahead, self.steps = None, self.steps + 1
+        proposed = self.lookup.proposed(self._choose(most) - 1)
+        token_ids = [token, *takewhile(lambda each: each not in self.ends, proposed)]
+        self._width, self._began = len(token_ids), perf_counter()
+        return None if self._width == 1 else self._pass(token_ids)
+
+    def drawn(self) -> None:
+        """The token after was drawn, so that the device is done."""
+        if self._width:
+            self.pace.took(self._width, perf_counter() - self._began)
+        self._width = 0
+
+    def _choose(self, most: int) -> int:
+        """How many tokens are put through now: as many as promise the most tokens in a time."""
+        if self.off:
+            return 1
+        best, rate, tokens, further = 1, WORTH, 1.0, self.pace.further
+        for ahead, chance in enumerate(self.lookup.chances(min(WIDEST, most) - 1), 1):
+            tokens += chance
+            if tokens / (1 + further * ahead) > rate:
+                best, rate = 1 + ahead, tokens / (1 + further * ahead)
+        return best if best == 1 else max(1, min(best, room_ahead(self.cache, self.policies)))
+
+    def _pass(self, token_ids: list[int]) -> Tensor | None:
+        """Put the next token through with those proposed, if there is memory for it."""
+        try:
+            ahead = Ahead(self.model, self.cache, token_ids)
+        except Exception as error:
+            if not is_oom(error):
+                raise
+        else:
+            self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1
+            return ahead.enter(token_ids[0])
+        # The error is gone here, and with its traceback what the pass had made.
+        release_memory(self.model.device)
+        self.off, self._width = "memory was short", 0
+        return None
+
+    def figures(self) -> dict[str, Any]:
+        """Fields of an answer's metrics."""
+        return {
+            "decode_steps": self.steps,
+            "proposed_tokens": self.proposed,
+            "accepted_tokens": self.accepted,
+            "no_speculation": self.off,
+        }

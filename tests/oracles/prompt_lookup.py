@@ -1,0 +1,19 @@
+"""Prompt lookup by going through everything, and comparing."""
+
+
+def match(tokens: list[int], longest: int) -> tuple[int, int]:
+    """How many of the last tokens, up to `longest`, stood before in the same order, and where the
+    token after them is: the latest place of the longest match; (0, 0) if nowhere."""
+    for length in range(min(longest, len(tokens) - 1), 0, -1):
+        for end in range(len(tokens) - 1, length - 1, -1):
+            if tokens[end - length : end] == tokens[-length:]:
+                return length, end
+    return 0, 0
+
+
+def continued(tokens: list[int], follows: int, count: int) -> list[int]:
+    """The tokens from a place on, gone on with as if they were said again."""
+    said = [*tokens]
+    for at in range(follows, follows + count):
+        said.append(said[at])
+    return said[len(tokens) :]

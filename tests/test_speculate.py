@@ -1,0 +1,348 @@
+"""Speculation changes how many steps an answer takes, and nothing else."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvlite
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.engine import speculate
+from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import prefill
+from kvlite.engine.prompt_lookup import PromptLookup
+from kvlite.engine.speculate import WIDEST, Ahead, Pace, Speculation, room_ahead
+from kvlite.methods import parse_method
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.model.load import LoadedModel
+from tests.conftest import ARCHITECTURES, Tiny, make_tiny
+from tests.faults import Faults
+
+IDS = [3 + 7 * i % 190 for i in range(60)]
+
+# Ways to hold a cache to which tokens are appended.
+APPENDING: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "nothing dropped": {},
+    "dropped and forgotten": {"budget": "30", "recall": "off"},
+    "ragged heads": {"method": "snapkv:per_head=true,window=8", "budget": "30", "recall": "off"},
+    "a window not full yet": {"method": "streaming", "budget": "90", "recall": "off"},
+    "settled by a step": {
+        "method": "simlayerkv:threshold=0.3,recent=20,detect=decode",
+        "budget": "500",
+        "recall": "off",
+    },
+    "reconstructed": {"method": "kvzip", "budget": "30", "recall": "off"},
+}
+# Ways to draw.
+DRAWN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 3},
+    {"temperature": 1.5, "seed": 4, "top_k": 20, "min_p": 0.05},
+    {"repetition_penalty": 1.4},
+    {"temperature": 0.7, "seed": 5, "repetition_penalty": 1.2, "top_p": 0.9},
+]
+
+
+def opened(model: LoadedModel, **given: Any) -> Conversation:
+    return kvlite.Runner(model, Settings().replace(given)).conversation()
+
+
+@contextmanager
+def proposing(expected: Callable[[list[int], int], list[int]]) -> Iterator[list[int]]:
+    """Let everything that `expected` says, of the tokens so far, be proposed; how many tokens went
+    through together, each time."""
+    widths: list[int] = []
+    run = Ahead.__init__
+
+    def ran(self: Ahead, model: Any, cache: Any, token_ids: list[int]) -> None:
+        widths.append(len(token_ids))
+        run(self, model, cache, token_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PromptLookup, "proposed", lambda self, n: expected(self.token_ids, n)[:n])
+        patch.setattr(PromptLookup, "chances", lambda self, n: [1.0] * n)
+        patch.setattr(Pace, "further", 0.0)
+        patch.setattr(Ahead, "__init__", ran)
+        yield widths
+
+
+def partly(answer: list[int], draw: random.Random) -> Callable[[list[int], int], list[int]]:
+    """Proposes what an answer goes on with, with mistakes now and then."""
+
+    def expected(tokens: list[int], count: int) -> list[int]:
+        right = answer[len(tokens) :][: draw.randrange(WIDEST)]
+        return [*right, *(draw.randrange(3, 199) for _ in range(draw.randrange(4)))]
+
+    return expected
+
+
+def state(talk: Conversation) -> Any:
+    """All that a conversation holds but for the numbers in its cache."""
+    held = [
+        (head_group.heads, head_group.used, head_group.positions[..., : head_group.used].tolist())
+        for layer in talk.cache.layers
+        for head_group in layer.head_groups
+    ]
+    context = talk.context
+    return talk.token_ids, context.pending_ids, talk.cache.seen, talk.cache.nbytes, held
+
+
+def numbers(talk: Conversation) -> list[torch.Tensor]:
+    return [
+        each[:, :, : head_group.used]
+        for layer in talk.cache.layers
+        for head_group in layer.head_groups
+        for each in (head_group.keys, head_group.values)
+    ]
+
+
+def alike(talk: Conversation, plain: Conversation) -> None:
+    """Both stand alike, but for rounding."""
+    assert state(talk) == state(plain)
+    for mine, theirs in zip(numbers(talk), numbers(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.cases(8)
+@pytest.mark.parametrize("drawn", DRAWN, ids=str)
+@pytest.mark.parametrize("name", APPENDING)
+def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str, Any]) -> None:
+    """And the same state after it, whatever of what was proposed comes."""
+    base = {"max_new_tokens": 50, **APPENDING[name], **drawn}
+    plain = opened(llama.model, speculate="off", **base)
+    answer = plain.generate(IDS, ignore_eos=True)
+    assert answer.metrics.decode_steps == 49 and not answer.metrics.proposed_tokens
+    for seed in range(2):
+        talk = opened(llama.model, **base)
+        with proposing(partly([*IDS, *answer.token_ids], random.Random(seed))) as widths:
+            told = talk.generate(IDS, ignore_eos=True)
+        assert told.token_ids == answer.token_ids
+        alike(talk, plain)
+        metrics = told.metrics
+        assert metrics.decode_steps + metrics.accepted_tokens == 49 and metrics.decode_steps < 45
+        assert metrics.proposed_tokens == sum(widths) - len(widths)
+        assert 0 < metrics.accepted_tokens <= metrics.proposed_tokens
+        assert not metrics.no_speculation
+    more = {"ignore_eos": True, "max_new_tokens": 12, "speculate": "off"}
+    assert talk.generate(IDS[:9], **more).token_ids == plain.generate(IDS[:9], **more).token_ids
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 25), st.integers(0, 1000), st.sampled_from(DRAWN), st.data())
+def test_an_answer_that_is_left_anywhere_leaves_what_it_said(
+    stop: int, seed: int, drawn: dict[str, Any], data: st.DataObject
+) -> None:
+    """Then saved, undone, drawn again or gone on with, it is as without."""
+    model = LLAMA.model
+    name = data.draw(st.sampled_from(sorted(APPENDING)))
+    base = {"max_new_tokens": 25, **APPENDING[name], **drawn}
+    whole = opened(model, speculate="off", **base).generate(IDS, ignore_eos=True).token_ids
+    talks = [opened(model, speculate=speculates, **base) for speculates in ("off", "auto")]
+    plain, talk = talks
+    text = " ".join(map(str, IDS))
+    with proposing(partly([*IDS, *whole], random.Random(seed))):
+        for each in talks:
+            pieces = each.stream(text)
+            for _ in zip(range(stop), pieces, strict=False):
+                pass
+            pieces.close()
+    alike(talk, plain)
+    after = data.draw(st.sampled_from(["go on", "undo", "regenerate", "edit"]))
+    with proposing(partly([*IDS, *whole], random.Random(seed))):
+        for each in talks:
+            if after == "undo" and each.messages:
+                each.undo()
+            if after == "regenerate" and each.messages:
+                list(each.regenerate())
+            if after == "edit" and each.messages:
+                list(each.edit(1, "5 6 7 8"))
+            list(each.stream("11 12 13"))
+    assert talk.messages == plain.messages and len(talk.branches) == len(plain.branches)
+    alike(talk, plain)
+
+
+LLAMA = make_tiny("llama")
+
+
+def test_a_saved_conversation_goes_on_the_same(llama: Tiny, tmp_path: Path) -> None:
+    """Saved in the middle of tokens that went through together."""
+    text, base = " ".join(map(str, IDS)), {"max_new_tokens": 40, "method": "full"}
+    plain = opened(llama.model, speculate="off", **base)
+    said = [piece.token_id for piece in plain.stream(text)]
+    talk = opened(llama.model, **base)
+    with proposing(lambda tokens, n: [*IDS, *said][len(tokens) :]) as widths:
+        pieces = talk.stream(text)
+        for _ in range(5):
+            next(pieces)
+        assert widths and widths[0] > 5
+        talk.save(tmp_path / "talk.kv")
+        rest = [piece.token_id for piece in pieces]
+    assert rest == said[5:]
+    found = kvlite.Runner(llama.model, Settings().replace(base)).open(tmp_path / "talk.kv")
+    assert found.token_ids == [*IDS, *said[:4]] and found.context.pending_ids == said[4:5]
+    assert found.cache.seen == len(IDS) + 4
+
+
+@pytest.mark.parametrize("ends", ["stop string", "stop token", "cancelled", "length"])
+def test_it_ends_where_it_ends_without(llama: Tiny, ends: str) -> None:
+    base: dict[str, Any] = {"max_new_tokens": 30, "method": "full", "temperature": 1.5, "seed": 1}
+    whole = opened(llama.model, speculate="off", **base).generate(IDS, ignore_eos=True).token_ids
+    model, at = llama.model, next(n for n in range(9, 30) if whole[n] not in whole[:n])
+    if ends == "stop string":
+        base["stop"] = (f"{whole[at]} ",)
+    if ends == "stop token":
+        model = replace(model, stop_ids=frozenset({whole[at]}))
+    if ends == "length":
+        base["max_new_tokens"] = at
+    talks = [opened(model, speculate=speculates, **base) for speculates in ("off", "auto")]
+    found = []
+    with proposing(lambda tokens, n: [*IDS, *whole][len(tokens) :]):
+        for talk in talks:
+            cancel, pieces = Event(), []
+            for piece in talk.stream_tokens(IDS, callbacks=Callbacks(cancel=cancel)):
+                pieces.append(piece)
+                if ends == "cancelled" and len(pieces) == at:
+                    cancel.set()
+            found.append([(each.token_id, each.text) for each in pieces])
+            assert talk.cache.seen == len(IDS) + len(pieces) - 1
+    assert found[0] == found[1]
+    alike(*talks)
+
+
+def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(llama: Tiny) -> None:
+    base: dict[str, Any] = {"max_new_tokens": 12, "method": "full"}
+    plain = opened(llama.model, speculate="off", **base)
+    whole = plain.generate(IDS, ignore_eos=True).token_ids
+    proposal = proposing(lambda tokens, n: [*IDS, *whole][len(tokens) :])
+    with proposal, Faults(traces=True) as faults:
+        opened(llama.model, **base).generate(IDS, ignore_eos=True)
+    ahead = [at for at, site in enumerate(faults.sites) if "/speculate.py" in "".join(site)]
+    assert len(ahead) > 5
+    for at in ahead[:: len(ahead) // 4]:
+        talk = opened(llama.model, **base)
+        proposal = proposing(lambda tokens, n: [*IDS, *whole][len(tokens) :])
+        with proposal, Faults([at]) as once:
+            answer = talk.generate(IDS, ignore_eos=True)
+        assert once.failed == 1 and answer.token_ids == whole
+        assert answer.metrics.no_speculation == "memory was short"
+        assert not talk.oom_policy.taken and not answer.metrics.fallbacks
+        alike(talk, plain)
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_logits_are_those_of_single_steps(name: str) -> None:
+    """For every architecture: soft caps, rotations that change with the length, windows."""
+    model, ids = make_tiny(name).model, torch.tensor([IDS[:14]])
+    policies = layer_policies(parse_method("full"), model.shape, 1000, 14)
+    caches = [model.empty_cache() for _ in range(2)]
+    for cache in caches:
+        prefill(model, cache, ids, [*policies], reserve=30)
+    for start in (0, 40):
+        one, other = caches
+        width = min(9, room_ahead(one, policies))
+        if start == 0:
+            assert width == 9
+        proposed = IDS[start : start + width]
+        expected = [
+            decode_step(model, other, torch.tensor([token]), [*policies]) for token in proposed
+        ]
+        if width < 2:
+            break
+        ahead = Ahead(model, one, proposed)
+        assert one.seen + width == other.seen
+        torch.testing.assert_close(ahead.logits, torch.cat(expected), atol=1e-5, rtol=1e-4)
+        for token, logits in zip(proposed, expected, strict=True):
+            entered = ahead.enter(token)
+            assert entered is not None
+            torch.testing.assert_close(entered, logits, atol=1e-5, rtol=1e-4)
+        assert ahead.enter(5) is None and one.seen == other.seen
+        for cache in caches:  # both grow, so that there is room again
+            decode_step(model, cache, torch.tensor([7]), [*policies])
+
+
+def policies_of(model: LoadedModel, spec: str, budget: int, seen: int) -> list[LayerPolicy]:
+    return layer_policies(parse_method(spec), model.shape, budget, seen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "some"),
+    [
+        ({"method": "full"}, True),
+        ({"budget": "30"}, True),
+        ({"method": "h2o", "budget": "30"}, False),
+        ({"method": "tova", "budget": "30"}, False),
+        ({"method": "lminfinite", "budget": "30"}, False),
+        ({"method": "streaming", "budget": "30"}, False),
+        ({"budget": "150", "kv_bits": "4"}, False),
+        ({"method": "kvx", "budget": "30"}, False),
+    ],
+    ids=str,
+)
+def test_only_where_nothing_but_appending_is_done(
+    llama: Tiny, settings: dict[str, Any], some: bool
+) -> None:
+    talk = opened(llama.model, recall="off", max_new_tokens=20, **settings)
+    with proposing(lambda tokens, n: [9] * n) as widths:
+        talk.generate(3 * IDS, ignore_eos=True)
+    assert bool(widths) == some
+
+
+def test_with_recall_while_answering_there_is_none(llama: Tiny) -> None:
+    talk = opened(llama.model, budget="30", recall_entries=0, max_new_tokens=20)
+    with proposing(lambda tokens, n: [9] * n) as widths:
+        metrics = talk.generate(IDS, ignore_eos=True).metrics
+    assert not widths and "recall" in metrics.no_speculation and metrics.decode_steps == 19
+
+
+def test_what_a_further_token_costs_is_measured() -> None:
+    pace = Pace()
+    assert pace.further == 1 / 8
+    for width, seconds in ((1, 1.0), (9, 5.1), (1, 1.1), (5, 3.0), (1, 9.0), (3, 2.0)):
+        pace.took(width, seconds)
+    assert pace.further == 1 / 2
+    for _ in range(9):
+        pace.took(9, 1.01)
+    assert pace.further == 1 / 64
+    for _ in range(9):
+        pace.took(2, 50.0)
+    assert pace.further == 1
+
+
+@pytest.mark.parametrize(("further", "least", "most"), [(1.0, 1, 1), (1 / 8, 3, 9), (0.0, 16, 16)])
+def test_as_many_are_proposed_as_pays(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch, further: float, least: int, most: int
+) -> None:
+    """All 16 if they cost nothing, none if they cost as much as steps of their own."""
+    monkeypatch.setattr(Pace, "further", further)
+    cache, ids = llama.model.empty_cache(), [*IDS[:20], *IDS[:10]]
+    policies = policies_of(llama.model, "full", 1000, 29)
+    prefill(llama.model, cache, torch.tensor([ids[:-1]]), policies, reserve=40)
+    made = Speculation(llama.model, cache, policies, ids[:-1], ends=())
+    made.enter(ids[-1], 100)
+    assert least <= made.proposed + 1 <= most
+    assert made.steps == 1 and (made.proposed or further == 1)
+    monkeypatch.setattr(speculate, "WIDEST", 4)
+    assert Speculation(llama.model, cache, policies, ids[:-1], ()).proposed <= 3
+
+
+def test_nothing_is_proposed_after_the_end(llama: Tiny) -> None:
+    """Where what followed was the end of a message, nothing goes through behind that."""
+    cache, ids = llama.model.empty_cache(), [5, 6, 7, 8, 2, 9, 10, 11, 5, 6]
+    policies = policies_of(llama.model, "full", 1000, 9)
+    prefill(llama.model, cache, torch.tensor([ids[:-1]]), policies, reserve=40)
+    made = Speculation(llama.model, cache, policies, ids[:-1], ends={2})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "further", 0.0)
+        made.enter(ids[-1], 100)
+    assert made.proposed == 2
