@@ -113,11 +113,11 @@ def test_products(outputs: int, bits: int) -> None:
 def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlite.ops.numba_quant.CHANNELS_A_THREAD", 1 << 10)
     parts, _ = quantize(torch.randn(500, 96), on_grid=False)
-    weight, row = PackedWeights(*parts, 4), torch.randn(1, 96)
+    row = torch.randn(1, 96)
     found = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        found.append(weight.product(row))
+        found.append(PackedWeights(*parts, 4).product(row))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 

@@ -4,6 +4,9 @@ A few tokens multiply the packed weights; many tokens multiply weights that are 
 which costs little beside the product.
 """
 
+from collections.abc import Callable
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
@@ -42,24 +45,30 @@ class PackedWeights(nn.Module):
 
     def product(self, rows: Tensor) -> Tensor:
         """`rows @ weight.T`, `(n, outputs)` float32, of `(n, inputs)` float32."""
-        from kvlite.ops import numba_linear
-
-        if len(rows) <= FEW_ROWS:
-            return numba_linear.multiply(rows, self.codes, self.scales, self.offsets, self.bits)
+        if len(rows) <= FEW_ROWS and not rows.is_meta:
+            return self._multiply(rows)
         out = rows.new_empty(len(rows), self.out_features)
-        step = max(64, UNPACKED // self.in_features)
-        for first in range(0, self.out_features, step):
-            last = min(first + step, self.out_features)
-            torch.mm(rows, self.unpacked(first, last), out=out[:, first:last])
+        if len(rows) > FEW_ROWS:
+            step = max(64, UNPACKED // self.in_features)
+            for first in range(0, self.out_features, step):
+                last = min(first + step, self.out_features)
+                torch.mm(rows, self.unpacked(first, last), out=out[:, first:last])
         return out
 
     def unpacked(self, first: int, last: int) -> Tensor:
         """The weights of outputs from `first` to before `last`, transposed: `(inputs, last -
         first)` float32."""
-        from kvlite.ops import numba_linear
+        if self.codes.is_meta:
+            return self.scales.new_empty(self.in_features, last - first)
+        from kvlite.ops.numba_linear import unpack
 
-        packed = self.codes, self.scales, self.offsets
-        return numba_linear.unpack(*packed, self.bits, first, last)
+        return unpack(self.codes, self.scales, self.offsets, self.bits, first, last)
+
+    @cached_property
+    def _multiply(self) -> Callable[[Tensor], Tensor]:
+        from kvlite.ops.numba_linear import multiplier
+
+        return multiplier(self.codes, self.scales, self.offsets, self.bits)
 
     def columns(self, ids: Tensor) -> Tensor:
         """The weights of some outputs, `(n, inputs)` float32, of 8 bits."""

@@ -95,7 +95,7 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     if setting in PLAIN:
         return Weights(setting, PLAIN[setting])
     if setting == "auto":
-        if device.type == "cpu" and (packed := _packed(folder, config)).lossless:
+        if device.type == "cpu" and _can_pack() and (packed := _packed(folder, config)).lossless:
             return packed
         dtype = _natural_dtype(device)
         return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
@@ -107,7 +107,7 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     if setting == "int4":
         if device.type != "cpu":
             raise SettingError(f"--weights int4 is for a CPU, not {device}: use nf4")
-        if find_spec("numba") is None:
+        if not _can_pack():
             raise SettingError(
                 "--weights int4 needs numba, which is not installed: run `pip install "
                 "'numba>=0.66,<0.70'`, or use fp32"
@@ -119,6 +119,10 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
             "`pip install 'bitsandbytes>=0.50,<0.51'`, or use bf16"
         )
     return Weights(setting, _natural_dtype(device))
+
+
+def _can_pack() -> bool:
+    return find_spec("numba") is not None
 
 
 def _packed(folder: Path, config: dict[str, Any]) -> Weights:

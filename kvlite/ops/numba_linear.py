@@ -5,6 +5,7 @@ Codes lie input by input, so that loops go over outputs, whose sums are independ
 they are the same with any number of threads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,37 +19,44 @@ BLOCK = 1 << 14
 LOW, HIGH, LESS = np.uint8(15), np.uint8(240), np.float32(1 / 16)
 
 
-def multiply(rows: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, bits: int) -> Tensor:
-    """Products of rows with packed weights.
+def multiplier(
+    codes: Tensor, scales: Tensor, offsets: Tensor, bits: int
+) -> Callable[[Tensor], Tensor]:
+    """Products with packed weights; what need not be done for each is done here.
 
     Args:
-        rows: `(n, inputs)` float32.
         codes: `(inputs * bits / 8, outputs)` uint8. With 4 bits, a group has 16 rows: low halves
             are the codes of its first 16 inputs, high ones those of the rest.
         scales, offsets: `(inputs / 32, outputs)` float32.
         bits: 4 or 8.
 
     Returns:
-        `(n, outputs)` float32.
+        A function of rows `(n, inputs)` float32, which gives `(n, outputs)` float32.
     """
-    out = rows.new_empty(len(rows), codes.shape[1])
-    if not out.is_meta:
-        loop = _multiply_4bit if bits == 4 else _multiply_8bit
-        given, made = _arrays(rows.contiguous(), codes, scales, offsets), out.numpy()
-        parts = thread_parts(codes.shape[1], rows.shape[1])
-        in_threads(lambda part: loop(*given, *part, made), parts)
-    return out
+    loop = _multiply_4bit if bits == 4 else _multiply_8bit
+    given, outputs = _arrays(codes, scales, offsets), codes.shape[1]
+    parts = thread_parts(outputs, len(scales) * GROUP)
+
+    def multiply(rows: Tensor) -> Tensor:
+        out = rows.new_empty(rows.shape[0], outputs)
+        x, made = rows.contiguous().numpy(), out.numpy()
+        if len(parts) == 1:
+            loop(x, *given, 0, outputs, made)
+        else:
+            in_threads(lambda part: loop(x, *given, *part, made), parts)
+        return out
+
+    return multiply
 
 
 def unpack(
     codes: Tensor, scales: Tensor, offsets: Tensor, bits: int, first: int, last: int
 ) -> Tensor:
     """The weights of outputs from `first` to before `last`, `(inputs, last - first)` float32, of
-    what `multiply` takes."""
+    what `multiplier` takes."""
     out = scales.new_empty(len(scales) * GROUP, last - first)
-    if not out.is_meta:
-        loop = _unpack_4bit if bits == 4 else _unpack_8bit
-        loop(*_arrays(codes, scales, offsets), first, last, out.numpy())
+    loop = _unpack_4bit if bits == 4 else _unpack_8bit
+    loop(*_arrays(codes, scales, offsets), first, last, out.numpy())
     return out
 
 
