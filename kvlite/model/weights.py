@@ -73,10 +73,12 @@ class Weights:
 
 
 def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
-    """What `--weights` means on this device for the model in `folder`, from its config alone.
+    """What `--weights` means on this device for the model in `folder`, from its config and, on a
+    CPU, samples of its weights.
 
     `auto` is bfloat16 on a GPU (float16 if it has none) and float32 on a CPU; with quantized
-    weights, activations have this type.
+    weights, activations have this type. Where a CPU can keep weights packed as they are stored,
+    `auto` does; without the files, it does not know.
 
     Raises:
         SettingError: the model cannot be loaded like that.
