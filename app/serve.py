@@ -39,9 +39,6 @@ def serve(
     """
     server_config.require_password()
     os.environ.update(_QUIET)
-    # Read when torch is imported. Threads that spin while they wait for each other take ten times
-    # as long as soon as anything else, such as a document's reader, wants a core too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("NO_PROXY", "no_proxy"):  # gradio sends itself a request to see that it is up
         others = os.environ.get(name, "")
         os.environ[name] = ",".join(

@@ -5,11 +5,13 @@ import os
 import sys
 
 from kvlite.cli import INTERRUPTED
+from kvlite.config.threads import set_threads
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is quiet even while modules are being imported."""
     code: object = 0
+    set_threads()
     try:
         from kvlite.cli.main import main as run
 

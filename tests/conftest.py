@@ -203,8 +203,8 @@ def llama() -> Tiny:
 
 @pytest.fixture(scope="session")
 def smollm() -> kvlite.Runner:
-    """The embedded model."""
-    return kvlite.load("smollm2-135m")
+    """The embedded model, with weights as transformers has them."""
+    return kvlite.load("smollm2-135m", weights="fp32")
 
 
 @pytest.fixture(scope="session")

@@ -108,9 +108,9 @@ class Settings:
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",
-        "data type of the weights; auto is bf16 on a GPU, fp32 on a CPU, and that of a quantized "
-        "checkpoint; int4 is for a CPU, which answers faster with it; with int8, int4 and nf4 (4 "
-        "bits) the cache is as with auto",
+        "data type of the weights; auto is bf16 on a GPU, on a CPU fp32, or int4 for a GGUF file "
+        "of 4 bits, which loses nothing, and that of a quantized checkpoint; int4 is for a CPU; "
+        "with int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "int4", "nf4"),
     )
     vram: str = _option(

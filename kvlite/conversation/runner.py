@@ -165,7 +165,7 @@ def open_runner(
     choice = planner.usual() if plan is None else plan.choice
     hold(device, settings.vram)
     load = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
-    if choice.weights.name == "int4":
+    if choice.weights.packs:
         load = partial(load_model, opened=partial(open_packed, cancel=cancel))
     model = load(
         folder,

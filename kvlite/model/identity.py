@@ -23,7 +23,7 @@ class Identity:
     Attributes:
         fingerprint: of the weight files.
         config: digest of sizes, windows and rotations.
-        weights, dtype: the types of the loaded weights and of the cache.
+        weights, dtype: the types of the loaded weights, however they are packed, and of the cache.
         tokenizer: digest of the vocabulary.
         template: digest of the chat template.
     """
@@ -44,7 +44,7 @@ class Identity:
         return cls(
             fingerprint=fingerprint(model.path),
             config=_digest([*sizes, rotations]),
-            weights=model.weights.name,
+            weights=model.weights.numbers,
             dtype=str(model.dtype).removeprefix("torch."),
             tokenizer=_vocabulary(model.tokenizer.get_vocab()),
             template=_digest(model.tokenizer.chat_template),

@@ -15,7 +15,6 @@ from kvlite.errors import ModelError, SettingError, Stopped, reason
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
-from kvlite.model.int4 import pack_linears
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described
@@ -68,8 +67,7 @@ class LoadedModel:
     @property
     def dtype(self) -> torch.dtype:
         """The activations' type, and the cache's; weights may be quantized, embeddings are not."""
-        dtype: torch.dtype = self.module.model.embed_tokens.weight.dtype
-        return dtype
+        return self.weights.dtype
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything on the device for it; some twice, as views of one storage."""
@@ -173,8 +171,6 @@ def load_model(
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     require_whole(found, str(folder), exactly=weights.stored)
-    if weights.name == "int4":
-        pack_linears(module.model.layers)
     if device.type == "cpu":
         split_linears(module)
     return LoadedModel(

@@ -52,23 +52,28 @@ class Parts:
 
         int8 has a float32 scale per row. nf4 has 4 bits per number and an 8-bit scale for every 64;
         of these, a float32 scale for every 256, their float32 mean, and two tables of 16 and 256
-        float32 ("QLoRA", section 3, as bitsandbytes lays it out). int4 has 4 bits per number, a
-        bfloat16 scale and offset for every 32 inputs, and pads outputs to multiples of 64; matrices
-        whose inputs are no multiple of 32 are not quantized.
+        float32 ("QLoRA", section 3, as bitsandbytes lays it out). Packed weights have 4 bits per
+        number, an embedding 8, and a float32 scale and offset for every 32 inputs; matrices whose
+        inputs are no multiple of 32 are not packed.
         """
         numbers = prod(self.size)
-        if not self.linear or weights.name not in ("int8", "int4", "nf4"):
+        if bits := self._packed_bits(weights):
+            return self.count * (numbers * bits // 8 + 8 * numbers // 32)
+        if not self.linear or weights.name not in ("int8", "nf4"):
             return self.count * numbers * weights.dtype.itemsize
-        if weights.name == "int4":
-            outputs, inputs = self.size
-            if inputs % 32:
-                return self.count * numbers * weights.dtype.itemsize
-            return self.count * (outputs + -outputs % 64) * (inputs // 2 + 4 * inputs // 32)
         if weights.name == "int8":
             return self.count * (numbers + 4 * self.size[0])
         scales = ceil(numbers / 64)
         tables = 4 * (ceil(scales / 256) + 1 + 16 + 256)
         return self.count * (ceil(numbers / 2) + scales + tables)
+
+    def _packed_bits(self, weights: "Weights") -> int:
+        """Bits of these weights where they are packed, else 0."""
+        if not weights.packs or self.size[-1] % 32:
+            return 0
+        if self.linear:
+            return 4
+        return 8 if self.group == "embedding" and weights.packed_embedding else 0
 
 
 GROUPS = ("embedding", "attention", "mlp", "norms", "head")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.errors import SettingError
-from kvlite.model.int4 import can_pack
+from kvlite.model.packing import stored_packed
 from kvlite.model.shape import read_config
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,16 +33,32 @@ class Weights:
         name: fp32, bf16, fp16, int8, int4, nf4, or a checkpoint's own quantization, such as gptq.
         dtype: of activations, of the cache, and of weights that are not quantized.
         stored: the checkpoint is quantized already.
+        lossless: int4 has the weights as they are stored: they lie on grids of 4 bits.
+        packed_embedding: with int4 the embedding, which is the head too, is kept in 8 bits, for it
+            is stored in no more.
     """
 
     name: str
     dtype: torch.dtype
     stored: bool = False
+    lossless: bool = False
+    packed_embedding: bool = False
+
+    @property
+    def packs(self) -> bool:
+        """Whether layers are those of `model.packed_linear`."""
+        return self.name == "int4"
+
+    @property
+    def numbers(self) -> str:
+        """The type whose numbers these are: what another model's keys and values must come from to
+        be gone on with."""
+        return "fp32" if self.lossless else self.name
 
     @property
     def config(self) -> Any:
         """The quantization config for transformers; None if it is not to quantize."""
-        if self.stored or self.name in PLAIN or self.name == "int4":
+        if self.stored or self.name in PLAIN or self.packs:
             return None
         from transformers import BitsAndBytesConfig
 
@@ -57,10 +73,12 @@ class Weights:
 
 
 def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
-    """What `--weights` means on this device for the model in `folder`, from its config alone.
+    """What `--weights` means on this device for the model in `folder`, from its config and, on a
+    CPU, samples of its weights.
 
     `auto` is bfloat16 on a GPU (float16 if it has none) and float32 on a CPU; with quantized
-    weights, activations have this type.
+    weights, activations have this type. Where a CPU can keep weights packed as they are stored,
+    `auto` does; without the files, it does not know.
 
     Raises:
         SettingError: the model cannot be loaded like that.
@@ -79,6 +97,8 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     if setting in PLAIN:
         return Weights(setting, PLAIN[setting])
     if setting == "auto":
+        if device.type == "cpu" and _can_pack() and (packed := _packed(folder, config)).lossless:
+            return packed
         dtype = _natural_dtype(device)
         return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
     if config.get("model_type") in EXPERTS:
@@ -89,15 +109,27 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     if setting == "int4":
         if device.type != "cpu":
             raise SettingError(f"--weights int4 is for a CPU, not {device}: use nf4")
-        if not can_pack():
-            raise SettingError("--weights int4 is not known on this processor: use nf4")
-        return Weights(setting, torch.float32)
+        if not _can_pack():
+            raise SettingError(
+                "--weights int4 needs numba, which is not installed: run `pip install "
+                "'numba>=0.66,<0.70'`, or use fp32"
+            )
+        return _packed(folder, config)
     if find_spec("bitsandbytes") is None:
         raise SettingError(
             f"--weights {setting} needs bitsandbytes, which is not installed: run "
             "`pip install 'bitsandbytes>=0.50,<0.51'`, or use bf16"
         )
     return Weights(setting, _natural_dtype(device))
+
+
+def _can_pack() -> bool:
+    return find_spec("numba") is not None
+
+
+def _packed(folder: Path, config: dict[str, Any]) -> Weights:
+    lossless, packed_embedding = stored_packed(folder, config)
+    return Weights("int4", torch.float32, False, lossless, packed_embedding)
 
 
 def stored_name(stored: Any) -> str:

@@ -42,7 +42,7 @@ def dot(turned: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int)
     padded = F.pad(turned, (0, 0, 0, -rows % ROWS))
     out = padded.new_empty(heads, padded.shape[1], count)
     given, made = _arrays(padded, codes, scales.float(), zeros.float()), out.numpy()
-    _in_threads(lambda part: loop(*given, *part, made), _parts(count, heads * dim))
+    in_threads(lambda part: loop(*given, *part, made), thread_parts(count, heads * dim))
     return out[:, :rows]
 
 
@@ -58,11 +58,11 @@ def weigh(weights: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: i
     """
     heads, rows, count = weights.shape
     dim = codes.shape[2] * 8 // bits
-    loop, parts = _weigh(bits, dim, scales.shape[1]), _parts(count, heads * dim)
+    loop, parts = _weigh(bits, dim, scales.shape[1]), thread_parts(count, heads * dim)
     given = _arrays(weights, codes, scales.float(), zeros.float())
     outs = weights.new_empty(len(parts), heads, rows, dim)
     made = dict(zip(parts, outs.numpy(), strict=True))
-    _in_threads(lambda part: loop(*given, *part, made[part]), parts)
+    in_threads(lambda part: loop(*given, *part, made[part]), parts)
     return outs.sum(0)
 
 
@@ -71,7 +71,7 @@ def _arrays(*tensors: Tensor) -> list[Any]:
     return [tensor.contiguous().numpy() for tensor in tensors]
 
 
-def _parts(count: int, channels: int) -> list[Part]:
+def thread_parts(count: int, channels: int) -> list[Part]:
     """Of `count` vectors, the first of each thread's share and the one after its last.
 
     Args:
@@ -83,7 +83,8 @@ def _parts(count: int, channels: int) -> list[Part]:
     return list(pairwise(edges))
 
 
-def _in_threads(work: Callable[[Part], None], parts: list[Part]) -> None:
+def in_threads(work: Callable[[Part], None], parts: list[Part]) -> None:
+    """Do the work of each part in a thread of its own, the first in this one."""
     others = [_pool().submit(work, part) for part in parts[1:]]
     work(parts[0])
     for other in others:

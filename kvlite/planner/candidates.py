@@ -110,6 +110,8 @@ def load_options_here(
     """
     first = choose_weights(settings.weights, device, folder)
     found = [first]
+    if settings.weights == "auto" and first.packs:
+        found.append(choose_weights("fp32", device, folder))  # which can be read layer by layer
     shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
         found.append(choose_weights("nf4", device, folder))

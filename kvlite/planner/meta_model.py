@@ -5,10 +5,10 @@ from typing import Any
 
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
-from kvlite.model.int4 import pack_linears
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
 from kvlite.model.making import meta_module
+from kvlite.model.packing import pack
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
 
@@ -38,8 +38,8 @@ def meta_model(
     register_attention()
     module = meta_module(config, weights.dtype, layers=1, attention=ATTENTION)
     module.eval().requires_grad_(False)
-    if weights.name == "int4":
-        pack_linears(module.model.layers)
+    if weights.packs:
+        pack(module, weights)
     module.config.layer_types = getattr(config, "layer_types", None)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration

@@ -287,7 +287,8 @@ class Planner:
         )
         if settings.weights == "auto" and choice.weights != first.weights:
             saved = sum(usual.weights.values()) - plan.weight_bytes
-            yield f"weights are {choice.weights.name}, which takes {readable(saved)} less"
+            less = f", which takes {readable(saved)} less" if saved > 0 else ""
+            yield f"weights are {choice.weights.name}{less}"
         if choice.stream != first.stream:
             where = "on disk" if choice.stream == "disk" else "in host memory"
             yield f"layers stay {where} and come to the device in turn, which is slow"

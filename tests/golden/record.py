@@ -58,7 +58,8 @@ class Workshop:
         from .models import MODELS
 
         model = str(self.model(name)) if name in MODELS else name
-        return kvlite.load(model, device="cpu", **dict(loading))
+        # Plain weights, as then; bytes of packed ones would differ.
+        return kvlite.load(model, device="cpu", weights="fp32", **dict(loading))
 
 
 def prepare(data: Path) -> None:

@@ -17,9 +17,9 @@ from kvlite.memory.free import is_oom, release_memory
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
-from kvlite.model.int4 import pack_linears
 from kvlite.model.load import PLACE, LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
+from kvlite.model.packing import pack_embedding, pack_linears
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.weights.buffers import (
@@ -27,6 +27,7 @@ from kvlite.offload.weights.buffers import (
     InFiles,
     InMemory,
     Layout,
+    Place,
     copied,
     lay_out,
     move_scales,
@@ -113,14 +114,16 @@ def in_files(model: LoadedModel) -> StreamedLayers:
     """Layers read from files in turn, for a model from `open_without_layers`."""
     modules, stored = model.layers.modules, stored_weights(model.path)
     layouts = [lay_out(layer, model.device) for layer in modules]
-    source = InFiles(
-        [
-            [(place, parts_of(f"{LAYERS}{index}.{place.name}", stored)) for place in layout.places]
-            for index, layout in enumerate(layouts)
-        ],
-        model.device,
-    )
+    parts = [_parts(index, layout, stored) for index, layout in enumerate(layouts)]
+    source = InFiles(parts, model.device)
     return StreamedLayers(modules, layouts, source, model.device, "disk")
+
+
+def _parts(
+    index: int, layout: Layout, stored: dict[str, Stored]
+) -> list[tuple[Place, list[Stored]]]:
+    """Where the weights of layer `index` lie in files."""
+    return [(place, parts_of(f"{LAYERS}{index}.{place.name}", stored)) for place in layout.places]
 
 
 def in_memory(model: LoadedModel) -> StreamedLayers:
@@ -136,8 +139,8 @@ def in_memory(model: LoadedModel) -> StreamedLayers:
 def open_packed(
     folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model in 4-bit weights (`model.int4`), of which no more than one layer is ever
-    in memory unpacked.
+    """A transformers model with packed weights (`model.packing`), of which no more than one layer
+    is ever in memory unpacked.
 
     Raises:
         Stopped: `cancel` was set.
@@ -151,17 +154,14 @@ def open_packed(
         layout = lay_out(layer, device)
         memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
         layout.bind(memory)
-        parts = {
-            place: parts_of(f"{LAYERS}{index}.{place.name}", stored) for place in layout.places
-        }
-        with closing(
-            FileReader({part.path for own in parts.values() for part in own}, device)
-        ) as reader:
-            for place, own in parts.items():
-                reader.read(own, place.within(memory).view(-1))
-        pack_linears(layer)
+        source = InFiles([_parts(index, layout, stored)], device)
+        with closing(source.reader):
+            source.bring(0, memory)
+        pack_linears(layer, lossless=weights.lossless)
         for parameter in layer.parameters():  # norms, which would hold all of the memory
             parameter.data = parameter.data.clone()
+    if weights.packed_embedding:
+        pack_embedding(module)
     return module, found
 
 
