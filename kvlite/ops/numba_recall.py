@@ -16,6 +16,8 @@ from kvlite.ops.numba_vectors import close_exp, dot_rows, hadamard, highest, jit
 SHIFT = 18
 BINS = (127 << 23 >> SHIFT) + 1
 SAMPLED = 8
+# Numbers in a line of the processor's caches.
+LINE = 16
 
 
 @jitted
@@ -121,12 +123,27 @@ def _likeliest(scores, first, last, count):
 
 
 @jitted
-def _attention(queries, keys, packed, sizes, head, named):
+def _touched(keys, named, slot_of):
+    """Bring keys that are not held nearer, many at once: each waits for memory, and they lie far
+    apart."""
+    sums = np.float32(0)
+    for i in range(named.size):
+        if slot_of[named[i]] < 0 and named[i] < keys.shape[0]:
+            for d in range(0, keys.shape[1], LINE):
+                sums += keys[named[i], d]
+    return sums
+
+
+@jitted
+def _attention(queries, source, head, named, held_keys, slot_of):
     """What attention some entries get of a head's rows, among themselves; summed over rows.
 
     Args:
-        keys: `(KV heads, slots, dim)`; packed, sizes: see `fill`.
+        source: as `fill` takes it.
+        held_keys: `(slots, dim)`, where the key of an entry that is held is read, which is sooner
+            there; of those alone for which `slot_of` has a slot.
     """
+    (keys, _, _), packed, sizes = source
     codes, scales, zeros, _, _, _, positions, mean = packed
     start, bits, _ = sizes
     (rows, dim), middle = queries.shape, positions.shape[1]
@@ -137,9 +154,12 @@ def _attention(queries, keys, packed, sizes, head, named):
         dot_rows(queries, mean, head, shifts, 0)
         for row in range(rows):
             hadamard(turned[row])
+    products[0, 0] = _touched(exact, named, slot_of)
     for i in range(named.size):
-        place = named[i] - start
-        if place < 0 or not middle:
+        place, slot = named[i] - start, slot_of[named[i]]
+        if slot >= 0:
+            dot_rows(queries, held_keys, slot, products, i)
+        elif place < 0 or not middle:
             dot_rows(queries, exact, named[i], products, i)
         elif place >= middle:
             dot_rows(queries, exact, named[i] - middle, products, i)
@@ -162,43 +182,38 @@ def _attention(queries, keys, packed, sizes, head, named):
 
 
 @jitted
-def _fetch(own, packed, sizes, head, at, key, value):
-    """Write an entry's key and value."""
-    keys, values, _ = own
+def _swap(source, held, of, head, coming, leaving):
+    """Put entries of a KV head in slots of a head group's head; see `fill`."""
+    (keys, values, _), packed, (start, bits, value_bits) = source
     codes, scales, zeros, value_codes, value_scales, value_zeros, positions, mean = packed
-    start, bits, value_bits = sizes
-    middle, place = positions.shape[1], at - start
-    if 0 <= place < middle:
-        take(codes, scales, zeros, head, place, bits, key)
-        hadamard(key)
-        take(value_codes, value_scales, value_zeros, head, place, value_bits, value)
-        hadamard(value)
-        for d in range(key.size):
-            key[d] += mean[head, d]
-        return
-    slot = at if place < 0 else at - middle
-    for d in range(key.size):
-        key[d], value[d] = keys[head, slot, d], values[head, slot, d]
-
-
-@jitted
-def _place(own, packed, sizes, head, slot, at, key, value):
-    """Put an entry in one of a head group's slots; it may be rotated for it."""
-    keys, values, own_positions = own
-    codes, scales, zeros, value_codes, value_scales, value_zeros, positions, mean = packed
-    start, bits, value_bits = sizes
-    middle, place = positions.shape[1], slot - start
-    if 0 <= place < middle:
-        for d in range(key.size):
-            key[d] -= mean[head, d]
-        put(key, codes, scales, zeros, head, place, bits)
-        put(value, value_codes, value_scales, value_zeros, head, place, value_bits)
-        positions[head, place] = at
-        return
-    slot -= middle if place >= middle else 0
-    for d in range(key.size):
-        keys[head, slot, d], values[head, slot, d] = key[d], value[d]
-    own_positions[head, slot] = at
+    (own_keys, own_values, own_positions), own, (own_start, own_bits, own_value_bits) = held
+    middle, own_middle, dim = positions.shape[1], own[6].shape[1], keys.shape[2]
+    key, value = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    for i in range(coming.size):
+        place, slot = coming[i] - start, leaving[i]
+        if 0 <= place < middle:
+            take(codes, scales, zeros, of, place, bits, key)
+            hadamard(key)
+            take(value_codes, value_scales, value_zeros, of, place, value_bits, value)
+            hadamard(value)
+            for d in range(dim):
+                key[d] += mean[of, d]
+        else:
+            at = coming[i] - (middle if place >= middle else 0)
+            for d in range(dim):
+                key[d], value[d] = keys[of, at, d], values[of, at, d]
+        place = slot - own_start
+        if 0 <= place < own_middle:
+            for d in range(dim):
+                key[d] -= own[7][head, d]
+            put(key, own[0], own[1], own[2], head, place, own_bits)
+            put(value, own[3], own[4], own[5], head, place, own_value_bits)
+            own[6][head, place] = coming[i]
+        else:
+            slot -= own_middle if place >= own_middle else 0
+            for d in range(dim):
+                own_keys[head, slot, d], own_values[head, slot, d] = key[d], value[d]
+            own_positions[head, slot] = coming[i]
 
 
 @jitted
@@ -222,16 +237,15 @@ def _worth(rough, own_positions, positions, start, slots, mark):
 
 
 @jitted
-def _wanted(rough, queries, source, count, candidates, first, recent, head):
+def _wanted(rough, queries, source, head, held_keys, slot_of, count, candidates, first, recent):
     """The `count` entries that a head's rows want most."""
-    own, packed, sizes = source
     entries, ends = rough.size, first + recent
     chosen = _likeliest(rough, first, entries - recent, candidates - ends)
     named = np.empty(ends + chosen.size, np.int64)
     for i in range(ends):
         named[i] = i if i < first else entries - ends + i
     named[ends:] = chosen
-    weights = _attention(queries, own[0], packed, sizes, head, named)
+    weights = _attention(queries, source, head, named, held_keys, slot_of)
     for i in range(named.size):
         if i < ends:
             weights[i] = np.inf
@@ -266,13 +280,29 @@ def fill(queries, scores, heads, source, held, rows, slots, count, candidates, f
         How many came, of all heads.
     """
     own, packed, sizes = held
-    mark, came = np.zeros(scores.shape[1], np.uint8), 0
-    dim = queries.shape[2]
-    key, value = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    # Both alike: what is held is what the source has.
+    exact = not packed[6].shape[1] and not source[1][6].shape[1]
+    slot_of, came = np.empty(scores.shape[1], np.int32), 0
+    mark = np.zeros(scores.shape[1], np.uint8)
     for head in range(heads.size):
         layer_head = heads[head]
         rough = scores[layer_head]
-        best = _wanted(rough, queries[head], source, count, candidates, first, recent, layer_head)
+        slot_of[:] = -1
+        if exact:
+            for slot in range(slots):
+                slot_of[own[2][head, slot]] = slot
+        best = _wanted(
+            rough,
+            queries[head],
+            source,
+            layer_head,
+            own[0][head],
+            slot_of,
+            count,
+            candidates,
+            first,
+            recent,
+        )
         for at in best:
             mark[at] = 1
         worth = _worth(rough, own[2][head], packed[6][head], sizes[0], slots, mark)
@@ -280,15 +310,16 @@ def fill(queries, scores, heads, source, held, rows, slots, count, candidates, f
         for at in best:
             missing += mark[at] == 1
         came += missing
-        leaving, out = _largest(worth, missing), 0
+        leaving, coming, found = _largest(worth, missing), np.empty(missing, np.int64), 0
         for at in best:
             if mark[at] == 1:
-                slot = leaving[out]
-                rows[head, :, slot] = 0
-                _fetch(source[0], source[1], source[2], layer_head, at, key, value)
-                _place(own, packed, sizes, head, slot, at, key, value)
-                out += 1
+                coming[found] = at
+                found += 1
             mark[at] = 0
+        for slot in leaving:
+            for row in range(rows.shape[1]):
+                rows[head, row, slot] = 0
+        _swap(source, held, layer_head, head, coming, leaving)
     return came
 
 
@@ -310,8 +341,8 @@ def compile_all(wanted: Callable[[], bool]) -> None:
         (_likeliest, (line, whole, whole, whole)),
         (put, (line, *rounded)),
         (take, (*rounded, line)),
-        (_attention, (lines, blocks, packed, sizes, whole, whole[::1])),
-        (_wanted, (line, lines, held, *(whole,) * 5)),
+        (_attention, (lines, held, whole, whole[::1], lines, place[::1])),
+        (_wanted, (line, lines, held, whole, lines, place[::1], *(whole,) * 4)),
         (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
     ]
     for loop, given in loops:
