@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlite.cache import LayerCache, Selection
+from kvlite.cache import KVBits, LayerCache, Selection
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.index import Index
@@ -25,6 +25,7 @@ if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
 from kvlite.ops import numba_recall as compiled
+from kvlite.ops.numba_recall import add, fill, search
 
 CPU = torch.device("cpu")
 
@@ -33,23 +34,28 @@ def test_what_is_compiled_is_what_is_used() -> None:
     thread = begin_compiling(CPU)
     assert thread is not None and begin_compiling(CPU) is thread
     thread.join()
-    before = [len(loop.signatures) for loop in (compiled.search, compiled.fill)]
-    assert before == [1, 1]
+    loops = (search, add, fill)
+    assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
     everything = full_head_group(300)
     keys = everything.head_groups[0].keys
     queries = torch.randn(1, 3, 4, 64)
     index = Index.of(keys, queries.square().sum(2), 10)
     store = HostKVStore([HostKVLayer(everything, None, 300, index)], None, seen=300)
-    for heads, capacity in (((0, 1, 2), 60), ((1,), 60), ((0, 2), 75)):
+    index.add(keys[:, :, :5])
+    for heads, capacity, bits in (
+        ((0, 1, 2), 60, None),
+        ((1,), 60, KVBits(8, 4)),
+        ((0, 2), 75, None),
+    ):
         at = torch.arange(0, 180, 3).expand(1, len(heads), -1)
         head_group = LayerCache.gathered(
-            [Selection(everything.head_groups[0], at, heads)], [capacity]
+            [Selection(everything.head_groups[0], at, heads)], [capacity], bits=bits
         ).head_groups[0]
         recall = Recall(store, 30)
         own = queries[:, : len(heads)]
         recall.bring_back(0, head_group, own, recall.scores(0, queries))
         assert recall.brought > 0
-    assert [len(loop.signatures) for loop in (compiled.search, compiled.fill)] == before
+    assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
 
 
 def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +68,10 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
         def compile(self, given: Any) -> None:
             done.append(self.name)
 
-    for name in ("_exp", "search", "_row", "_ranked", "_largest", "_bin", "_likeliest", "fill"):
+    for name in ("search", "add", "_likeliest", "put", "take", "_attention", "_wanted", "fill"):
         monkeypatch.setattr(compiled, name, Loop(name))
     compiled.compile_all(lambda: len(done) < 2)
-    assert done == ["_exp", "search"]
+    assert done == ["search", "add"]
 
 
 @pytest.mark.long

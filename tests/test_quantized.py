@@ -125,7 +125,7 @@ def test_products_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.Mon
 
     njit = numba.njit
     monkeypatch.setattr(numba, "njit", refusing)
-    monkeypatch.setattr(compiled, "_dot", compiled._dot.__wrapped__)
+    monkeypatch.setattr(compiled, "product_loop", compiled.product_loop.__wrapped__)
     held = Quantized.of(vectors(5, 16), 8, 16)
     queries = torch.randn(2, 3, 1, 16)
     expected = queries @ held.read(slice(0, 5)).mT

@@ -354,24 +354,30 @@ def full_head_group(entries: int, heads: int = 3, dim: int = 64, seed: int = 0) 
     return layer
 
 
-@pytest.mark.parametrize("way", ["compiled", "torch", "four bits held", "four bits kept"])
+@pytest.fixture(params=["compiled", "torch"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to recall on a CPU."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+        return
+    for module in ("recall", "index"):
+        monkeypatch.setattr(f"kvlite.offload.kv.{module}.has_compiled", lambda device: False)
+
+
+@pytest.mark.parametrize("rounded", ["neither", "held", "kept", "both"])
 @pytest.mark.parametrize("heads", [(0, 1, 2), (2,), (0, 2)])
 def test_a_token_brings_back_what_the_oracle_says(
-    way: str, heads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    ways: None, rounded: str, heads: tuple[int, ...]
 ) -> None:
-    if way == "torch":
-        monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
-    elif way == "compiled":
-        pytest.importorskip("numba")
     everything = full_head_group(300)
     random = torch.Generator().manual_seed(5)
     at = torch.stack([torch.randperm(300, generator=random)[:60].sort().values for _ in heads])
     chosen = Selection(everything.head_groups[0], at[None], heads)
-    bits = KVBits(8, 8) if way == "four bits held" else None
+    bits = KVBits(8, 8) if rounded in ("held", "both") else None
     cache = LayerCache.gathered([chosen], [60], bits=bits)
     head_group = cache.head_groups[0]
     assert (head_group.segment is None) == (bits is None)
-    if way == "four bits kept":
+    if rounded in ("kept", "both"):
         everything = everything.resized([300], bits=KVBits(8, 8))
     source = everything.head_groups[0]
     queries = torch.randn(1, len(heads), 4, 64, generator=random)
@@ -386,18 +392,12 @@ def test_a_token_brings_back_what_the_oracle_says(
             set(head_group.positions[0, row].tolist()) == expected[row] and len(expected[row]) == 60
         )
         places = head_group.positions[0, row].long()
-        close = 0.05 if bits or way == "four bits kept" else 0
+        close = 0 if rounded == "neither" else 0.05
         for mine, theirs in ((head_group.keys, source.keys), (head_group.values, source.values)):
             torch.testing.assert_close(mine[0, row], theirs[0, head, places], atol=close, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["compiled", "torch"])
-def test_channels_that_never_vary_and_numbers_that_are_none_do_no_harm(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "torch":
-        monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
-        monkeypatch.setattr("kvlite.offload.kv.index.has_compiled", lambda device: False)
+def test_channels_that_never_vary_and_numbers_that_are_none_do_no_harm(ways: None) -> None:
     everything = full_head_group(300)
     everything.head_groups[0].residual_keys[..., 7] = 0.5
     queries = torch.randn(1, 3, 4, 64) * 3
@@ -415,14 +415,14 @@ def test_channels_that_never_vary_and_numbers_that_are_none_do_no_harm(
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("dim", [16, 64, 96, 128])
+@pytest.mark.parametrize(("rows", "dim"), [(3, 16), (4, 64), (9, 96), (5, 128)])
 def test_the_index_expects_what_signs_say(
-    compiled: bool, dim: int, monkeypatch: pytest.MonkeyPatch
+    compiled: bool, rows: int, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
         monkeypatch.setattr("kvlite.offload.kv.index.has_compiled", lambda device: False)
     keys = torch.randn(1, 2, 90, dim) * 3 + 1
-    queries = torch.randn(1, 2, 3, dim) / dim**0.5
+    queries = torch.randn(1, 2, rows, dim) / dim**0.5
     index = Index.of(keys[:, :, :50], queries.square().sum(2), 30)
     index.add(keys[:, :, 50:70])
     index = index.extended(60, keys[:, :, 60:], 5)

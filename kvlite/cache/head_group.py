@@ -170,10 +170,10 @@ class KVHeadGroup:
                 f"cannot write {count} entries at slot {self.used} "
                 f"of a head group of {self.capacity}"
             )
-        own = slice(self.residual_len, self.residual_len + count)
-        self.residual_keys[:, :, own] = keys
-        self.residual_values[:, :, own] = values
-        self.residual_positions[:, :, own] = positions
+        at = self.residual_len
+        self.residual_keys.narrow(2, at, count).copy_(keys)
+        self.residual_values.narrow(2, at, count).copy_(values)
+        self.residual_positions.narrow(2, at, count).copy_(positions)
         self.used += count
 
     def overwrite(self, slots: Tensor, keys: Tensor, values: Tensor, position: int) -> None:

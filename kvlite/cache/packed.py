@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,21 @@ class Packed:
     def tensors(self) -> tuple[Tensor, ...]:
         """All that it holds."""
         return *self.keys.tensors, *self.values.tensors, self.positions, self.mean
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What compiled loops take, of one sequence on a CPU: codes, scales and zeros of keys and
+        of values, positions, mean; scales and zeros as the 16 bits they are."""
+        assert isinstance(self.keys, Quantized)
+        sides = (
+            array
+            for side in (self.keys, self.values)
+            for array in (
+                side.codes[0].numpy(),
+                side.scales[0].numpy().view(np.uint16),
+                side.zeros[0].numpy().view(np.uint16),
+            )
+        )
+        return *sides, self.positions[0].numpy(), self.mean[0].numpy()
 
     def write(self, part: slice, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Round entries, `(batch, heads, n, dim)` and `(batch, heads, n)`, into n of the places."""

@@ -8,8 +8,11 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import Quantized, rotation
+from kvlite.cache.quantized import Quantized, has_compiled, rotation
 from kvlite.ops.attention import capped, grouped
+
+# Bytes of keys' codes from which on several threads share the work.
+MOST_CODES = 1 << 21
 
 
 def attend_segment(
@@ -27,7 +30,11 @@ def attend_segment(
         `(batch, kv heads, used)` float32.
     """
     queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * scale
-    attend = fused if q.is_cuda and has_kernel(head_group) else in_parts
+    attend = in_parts
+    if q.is_cuda and has_kernel(head_group):
+        attend = fused
+    elif compiles(head_group):
+        attend = compiled
     out, weights = attend(queries, head_group, softcap, remembers)
     row = None if weights is None else weights.mean(2)
     return out.flatten(1, 2)[:, :, None].to(q.dtype), row
@@ -38,6 +45,20 @@ def has_kernel(head_group: KVHeadGroup) -> bool:
     segment = head_group.segment
     each_by_itself = isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
     return each_by_itself and find_spec("triton") is not None
+
+
+def compiles(head_group: KVHeadGroup) -> bool:
+    """Whether compiled loops attend to a head group: on a CPU, one sequence in float32, and no
+    more than one thread's work."""
+    segment, keys = head_group.segment, head_group.residual_keys
+    return (
+        isinstance(segment, Packed)
+        and isinstance(segment.keys, Quantized)
+        and has_compiled(keys.device)
+        and keys.shape[0] == 1
+        and keys.dtype == torch.float32
+        and segment.keys.codes.numel() < MOST_CODES
+    )
 
 
 def in_parts(
@@ -56,6 +77,22 @@ def in_parts(
     first, older, recent = weights.split(sizes, -1)
     out = torch.cat([first, recent], -1) @ head_group.residual_values[:, :, held].float()
     return out + segment.weigh(older), weights if remembers else None
+
+
+def compiled(
+    queries: Tensor, head_group: KVHeadGroup, softcap: float | None, remembers: bool
+) -> tuple[Tensor, Tensor | None]:
+    """As `in_parts`, on a CPU by a few compiled loops."""
+    from kvlite.ops.numba_attention import attend
+
+    segment, held = head_group.segment, head_group.residual_len
+    assert isinstance(segment, Packed)
+    sizes = segment.start, segment.bits.keys, segment.bits.values
+    own = head_group.residual_keys[0].numpy(), head_group.residual_values[0].numpy()
+    out, weights = attend(
+        queries[0].contiguous().numpy(), own, held, segment.arrays(), sizes, softcap
+    )
+    return torch.from_numpy(out)[None], torch.from_numpy(weights)[None] if remembers else None
 
 
 def fused(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kvlite.ops.numba_quant import in_threads, jitted, thread_parts
+from kvlite.ops.numba_quant import in_threads, thread_parts
+from kvlite.ops.numba_vectors import jitted
 
 GROUP, HALF = 32, 16
 # Outputs whose sums stay in the processor's cache.

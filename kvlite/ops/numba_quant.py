@@ -11,18 +11,16 @@ from itertools import pairwise
 from math import gcd
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlite.ops.numba_vectors import Loop, jitted
+
 ROWS = 4
 # Less is not worth waking a thread for, while torch's own are still looking for work.
 CHANNELS_A_THREAD = 1 << 21
-# Sums may be formed in any order; that numbers are finite is not assumed.
-ORDERLESS = {"reassoc", "contract", "nsz"}
-Loop = Callable[..., Any]
 Part = tuple[int, int]
 
 
@@ -38,7 +36,7 @@ def dot(turned: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int)
         `(heads, rows, n)` float32.
     """
     (heads, rows, dim), count = turned.shape, codes.shape[1]
-    loop = _dot(bits, dim, scales.shape[1])
+    loop = product_loop(bits, dim, scales.shape[1])
     padded = F.pad(turned, (0, 0, 0, -rows % ROWS))
     out = padded.new_empty(heads, padded.shape[1], count)
     given, made = _arrays(padded, codes, scales.float(), zeros.float()), out.numpy()
@@ -58,7 +56,7 @@ def weigh(weights: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: i
     """
     heads, rows, count = weights.shape
     dim = codes.shape[2] * 8 // bits
-    loop, parts = _weigh(bits, dim, scales.shape[1]), thread_parts(count, heads * dim)
+    loop, parts = sum_loop(bits, dim, scales.shape[1]), thread_parts(count, heads * dim)
     given = _arrays(weights, codes, scales.float(), zeros.float())
     outs = weights.new_empty(len(parts), heads, rows, dim)
     made = dict(zip(parts, outs.numpy(), strict=True))
@@ -96,19 +94,8 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="kvlite-products")
 
 
-def jitted(loop: Loop) -> Loop:
-    """Without the interpreter's lock, and kept on disk where there is a place for it."""
-    options = {"fastmath": ORDERLESS, "nogil": True}
-    made: Loop
-    try:
-        made = numba.njit(**options, cache=True)(loop)
-    except RuntimeError:
-        made = numba.njit(**options)(loop)
-    return made
-
-
 @cache
-def _dot(bits: int, dim: int, groups: int) -> Loop:
+def product_loop(bits: int, dim: int, groups: int) -> Loop:
     """The loop for one form of codes, whose sizes are constants to the compiler.
 
     A byte has a code of each plane; `run` bytes in a row have codes of one group in every plane.
@@ -144,8 +131,8 @@ def _dot(bits: int, dim: int, groups: int) -> Loop:
 
 
 @cache
-def _weigh(bits: int, dim: int, groups: int) -> Loop:
-    """As `_dot`."""
+def sum_loop(bits: int, dim: int, groups: int) -> Loop:
+    """As `product_loop`."""
     planes, size, mask = 8 // bits, dim // groups, 2**bits - 1
     width = dim // planes
     run = gcd(size, width)

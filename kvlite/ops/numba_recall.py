@@ -1,7 +1,6 @@
-"""Recall on a CPU, compiled by numba: a layer's index is searched, and its head group filled.
+"""Recall on a CPU, compiled by numba: a head group is given the entries that one token wants most.
 
-`Index.scores` and `recall.bring_back` do the same with torch's functions, of which each costs as
-much as all of this does, on so little.
+`kvlite.offload.kv.swap` does the same with torch's functions.
 """
 
 from collections.abc import Callable
@@ -9,103 +8,16 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 
-from kvlite.ops.numba_quant import jitted
+from kvlite.ops.numba_search import add, search
+from kvlite.ops.numba_vectors import close_exp, dot_rows, hadamard, highest, jitted, put, take
 
-PLANES = 4
 # Scores fall into bins by their exponent and five bits of what follows it.
 SHIFT = 18
 BINS = (127 << 23 >> SHIFT) + 1
-
-
-@intrinsic
-def _ones(context, number):
-    """How many bits of a number are set."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-@jitted
-def _exp(x):
-    """e^x for x <= 0, to a third of a per cent, many at once: enough to name candidates."""
-    power = max(x * np.float32(1.442695), np.float32(-125))
-    whole = np.int32(power - np.float32(1))
-    part = power - np.float32(whole)
-    shape = np.float32(1) + part * (np.float32(0.6565) + part * np.float32(0.3435))
-    return np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32) * shape
-
-
-@jitted
-def search(queries, words, sizes, used, entries):
-    """Roughly the attention that every entry gets, the mean of a head's rows.
-
-    A query is rounded to 16 steps, so that its product with signs is a count of ones: as in
-    "RaBitQ: Quantizing High-Dimensional Vectors with a Theoretical Error Bound for Approximate
-    Nearest Neighbor Search", section 3.3.
-
-    Args:
-        queries: `(heads, rows, dim)` float32, as `Index.turned` makes them.
-        words: `(heads, capacity, count)` uint64, signs.
-        sizes: `(heads, capacity)` float32.
-        used: how many are in the index, of so many entries.
-
-    Returns:
-        `(heads, entries)` float32, 0 for those that are not.
-    """
-    heads, rows, dim = queries.shape
-    count = words.shape[2]
-    scores = np.zeros((heads, entries), np.float32)
-    line = np.empty(used, np.float32)
-    planes = np.empty((count, PLANES), np.uint64)
-    ones = np.empty(used, np.int32)
-    levels = np.empty(used, np.int32)
-    for head in range(heads):
-        ones[:] = 0
-        for w in range(count):
-            for i in range(used):
-                ones[i] += np.int32(_ones(words[head, i, w]))
-        for row in range(rows):
-            query = queries[head, row]
-            low, high = query[0], query[0]
-            for d in range(dim):
-                low, high = min(low, query[d]), max(high, query[d])
-            step = (high - low) / np.float32(2**PLANES - 1) + np.float32(1e-30)
-            planes[:] = 0
-            total = np.float32(0)
-            for d in range(dim):
-                total += query[d]
-                level = np.uint64(int((query[d] - low) / step + np.float32(0.5)))
-                # As `packed_codes` lays channels out.
-                spot = d % (8 * count) * 8 + d // (8 * count)
-                for plane in range(PLANES):
-                    bit = (level >> np.uint64(plane)) & np.uint64(1)
-                    planes[spot // 64, plane] |= bit << np.uint64(spot % 64)
-            levels[:] = 0
-            for w in range(count):
-                one, two, four, eight = planes[w, 0], planes[w, 1], planes[w, 2], planes[w, 3]
-                for i in range(used):
-                    word = words[head, i, w]
-                    found = _ones(word & one) + (_ones(word & two) << np.uint64(1))
-                    found += _ones(word & four) << np.uint64(2)
-                    found += _ones(word & eight) << np.uint64(3)
-                    levels[i] += np.int32(found)
-            slope, shift = np.float32(2) * step, np.float32(2) * low
-            top = np.float32(-np.inf)
-            for i in range(used):
-                signed = slope * np.float32(levels[i]) + shift * np.float32(ones[i]) - total
-                line[i] = signed * sizes[head, i]
-                top = max(top, line[i])
-            whole = np.float32(0)
-            for i in range(used):
-                line[i] = _exp(line[i] - top)
-                whole += line[i]
-            for i in range(used):
-                scores[head, i] += line[i] / (whole * np.float32(rows))
-    return scores
+SAMPLED = 8
+# Numbers in a line of the processor's caches.
+LINE = 16
 
 
 @jitted
@@ -165,157 +77,273 @@ def _largest(numbers, count):
 
 
 @jitted
-def _likeliest(scores, first, last, count, tally):
-    """Where the `count` largest of scores from 0 to 1 are, between two places, in their order.
-
-    Args:
-        tally: room for `BINS` numbers.
-    """
-    if count >= last - first:
-        return _row(first, last)
-    tally[:] = 0
-    for i in range(first, last):
-        tally[_bin(scores[i])] += 1
-    least, above = BINS, 0
-    while above < count:
-        least -= 1
-        above += tally[least]
-    places = np.empty(count, np.int64)
-    edge = np.empty(tally[least], np.int64)
-    worth = np.zeros(tally[least], np.float32)
-    found, at_edge = 0, 0
-    for i in range(first, last):
-        bin = _bin(scores[i])
-        if bin > least:
-            places[found] = i
-            found += 1
-        elif bin == least:
-            edge[at_edge] = i
-            if scores[i] > 0:
-                worth[at_edge] = scores[i]
-            at_edge += 1
-    best = _largest(worth, count - found)
-    for i in range(best.size):
-        places[found + i] = edge[best[i]]
-    return places
-
-
-@jitted
 def _bin(score):
     """Ascending with a score from 0 to 1; what is no number is in the first."""
     return min(np.float32(score).view(np.int32) >> SHIFT, BINS - 1) if score > 0 else 0
 
 
 @jitted
-def _attention(queries, keys, named):
-    """What attention some entries get of a head's rows, among themselves; summed over rows."""
+def _reaching(scores, first, last, bound, places):
+    """Where scores reach a bound, and how many they are; what is no number does, too."""
+    found = 0
+    for i in range(first, last):
+        places[found] = i
+        found += not scores[i] < bound
+    return found
+
+
+@jitted
+def _likeliest(scores, first, last, count):
+    """Where the `count` largest of scores from 0 to 1 are, between two places, in their order.
+
+    Every eighth score says what bound half as many again will reach. If fewer than are wanted do,
+    all are looked at.
+    """
+    some = last - first
+    if count >= some:
+        return _row(first, last)
+    tally, above, least = np.zeros(BINS, np.int32), 0, BINS
+    for i in range(first, last, SAMPLED):
+        tally[_bin(scores[i])] += 1
+    while least and 2 * SAMPLED * above < 3 * count:
+        least -= 1
+        above += tally[least]
+    places = np.empty(some, np.int64)
+    found = _reaching(scores, first, last, np.int32(least << SHIFT).view(np.float32), places)
+    if found < count:
+        found = _reaching(scores, first, last, np.float32(0), places)
+    worth = np.zeros(found, np.float32)
+    for i in range(found):
+        if scores[places[i]] > 0:
+            worth[i] = scores[places[i]]
+    best = _largest(worth, count)
+    for i in range(best.size):
+        best[i] = places[best[i]]
+    return best
+
+
+@jitted
+def _touched(keys, named, slot_of):
+    """Bring keys that are not held nearer, many at once: each waits for memory, and they lie far
+    apart."""
+    sums = np.float32(0)
+    for i in range(named.size):
+        if slot_of[named[i]] < 0 and named[i] < keys.shape[0]:
+            for d in range(0, keys.shape[1], LINE):
+                sums += keys[named[i], d]
+    return sums
+
+
+@jitted
+def _attention(queries, source, head, named, held_keys, slot_of):
+    """What attention some entries get of a head's rows, among themselves; summed over rows.
+
+    Args:
+        source: as `fill` takes it.
+        held_keys: `(slots, dim)`, where the key of an entry that is held is read, which is sooner
+            there; of those alone for which `slot_of` has a slot.
+    """
+    (keys, _, _), packed, sizes = source
+    codes, scales, zeros, _, _, _, positions, mean = packed
+    start, bits, _ = sizes
+    (rows, dim), middle = queries.shape, positions.shape[1]
+    exact, products = keys[head], np.empty((rows, named.size), np.float32)
+    if middle:
+        turned, vector = queries.copy(), np.empty((1, dim), np.float32)
+        shifts = np.empty((rows, 1), np.float32)
+        dot_rows(queries, mean, head, shifts, 0)
+        for row in range(rows):
+            hadamard(turned[row])
+    products[0, 0] = _touched(exact, named, slot_of)
+    for i in range(named.size):
+        place, slot = named[i] - start, slot_of[named[i]]
+        if slot >= 0:
+            dot_rows(queries, held_keys, slot, products, i)
+        elif place < 0 or not middle:
+            dot_rows(queries, exact, named[i], products, i)
+        elif place >= middle:
+            dot_rows(queries, exact, named[i] - middle, products, i)
+        else:
+            take(codes, scales, zeros, head, place, bits, vector[0])
+            dot_rows(turned, vector, 0, products, i)
+            for row in range(rows):
+                products[row, i] += shifts[row, 0]
     weights = np.zeros(named.size, np.float32)
-    line = np.empty(named.size, np.float32)
-    for row in range(queries.shape[0]):
-        query, top = queries[row], np.float32(-np.inf)
+    for row in range(rows):
+        line, whole = products[row], np.float32(0)
+        top = highest(line)
         for i in range(named.size):
-            key = keys[named[i]]
-            product = np.float32(0)
-            for d in range(key.size):
-                product += query[d] * key[d]
-            line[i] = product
-            top = max(top, product)
-        whole = np.float32(0)
-        for i in range(named.size):
-            line[i] = np.exp(line[i] - top)
+            line[i] = close_exp(line[i] - top)
             whole += line[i]
+        share = np.float32(1) / whole
         for i in range(named.size):
-            weights[i] += line[i] / whole
+            weights[i] += line[i] * share
     return weights
 
 
 @jitted
-def fill(queries, scores, heads, source, head_group, slots, count, candidates, first, recent):
+def _swap(source, held, of, head, coming, leaving):
+    """Put entries of a KV head in slots of a head group's head; see `fill`."""
+    (keys, values, _), packed, (start, bits, value_bits) = source
+    codes, scales, zeros, value_codes, value_scales, value_zeros, positions, mean = packed
+    (own_keys, own_values, own_positions), own, (own_start, own_bits, own_value_bits) = held
+    middle, own_middle, dim = positions.shape[1], own[6].shape[1], keys.shape[2]
+    key, value = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    for i in range(coming.size):
+        place, slot = coming[i] - start, leaving[i]
+        if 0 <= place < middle:
+            take(codes, scales, zeros, of, place, bits, key)
+            hadamard(key)
+            take(value_codes, value_scales, value_zeros, of, place, value_bits, value)
+            hadamard(value)
+            for d in range(dim):
+                key[d] += mean[of, d]
+        else:
+            at = coming[i] - (middle if place >= middle else 0)
+            for d in range(dim):
+                key[d], value[d] = keys[of, at, d], values[of, at, d]
+        place = slot - own_start
+        if 0 <= place < own_middle:
+            for d in range(dim):
+                key[d] -= own[7][head, d]
+            put(key, own[0], own[1], own[2], head, place, own_bits)
+            put(value, own[3], own[4], own[5], head, place, own_value_bits)
+            own[6][head, place] = coming[i]
+        else:
+            slot -= own_middle if place >= own_middle else 0
+            for d in range(dim):
+                own_keys[head, slot, d], own_values[head, slot, d] = key[d], value[d]
+            own_positions[head, slot] = coming[i]
+
+
+@jitted
+def _worth(rough, own_positions, positions, start, slots, mark):
+    """What each entry held is roughly worth, less than nothing if it is wanted; those that are
+    wanted and held get mark 2."""
+    middle = positions.size
+    worth = np.empty(slots, np.float32)
+    for slot in range(slots):
+        if slot < start or not middle:
+            at = own_positions[slot]
+        elif slot < start + middle:
+            at = positions[slot - start]
+        else:
+            at = own_positions[slot - middle]
+        worth[slot] = -rough[at] if rough[at] > 0 else 0
+        if mark[at] == 1:
+            mark[at] = 2
+            worth[slot] = -np.inf
+    return worth
+
+
+@jitted
+def _wanted(rough, queries, source, head, held_keys, slot_of, count, candidates, first, recent):
+    """The `count` entries that a head's rows want most."""
+    entries, ends = rough.size, first + recent
+    chosen = _likeliest(rough, first, entries - recent, candidates - ends)
+    named = np.empty(ends + chosen.size, np.int64)
+    for i in range(ends):
+        named[i] = i if i < first else entries - ends + i
+    named[ends:] = chosen
+    weights = _attention(queries, source, head, named, held_keys, slot_of)
+    for i in range(named.size):
+        if i < ends:
+            weights[i] = np.inf
+        elif not weights[i] >= 0:
+            weights[i] = 0
+    best = _largest(weights, count)
+    for i in range(best.size):
+        best[i] = named[best[i]]
+    return best
+
+
+@jitted
+def fill(queries, scores, heads, source, held, rows, slots, count, candidates, first, recent):
     """Let a head group hold the `count` entries that one token wants most.
 
     Args:
         queries: `(heads of the group, rows, dim)` float32, scaled.
         scores: `(KV heads, n)` float32, roughly the attention that entries get.
         heads: `(heads of the group,)` int64, which of the KV heads they are.
-        source: keys and values `(KV heads, capacity, dim)` of everything; place is position.
-        head_group: keys and values `(heads of the group, capacity, dim)` and positions `(heads
-            of the head group, capacity)` int32; written.
-        slots: how many are filled.
+        source: everything, of all KV heads, in three parts: keys and values `(heads, slots, dim)`
+            float32 and positions `(heads, slots)` int32, exact; what `Packed` holds of the entries
+            between them, none if all are exact; how many exact ones come before those, and the bits
+            of keys and values. Place is position.
+        held: likewise, of the head group's heads; written.
+        rows: `(heads of the group, R, slots)` float32, what was remembered of the entries held;
+            cleared where they give way.
+        slots: how many the head group has filled.
         candidates: how many entries' keys are looked at.
         first, recent: entries at both ends that are always wanted.
 
     Returns:
         How many came, of all heads.
     """
-    keys, values = source
-    came = 0
-    residual_keys, residual_values, residual_positions = head_group
-    entries = scores.shape[1]
-    mark = np.zeros(entries, np.uint8)
-    tally = np.empty(BINS, np.int32)
+    own, packed, sizes = held
+    # Both alike: what is held is what the source has.
+    exact = not packed[6].shape[1] and not source[1][6].shape[1]
+    slot_of, came = np.empty(scores.shape[1], np.int32), 0
+    mark = np.zeros(scores.shape[1], np.uint8)
     for head in range(heads.size):
         layer_head = heads[head]
         rough = scores[layer_head]
-        ends = first + recent
-        chosen = _likeliest(rough, first, entries - recent, candidates - ends, tally)
-        named = np.empty(ends + chosen.size, np.int64)
-        for i in range(ends):
-            named[i] = i if i < first else entries - ends + i
-        for i in range(chosen.size):
-            named[ends + i] = chosen[i]
-        weights = _attention(queries[head], keys[layer_head], named)
-        for i in range(named.size):
-            if i < ends:
-                weights[i] = np.inf
-            elif not weights[i] >= 0:
-                weights[i] = 0
-        best = _largest(weights, count)
-        for i in best:
-            mark[named[i]] = 1
-        worth = np.empty(slots, np.float32)
-        for slot in range(slots):
-            at = residual_positions[head, slot]
-            worth[slot] = -rough[at] if rough[at] > 0 else 0
-            if mark[at] == 1:
-                mark[at] = 2
-                worth[slot] = -np.inf
+        slot_of[:] = -1
+        if exact:
+            for slot in range(slots):
+                slot_of[own[2][head, slot]] = slot
+        best = _wanted(
+            rough,
+            queries[head],
+            source,
+            layer_head,
+            own[0][head],
+            slot_of,
+            count,
+            candidates,
+            first,
+            recent,
+        )
+        for at in best:
+            mark[at] = 1
+        worth = _worth(rough, own[2][head], packed[6][head], sizes[0], slots, mark)
         missing = 0
-        for i in best:
-            missing += mark[named[i]] == 1
+        for at in best:
+            missing += mark[at] == 1
         came += missing
-        leaving = _largest(worth, missing)
-        out = 0
-        for i in best:
-            at = named[i]
+        leaving, coming, found = _largest(worth, missing), np.empty(missing, np.int64), 0
+        for at in best:
             if mark[at] == 1:
-                slot = leaving[out]
-                for d in range(keys.shape[2]):
-                    residual_keys[head, slot, d] = keys[layer_head, at, d]
-                    residual_values[head, slot, d] = values[layer_head, at, d]
-                residual_positions[head, slot] = at
-                out += 1
+                coming[found] = at
+                found += 1
             mark[at] = 0
+        for slot in leaving:
+            for row in range(rows.shape[1]):
+                rows[head, row, slot] = 0
+        _swap(source, held, layer_head, head, coming, leaving)
     return came
 
 
 def compile_all(wanted: Callable[[], bool]) -> None:
-    """Compile what is above, or take it from the disk, as long as it is `wanted`: one loop at a
+    """Compile what recall needs, or take it from the disk, as long as it is `wanted`: one loop at a
     time, so that little is left to wait for."""
-    real, whole, place = types.float32, types.int64, types.int32
+    real, whole, place, byte = types.float32, types.int64, types.int32, types.uint8
     line, lines, blocks = real[::1], real[:, ::1], real[:, :, ::1]
-    signs, places = types.uint64[:, :, ::1], whole[::1]
-    source = types.UniTuple(blocks, 2)
-    head_group = types.Tuple((blocks, blocks, place[:, ::1]))
+    codes, halves = byte[:, :, ::1], types.uint16[:, :, ::1]
+    own = types.Tuple((blocks, blocks, place[:, ::1]))
+    packed = types.Tuple((codes, halves, halves, codes, halves, halves, place[:, ::1], lines))
+    sizes = types.UniTuple(whole, 3)
+    held = types.Tuple((own, packed, sizes))
+    signs = types.uint64[:, :, ::1]
+    rounded = (codes, halves, halves, whole, whole, whole)
     loops: list[tuple[Any, tuple[Any, ...]]] = [
-        (_exp, (real,)),
-        (search, (blocks, signs, lines, whole, whole)),
-        (_row, (whole, whole)),
-        (_ranked, (line, whole)),
-        (_largest, (line, whole)),
-        (_bin, (real,)),
-        (_likeliest, (line, whole, whole, whole, place[::1])),
-        (_attention, (lines, lines, places)),
-        (fill, (blocks, lines, places, source, head_group, *(whole,) * 5)),
+        (search, (blocks, lines, signs, lines, whole, whole)),
+        (add, (blocks, lines, lines, signs, lines, whole)),
+        (_likeliest, (line, whole, whole, whole)),
+        (put, (line, *rounded)),
+        (take, (*rounded, line)),
+        (_attention, (lines, held, whole, whole[::1], lines, place[::1])),
+        (_wanted, (line, lines, held, whole, lines, place[::1], *(whole,) * 4)),
+        (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
     ]
     for loop, given in loops:
         if not wanted():

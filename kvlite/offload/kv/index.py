@@ -15,6 +15,8 @@ from kvlite.cache.quantized import has_compiled, packed_codes, rotation, unpacke
 from kvlite.cache.segment import blocks
 
 WORD = 64
+# So few keys, an answer's, are added by a compiled loop; a prompt does not wait for a compiler.
+FEW = 64
 
 
 @dataclass
@@ -81,6 +83,13 @@ class Index:
     def add(self, keys: Tensor) -> None:
         """Append keys `(batch, kv heads, n, dim)`."""
         dim = keys.shape[3]
+        if keys.dtype == torch.float32 and keys.shape[2] <= FEW and has_compiled(keys.device):
+            from kvlite.ops.numba_search import add as compiled
+
+            given = (each.flatten(0, 1).contiguous().numpy() for each in (keys, self.mean))
+            compiled(*given, self.balance.flatten(0, 1).numpy(), *self._arrays(), self.used)
+            self.used += keys.shape[2]
+            return
         turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
         at, end = self.used, self.used + keys.shape[2]
         for part in _parts(keys):
@@ -90,6 +99,12 @@ class Index:
             self.sizes[:, :, to] = turned.abs().mean(-1)
             at = to.stop
         self.used = end
+
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Signs in words, and sizes, as compiled loops take them: heads of all sequences in one
+        dimension."""
+        signs = self.signs.flatten(0, 1).numpy().view(np.uint64)
+        return signs, self.sizes.flatten(0, 1).numpy()
 
     def turned(self, queries: Tensor) -> Tensor:
         """Queries `(batch, kv heads, rows, dim)` float32, balanced and rotated like the signs."""
@@ -107,21 +122,17 @@ class Index:
         Returns:
             `(batch, kv heads, entries)` float32, 0 for those not in the index.
         """
-        turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
+        batch, heads, _, dim = queries.shape
         if queries.is_meta:  # allocates what the compiled search does
-            return turned.new_empty(batch, heads, entries)
+            return queries.new_empty(batch, heads, entries)
         if has_compiled(queries.device):
-            from kvlite.ops import numba_recall as compiled
+            from kvlite.ops.numba_search import search as compiled
 
-            words = self.signs.flatten(0, 1).numpy().view(np.uint64)
-            found = compiled.search(
-                turned.flatten(0, 1).contiguous().numpy(),
-                words,
-                self.sizes.flatten(0, 1).numpy(),
-                self.used,
-                entries,
-            )
+            asked = queries.flatten(0, 1).contiguous().numpy()
+            balance = self.balance.flatten(0, 1).numpy()
+            found = compiled(asked, balance, *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
+        turned = self.turned(queries)
         if has_kernel(queries.device):
             # torch brings triton along on CUDA alone.
             from kvlite.ops.triton_topk import search

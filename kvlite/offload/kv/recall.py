@@ -5,6 +5,8 @@ several times as many candidates as are wanted. Their keys, fetched from the hos
 attention. Wanted entries that are not in the cache replace the least wanted ones there."""
 
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,11 +73,10 @@ class Recall:
         if queries.is_meta:  # takes next to no memory
             return
         source, transfer = self.store.layers[layer].head_group, self.store.transfer
-        count = self._count(head_group)
-        plain = _plain(head_group, source)
-        if plain and _compiles(head_group, len(queries)):
+        count, ordered = self._count(head_group), _ordered(source)
+        if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
             self._known += _swap_in_compiled(head_group, queries[0], scores[0], source, count)
-        elif plain and transfer is not None:
+        elif ordered and _exact(head_group, source) and transfer is not None:
             if self._counted is None:
                 self._counted = torch.zeros((), dtype=torch.int64, device=queries.device)
             own = _of_heads(scores, head_group.heads)
@@ -96,22 +97,23 @@ def _of_heads(scores: Tensor, heads: tuple[int, ...]) -> Tensor:
     return torch.stack([scores[:, head] for head in heads], 1)
 
 
-def _plain(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
-    """Whether all is exact, and places in the source are positions."""
-    return (
-        head_group.segment is None
-        and source.segment is None
-        and int(source.residual_positions[0, 0, source.used - 1]) == source.used - 1
-    )
+def _ordered(source: KVHeadGroup) -> bool:
+    """Whether places in the source are positions."""
+    last = int(source.residual_positions[0, 0, source.residual_len - 1])
+    return last == source.used - 1
 
 
-def _compiles(head_group: KVHeadGroup, batch: int) -> bool:
-    """Whether the compiled loop handles a plain head group: one sequence on a CPU, in float32."""
+def _exact(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
+    return head_group.segment is None and source.segment is None
+
+
+def _compiles(head_group: KVHeadGroup) -> bool:
+    """Whether the compiled loop handles a head group of one sequence: on a CPU, in float32."""
+    segment = head_group.segment
     return (
         has_compiled(head_group.residual_keys.device)
-        and batch == 1
         and head_group.residual_keys.dtype == torch.float32
-        and head_group.rows is None
+        and (segment is None or (isinstance(segment, Packed) and not segment.bits.by_channel))
     )
 
 
@@ -119,20 +121,16 @@ def _swap_in_compiled(
     head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
 ) -> int:
     """`swap_in` for one sequence, compiled."""
-    from kvlite.ops import numba_recall as compiled
+    from kvlite.ops.numba_recall import fill
 
-    everything = source.residual_keys[0].numpy(), source.residual_values[0].numpy()
-    held = (
-        head_group.residual_keys[0],
-        head_group.residual_values[0],
-        head_group.residual_positions[0],
-    )
-    came: int = compiled.fill(
+    remembered = head_group.rows
+    came: int = fill(
         queries.contiguous().numpy(),
         scores.numpy(),
         np.array(head_group.heads),
-        everything,
-        tuple(each.numpy() for each in held),
+        _arrays(source),
+        _arrays(head_group),
+        _NOTHING if remembered is None else remembered[0].numpy(),
         head_group.used,
         count,
         CANDIDATES * count,
@@ -140,3 +138,27 @@ def _swap_in_compiled(
         RECENT,
     )
     return came
+
+
+_NOTHING = np.empty((0, 0, 0), np.float32)
+
+
+def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
+    """A head group of one sequence, as compiled loops take it: see `fill`."""
+    segment = head_group.segment
+    own = (
+        head_group.residual_keys[0].numpy(),
+        head_group.residual_values[0].numpy(),
+        head_group.residual_positions[0].numpy(),
+    )
+    if not isinstance(segment, Packed):
+        return own, _none_packed(len(head_group.heads)), (0, 0, 0)
+    return own, segment.arrays(), (segment.start, segment.bits.keys, segment.bits.values)
+
+
+@cache
+def _none_packed(heads: int) -> tuple[np.ndarray, ...]:
+    """What `Packed.arrays` gives of no entries."""
+    codes, halves = np.empty((heads, 0, 0), np.uint8), np.empty((heads, 0, 0), np.uint16)
+    positions, mean = np.empty((heads, 0), np.int32), np.empty((heads, 0), np.float32)
+    return codes, halves, halves, codes, halves, halves, positions, mean
