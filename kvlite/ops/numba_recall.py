@@ -84,11 +84,11 @@ def _bin(score):
 
 @jitted
 def _reaching(scores, first, last, bound, places):
-    """Where scores reach a bound, and how many they are; what is no number does, too."""
+    """Where scores reach a bound, and how many they are."""
     found = 0
     for i in range(first, last):
         places[found] = i
-        found += not scores[i] < bound
+        found += scores[i] >= bound
     return found
 
 
@@ -111,7 +111,7 @@ def _likeliest(scores, first, last, count):
     places = np.empty(some, np.int64)
     found = _reaching(scores, first, last, np.int32(least << SHIFT).view(np.float32), places)
     if found < count:
-        found = _reaching(scores, first, last, np.float32(0), places)
+        places, found = _row(first, last), some
     worth = np.zeros(found, np.float32)
     for i in range(found):
         if scores[places[i]] > 0:
