@@ -109,7 +109,7 @@ def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPa
     whole = held.dot(queries), held.weigh(weights)
     monkeypatch.setattr(compiled, "CHANNELS_A_THREAD", 2 * 3 * 64 * 13)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert compiled._parts(50, 2 * 3 * 64) == [(0, 16), (16, 33), (33, 50)]
+    assert compiled.thread_parts(50, 2 * 3 * 64) == [(0, 16), (16, 33), (33, 50)]
     torch.testing.assert_close(
         (held.dot(queries), held.weigh(weights)), whole, atol=1e-3, rtol=1e-4
     )
