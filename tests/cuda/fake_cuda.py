@@ -282,7 +282,7 @@ class FakeCuda(TorchDispatchMode):
 
     def launch(self, kernel: Any, grid: Any, *args: Any, **kwargs: Any) -> None:
         """A Triton kernel: its twin in torch is run."""
-        name = kernel.fn.__name__
+        name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
         given = dict(zip(kernel.arg_names, args, strict=False))
         given |= {key: value for key, value in kwargs.items() if key in kernel.arg_names}
         missing = {*kernel.arg_names} - {*given}

@@ -1,5 +1,5 @@
 """What each Triton kernel computes, in torch: its twin fills the same tensors, given by the names
-of the kernel's arguments."""
+of the kernel's arguments. Whoever writes a kernel adds its twin."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -76,13 +76,28 @@ def put(given: Arguments) -> None:
     given.target.copy_(given.rows)
 
 
+def attend_ragged(given: Arguments) -> None:
+    """Every head's run of slots as one split; the others have nothing."""
+    given.outs.zero_()
+    given.lses.fill_(-torch.inf)
+    for head, (start, last) in enumerate(zip(given.starts, given.last, strict=True)):
+        own = slice(int(start), int(last) + 1)
+        keys, values = given.keys[:, own].float(), given.values[:, own].float()
+        logits = given.queries[:, head].float() @ keys.mT * given.scale
+        if given.CAPPED:
+            logits = given.softcap * torch.tanh(logits / given.softcap)
+        given.outs[:, head, 0] = logits.softmax(-1) @ values
+        given.lses[:, head, 0] = logits.logsumexp(-1)
+
+
 TWINS: dict[str, Callable[[Arguments], None]] = {
-    "_attend_split": attend_split,
-    "_merge_splits": merge_splits,
-    "_logits_of": logits_of,
-    "_averaged": averaged,
-    "_gather": gather,
-    "_put": put,
+    "triton_decode._attend_split": attend_split,
+    "triton_decode.merge_splits": merge_splits,
+    "triton_ragged._attend_split": attend_ragged,
+    "triton_topk._logits_of": logits_of,
+    "triton_topk._averaged": averaged,
+    "triton_gather._gather": gather,
+    "triton_gather._put": put,
 }
 
 

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_gather import gather_rows, put_rows
+from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_topk import search
 from tests.cuda.fake_cuda import DEVICE, fake_cuda
 
@@ -53,6 +54,14 @@ def attention(
     shift = queries.new_zeros(1, KV_HEADS, rows)
     hadamard = rotation(dim, DEVICE)
     attend_quantized(queries, keys, values, hadamard, shift, softcap, logits=logits)
+
+
+def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
+    """One token's over exact entries of heads that hold what they hold."""
+    queries = torch.zeros(1, KV_HEADS, rows, dim, dtype=torch.bfloat16, device=DEVICE)
+    keys = queries.new_zeros(1, KV_HEADS * 64, dim)
+    starts = torch.arange(0, KV_HEADS * 64, 64, device=DEVICE)
+    attend_ragged(queries, keys, keys, starts, starts + 40, 64, scale=0.1, softcap=softcap)
 
 
 def searched(rows: int = 4, dim: int = 128) -> None:
@@ -84,6 +93,8 @@ WORK: dict[str, Callable[[], None]] = {
     "4 bits, 64 query heads": lambda: attention(4, 4, rows=8),
     "4 bits, dim 64": lambda: attention(4, 4, dim=64),
     "4 bits, Gemma 2": lambda: attention(4, 4, rows=2, dim=256, softcap=50.0),
+    "ragged": ragged,
+    "ragged, Gemma 2": lambda: ragged(rows=2, dim=256, softcap=50.0),
     "search": searched,
     "search, dim 64": lambda: searched(dim=64),
     "search, dim 256": lambda: searched(rows=2, dim=256),
