@@ -10,6 +10,7 @@ from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
 from kvlite.cache.quantized import Quantized
 from kvlite.cache.segment import Places, Write
+from kvlite.ops.heads import of_heads
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,8 @@ class Packed:
         return Packed(
             self.keys.take(places, heads),
             self.values.take(places, heads),
-            self.positions[:, heads].gather(2, places),
-            self.mean[:, heads],
+            of_heads(self.positions, heads).gather(2, places),
+            of_heads(self.mean, heads).clone(),
             self.bits,
         )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.segment import Places, Write, blocks, dotted, weighed
+from kvlite.ops.heads import of_heads
 
 LARGEST = 65504.0
 
@@ -180,11 +181,11 @@ class Quantized:
         """A copy of some vectors, as they are: `places` `(batch, heads, n)` of some heads."""
         along = places[:, :, None]
         return Quantized(
-            self.codes[:, heads].gather(
+            of_heads(self.codes, heads).gather(
                 2, places[..., None].expand(-1, -1, -1, self.codes.shape[3])
             ),
-            self.scales[:, heads].gather(3, along.expand(-1, -1, self.groups, -1)),
-            self.zeros[:, heads].gather(3, along.expand(-1, -1, self.groups, -1)),
+            of_heads(self.scales, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
+            of_heads(self.zeros, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
             self.bits,
         )
 

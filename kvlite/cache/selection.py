@@ -11,6 +11,7 @@ from kvlite.cache.bits import KVBits
 from kvlite.cache.head_group import KVHeadGroup, PackedSource
 from kvlite.cache.packed import Packed
 from kvlite.cache.segment import CompressedSegment, blocks
+from kvlite.ops.heads import of_heads
 
 GroupLength = tuple[int, int]
 """How many KV heads a head group has, and the entries each of them holds."""
@@ -55,9 +56,9 @@ class Selection:
         rows = [row for row, i in enumerate(own) if self.source.heads[i] not in dropped]
         if len(rows) == len(own):
             return self
-        scores = None if self.selection_scores is None else self.selection_scores[:, rows]
+        scores = None if self.selection_scores is None else of_heads(self.selection_scores, rows)
         heads = tuple(own[row] for row in rows)
-        return Selection(self.source, self.slots[:, rows], heads, scores) if rows else None
+        return Selection(self.source, of_heads(self.slots, rows), heads, scores) if rows else None
 
     @classmethod
     def everything(cls, head_group: KVHeadGroup) -> "Selection":
@@ -115,7 +116,7 @@ class Selection:
         if rows is None or held is None or rows.shape[2] != held.shape[2]:
             return
         index = self.slots.long()[:, :, None].expand(-1, -1, held.shape[2], -1)
-        rows[..., : head_group.used] = held[:, self.rows].gather(3, index)
+        rows[..., : head_group.used] = of_heads(held, self.rows).gather(3, index)
         head_group.history_index = self.source.history_index
 
     def keys(self, part: slice) -> Tensor:
@@ -187,7 +188,7 @@ class Selection:
 
     def positions(self, part: slice) -> Tensor:
         """Theirs, `(batch, heads, n)` int32."""
-        return self.source.positions[:, self.rows].gather(2, self._slots(part))
+        return of_heads(self.source.positions, self.rows).gather(2, self._slots(part))
 
     def blocks(self, part: slice) -> list[slice]:
         """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
@@ -212,7 +213,8 @@ class Selection:
         packed_source = self.source.packed_source
         if packed_source is None or packed_source.packed.bits != bits:
             keys = self.source.keys[:, :, : self.source.used]
-            return self._rounded(middle, keys.mean(2, dtype=torch.float32)[:, self.rows], bits)
+            mean = keys.mean(2, dtype=torch.float32)
+            return self._rounded(middle, of_heads(mean, self.rows).clone(), bits)
         heads, places = (
             [packed_source.rows[row] for row in self.rows],
             self._places(packed_source, middle),
@@ -223,7 +225,7 @@ class Selection:
         rest = slice(middle.start + (0 if before is None else lead), middle.stop)
         if rest.start == rest.stop:
             return before
-        after = self._rounded(rest, packed_source.packed.mean[:, heads], bits)
+        after = self._rounded(rest, of_heads(packed_source.packed.mean, heads).clone(), bits)
         late, known = places[:, :, lead:], known[:, :, lead:]
         if not bits.by_channel and known.any():
             after.copy(packed_source.packed.take(late.clamp(min=0), heads), known)
@@ -231,7 +233,7 @@ class Selection:
 
     def _places(self, packed_source: PackedSource, part: slice) -> Tensor:
         """Where a part of them is packed, -1 where it is not."""
-        places = packed_source.places_of(self.source.used)[:, self.rows]
+        places = of_heads(packed_source.places_of(self.source.used), self.rows)
         return places.gather(2, self._slots(part))
 
     def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:

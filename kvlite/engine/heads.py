@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.ops.attention import grouped
+from kvlite.ops.heads import of_heads, put_heads
 
 
 def over_head_groups(
@@ -31,9 +32,10 @@ def over_head_groups(
     out = torch.empty_like(q)
     outs = grouped(out, k.shape[1])
     for head_group in layer.head_groups:
-        heads = list(head_group.heads)
-        queries = grouped(q, k.shape[1])[:, heads].flatten(1, 2)
-        outs[:, heads] = grouped(attend(head_group, queries, k[:, heads], v[:, heads]), len(heads))
+        heads = head_group.heads
+        queries = of_heads(grouped(q, k.shape[1]), heads).flatten(1, 2)
+        own = attend(head_group, queries, of_heads(k, heads), of_heads(v, heads))
+        put_heads(outs, heads, grouped(own, len(heads)))
     for head, other in layer.head_alias.items():
         outs[:, head] = outs[:, other]
     return out

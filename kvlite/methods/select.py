@@ -89,10 +89,11 @@ def select_counts(
         counts: of each head group's heads.
     """
     from kvlite.cache import Selection
+    from kvlite.ops.heads import of_heads
 
     return [
         Selection(
-            head_group, with_ends(each[:, list(heads)], head_group, count, first, last), heads
+            head_group, with_ends(of_heads(each, heads), head_group, count, first, last), heads
         )
         for head_group, each, own in zip(head_groups, scores, counts, strict=True)
         for count, heads in alike(own)

@@ -112,7 +112,7 @@ def attend_quantized(
             # Triton's interpreter on a CPU multiplies no bfloat16.
             OPERAND=tl.bfloat16 if queries.is_cuda else tl.float32,
             num_warps=4,
-            num_stages=3,
+            num_stages=_stages(keys.bits + values.bits, logits is not None),
             # As many of a thread's registers as let three programs share a processor.
             maxnreg=168 if dim <= 128 else None,
         )
@@ -137,6 +137,14 @@ def splits_for(heads: int, count: int, device: torch.device) -> int:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     wanted = -(-processors * PROGRAMS_PER_PROCESSOR // heads)
     return max(1, min(wanted, -(-count // (TILE * LEAST_TILES))))
+
+
+def _stages(bits: int, remembers: bool) -> int:
+    """How many tiles are on their way at once: as many as a thread has registers for, which
+    `tests/cuda` counts."""
+    if bits <= 8:
+        return 3
+    return 1 if remembers else 2
 
 
 def _chunk(entries: Quantized) -> int:

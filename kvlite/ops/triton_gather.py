@@ -3,12 +3,12 @@
 Nobody has to know on the host which entries they are, so nobody waits for the device to tell.
 """
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kvlite.ops.heads import runs
 
 BLOCK = 16
 
@@ -30,7 +30,7 @@ def gather_rows(source: Tensor, heads: tuple[int, ...], places: Tensor, needed: 
     out = torch.empty(batch, own, count, dim, dtype=source.dtype, device=places.device)
     given = torch.where(needed, places, -1)
     with torch.cuda.device_of(places):
-        for at, first, length in _runs(heads):
+        for at, first, length in runs(heads):
             _gather[-(-count // BLOCK), length, batch](
                 source[:, first],
                 given[:, at],
@@ -63,17 +63,6 @@ def put_rows(rows: Tensor, target: Tensor) -> None:
             WIDE=1 << (dim - 1).bit_length(),
             num_warps=1,
         )
-
-
-def _runs(heads: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Heads that follow each other: where they begin among `heads`, the first of them, how many."""
-    at = 0
-    while at < len(heads):
-        end = at + 1
-        while end < len(heads) and heads[end] == heads[at] + end - at:
-            end += 1
-        yield at, heads[at], end - at
-        at = end
 
 
 @triton.jit(do_not_specialize=["count"])

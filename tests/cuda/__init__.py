@@ -1,0 +1,1 @@
+"""CUDA's part of the program, checked without a GPU."""

@@ -1,0 +1,393 @@
+"""A CUDA device whose numbers are in host memory: what runs on CUDA runs, and is watched, without.
+
+Tensors there say that they are on `cuda:0`. An operation on tensors of two devices fails, as on
+CUDA. Whatever makes the host wait for the device is noted with the line that asked, and operations
+that launch a kernel are counted. What is copied to the host without waiting has not arrived, and is
+nonsense, until somebody waited for it.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.cuda.guard import guarded
+from tests.cuda.kernels import TWINS
+from tests.cuda.operators import OWN, asker, is_view, mapped, tensors_in
+from tests.cuda.streams import Event, LateCopy, Stream
+
+DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
+GIB = 1 << 30
+
+_has, _KEY = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
+# These read numbers on the host, or make tensors of a size that depends on them.
+ASKING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave.Tensor")
+ASKING += ("_unique2", "unique_consecutive", "bincount", "is_nonzero")
+# They take memory, or say that it is seen otherwise; nothing runs.
+NO_LAUNCH = ("empty", "new_empty", "resize_", "set_", "_unsafe_view", "lift_fresh", "record_stream")
+
+
+class CudaTensor(Tensor):
+    """A tensor on the device; `numbers` has them, in host memory."""
+
+    numbers: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "CudaTensor":
+        with torch.inference_mode(numbers.is_inference()):
+            made = Tensor._make_wrapper_subclass(
+                cls,
+                numbers.shape,
+                strides=numbers.stride(),
+                storage_offset=numbers.storage_offset(),
+                storage_size=numbers.untyped_storage().nbytes(),
+                dtype=numbers.dtype,
+                device=DEVICE,
+            )
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert FakeCuda.current is not None, "a tensor outlived the device it was on"
+        return FakeCuda.current.run(func, args, kwargs or {})
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """As of any tensor; what it is set to brings its numbers."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: "CudaTensor") -> None:
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.numbers = other.numbers
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
+
+    def record_stream(self, stream: "Stream") -> None:
+        """Nothing is freed early here."""
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"cuda({self.numbers!r})"
+
+
+class Generator(torch.Generator):
+    """The device's numbers are drawn on the host."""
+
+    def __new__(cls, device: Any = HOST) -> "Generator":
+        return super().__new__(cls)
+
+
+class FakeCuda(TorchDispatchMode):
+    """The device.
+
+    Attributes:
+        waits: what the host waited for, and which function asked.
+        launches: operations that start something on the device, by name; kernels by their own. Both
+            of the thread that made this.
+        kernels: what is called before its twin is run, with a kernel of Triton, its grid and all
+            that it is given.
+        maps: whether kernels read pinned host memory.
+    """
+
+    current: "FakeCuda | None" = None
+
+    def __init__(self, *, maps: bool = True) -> None:
+        super().__init__()
+        self.maps = maps
+        self.kernels: Callable[..., None] | None = None
+        self.waits: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+        self.pinned: dict[int, int] = {}
+        self.kept: list[Tensor] = []
+        self.thread, self.own = threading.get_ident(), threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else it is imported, which takes seconds
+
+    @classmethod
+    def now(cls) -> "FakeCuda":
+        assert cls.current is not None
+        return cls.current
+
+    def forget(self) -> None:
+        """Count from here."""
+        self.waits.clear()
+        self.launches.clear()
+
+    @property
+    def launched(self) -> int:
+        """Everything that was."""
+        return self.launches.total()
+
+    @property
+    def stream(self) -> Stream:
+        """The current one of this thread."""
+        if not hasattr(self.own, "stream"):
+            self.own.stream = Stream()
+        stream: Stream = self.own.stream
+        return stream
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """Let a stream be the current one."""
+        before, self.own.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.own.stream = before
+
+    def launches_one(self, name: str) -> None:
+        if threading.get_ident() == self.thread:
+            self.launches[name] += 1
+
+    def waits_for(self, what: str) -> None:
+        if threading.get_ident() == self.thread:
+            self.waits[f"{asker()}: {what}"] += 1
+
+    def pins(self, address: int, size: int) -> bool:
+        self.pinned[address] = size
+        return True
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether all of a host tensor lies within one piece of pinned memory."""
+        if isinstance(tensor, CudaTensor) or not tensor.numel():
+            return not isinstance(tensor, CudaTensor)
+        begin = tensor.data_ptr()
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        end = begin + (last + 1) * tensor.element_size()
+        return any(at <= begin and end <= at + size for at, size in self.pinned.items())
+
+    def pinned_copy(self, tensor: Tensor) -> Tensor:
+        """Pinned memory that is kept as long as this, so that no other takes its address."""
+        made = tensor.clone()
+        self.kept.append(made)
+        self.pins(made.data_ptr(), made.nbytes)
+        return made
+
+    # What runs.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operator, on the device or off it."""
+        name = func.name().removeprefix("aten::")
+        given = list(tensors_in((args, kwargs)))
+        here = any(isinstance(each, CudaTensor) for each in given)
+        to = self._target(kwargs, here)
+        if not here and to == HOST:
+            return self._on_host(func, args, kwargs)
+        if name not in OWN and _is_composed(func.name()):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if name in ("copy_", "_to_copy"):
+            return self._copied(name, func, args, kwargs, to)
+        self._require_one_device(name, given, args)
+        self._note_questions(name, args)
+        if not (name.startswith(NO_LAUNCH) or is_view(func)):
+            self.launches_one(name)
+        held = {id(each.numbers): each for each in given if isinstance(each, CudaTensor)}
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": HOST}
+        args, kwargs = mapped(_numbers, args), mapped(_numbers, kwargs)
+        out = OWN.get(name, func)(*args, **kwargs)
+        if to == HOST:
+            return out
+        return mapped(lambda each: held[id(each)] if id(each) in held else _wrapped(each), out)
+
+    def _target(self, kwargs: dict[str, Any], here: bool) -> torch.device:
+        """Where the result is."""
+        device = kwargs.get("device")
+        if device is None:
+            return DEVICE if here else HOST
+        return DEVICE if torch.device(device).type == "cuda" else HOST
+
+    def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        return self.pinned_copy(func(*args, **{**kwargs, "pin_memory": None}))
+
+    def _copied(
+        self, name: str, func: Any, args: Any, kwargs: dict[str, Any], to: torch.device
+    ) -> Any:
+        """A copy, perhaps from one device to the other, and then perhaps later."""
+        self.launches_one(name)
+        source = args[1] if name == "copy_" else args[0]
+        here, there = isinstance(source, CudaTensor), to == DEVICE
+        if name == "copy_":
+            target, there = args[0], isinstance(args[0], CudaTensor)
+            later = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+        else:
+            later = bool(kwargs.get("non_blocking"))
+            others = {"device": HOST, "non_blocking": False}
+            target = func(_numbers(source), **{**kwargs, **others})
+            if here and not there and later:
+                target = self.pinned_copy(target)  # as torch does
+            target = CudaTensor(target) if there else target
+        into = _numbers(target)
+        if here and not there and self._goes_later(target, source, later):
+            numbers = source.numbers.to(into.dtype).expand(into.shape).clone()
+            self.stream.queued.append(LateCopy(into, numbers))
+            return target
+        if there and not here and source.dim():
+            self._goes_later(source, target, later)
+        if here or there or name == "copy_":
+            into.copy_(_numbers(source))
+        return target
+
+    def _goes_later(self, host: Tensor, device: Tensor, later: bool) -> bool:
+        """Whether a copy between the devices is one that the host need not wait for."""
+        whole = host.is_contiguous() and host.shape == device.shape
+        if not host.numel() or (later and whole and self.is_pinned(host)):
+            return bool(host.numel())
+        why = "as asked" if not later else "not contiguous" if not whole else "not pinned"
+        self.waits_for(f"a copy of {tuple(host.shape)}, {why}")
+        self.stream.arrive()
+        return False
+
+    def _require_one_device(self, name: str, given: list[Tensor], args: Any) -> None:
+        indices = args[1] if name.startswith(("index.", "index_put")) else ()
+        for each in given:
+            if isinstance(each, CudaTensor) or not each.dim() or name.startswith("set_"):
+                continue
+            if not any(each is index for index in indices):
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but found at least two "
+                    f"devices, cuda:0 and cpu! ({name} in {asker()})"
+                )
+            self.waits_for("a copy of an index")
+
+    def _note_questions(self, name: str, args: Any) -> None:
+        if name in ASKING:
+            self.waits_for(name)
+            self.stream.arrive()
+        if name.startswith(("index.", "index_put")):
+            masks = (torch.bool, torch.uint8)
+            if any(each is not None and each.dtype in masks for each in args[1]):
+                self.waits_for("an index of truth values")
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, **kwargs: Any) -> None:
+        """A Triton kernel: its twin in torch is run."""
+        name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+        given = dict(zip(kernel.arg_names, args, strict=False))
+        given |= {key: value for key, value in kwargs.items() if key in kernel.arg_names}
+        missing = {*kernel.arg_names} - {*given}
+        assert not missing, f"{name} is launched without {sorted(missing)}"
+        for key, value in given.items():
+            if isinstance(value, Tensor) and not isinstance(value, CudaTensor):
+                assert self.maps and self.is_pinned(value), f"{key} of {name} is in host memory"
+        self.launches_one(name)
+        if self.kernels is not None:
+            self.kernels(kernel, grid, args, kwargs)
+        numbers = {key: _numbers(each) for key, each in given.items()}
+        TWINS[name](SimpleNamespace(grid=grid, **numbers))
+
+
+def _is_composed(name: str) -> bool:
+    """Whether an operator is no more than others, one after the other."""
+    return _has(name, _KEY.CompositeImplicitAutograd) and not _has(name, _KEY.CPU)
+
+
+def _numbers(each: Any) -> Any:
+    return each.numbers if isinstance(each, CudaTensor) else each
+
+
+def _wrapped(each: Any) -> Any:
+    return CudaTensor(each) if isinstance(each, Tensor) else each
+
+
+def _properties(*_: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        name="NVIDIA GeForce RTX 4090",
+        multi_processor_count=128,
+        total_memory=24 * GIB,
+        major=8,
+        minor=9,
+        uuid="0",
+    )
+
+
+@contextmanager
+def fake_cuda(*, maps: bool = True) -> Iterator[FakeCuda]:
+    """The device, as the only one there is.
+
+    Args:
+        maps: whether its kernels read pinned host memory; not all systems allow that.
+    """
+    from triton.runtime.jit import JITFunction
+
+    device = FakeCuda(maps=maps)
+    runtime: dict[str, Any] = {
+        "is_available": lambda: True,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda *_: (8, 9),
+        "get_device_properties": _properties,
+        "get_device_name": lambda *_: _properties().name,
+        "is_bf16_supported": lambda **_: True,
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": lambda *_: device.stream,
+        "stream": device.on,
+        "device_of": lambda tensor: nullcontext(),
+        "synchronize": lambda *_: device.stream.synchronize(),
+        "empty_cache": lambda: None,
+        "memory_allocated": lambda *_: GIB,
+        "memory_reserved": lambda *_: GIB,
+        "max_memory_allocated": lambda *_: GIB,
+        "reset_peak_memory_stats": lambda *_: None,
+        "set_per_process_memory_fraction": lambda *_: None,
+        "mem_get_info": lambda *_: (23 * GIB, 24 * GIB),
+    }
+    replaced: list[tuple[Any, str, Any]] = [
+        (Tensor, "is_pinned", lambda tensor, *_: device.is_pinned(tensor)),
+        (Tensor, "pin_memory", lambda tensor, *_: device.pinned_copy(tensor)),
+        (torch, "Generator", Generator),
+        (
+            JITFunction,
+            "run",
+            lambda kernel, *args, grid, warmup, **kwargs: device.launch(
+                kernel, grid, *args, **kwargs
+            ),
+        ),
+    ]
+    kvlite: dict[str, Any] = {
+        "kvlite.offload.kv.pinned.register": lambda at, size, _: device.pins(at, size),
+        "kvlite.offload.kv.pinned.release": lambda *_: None,
+        "kvlite.offload.kv.transfer.reads_pinned": lambda _: device.maps,
+        "kvlite.memory.nvml.card_use": lambda _: None,
+    }
+    converting = torch.__future__.get_overwrite_module_params_on_conversion()
+    with ExitStack() as stack:
+        stack.enter_context(guarded())
+        for name, value in runtime.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for owner, name, value in replaced:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        for path, value in kvlite.items():
+            stack.enter_context(mock.patch(path, value))
+        # A module's parameters become tensors of the device, not their data.
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, converting)
+        # What `torch.tensor` makes for the device comes there by a copy that is seen.
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, False)
+        FakeCuda.current = Stream.device_on = device
+        stack.callback(setattr, FakeCuda, "current", None)
+        stack.enter_context(device)
+        yield device

@@ -1,0 +1,111 @@
+"""What each Triton kernel computes, in torch: its twin fills the same tensors, given by the names
+of the kernel's arguments. Whoever writes a kernel adds its twin."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.quantized import unpacked_codes
+
+Arguments = SimpleNamespace
+
+
+def attend_split(given: Arguments) -> None:
+    """All of a head's entries as one split; the others have none."""
+    keys = _vectors(given.k_codes, given.k_scales, given.k_zeros, given.K_BITS)
+    values = _vectors(given.v_codes, given.v_scales, given.v_zeros, given.V_BITS)
+    logits = given.queries @ keys.mT + given.shift[..., None]
+    if given.CAPPED:
+        logits = given.softcap * torch.tanh(logits / given.softcap)
+    if given.lengths is not None:
+        beyond = torch.arange(given.count) >= given.lengths[..., None, None]
+        logits = logits.masked_fill(beyond, -torch.inf)
+    if given.logits is not None:
+        given.logits.copy_(logits)
+    given.outs.zero_()
+    given.lses.fill_(-torch.inf)
+    given.outs[:, :, 0] = logits.softmax(-1).nan_to_num() @ values
+    given.lses[:, :, 0] = logits.logsumexp(-1)
+
+
+def merge_splits(given: Arguments) -> None:
+    assert given.splits == given.lses.shape[2]
+    given.lse.copy_(given.lses.logsumexp(2))
+    shares = (given.lses - given.lse[:, :, None]).exp().nan_to_num()
+    given.out.copy_((given.outs * shares[..., None]).sum(2))
+
+
+def logits_of(given: Arguments) -> None:
+    signs, sizes = given.signs[:, :, : given.used], given.sizes[:, :, None, : given.used]
+    assert given.capacity == given.signs.shape[2] >= given.used
+    ones = unpacked_codes(signs, 1)[..., : given.DIM]
+    total = given.turned.sum(-1, keepdim=True)
+    given.logits.copy_(((2 * given.turned @ ones.mT - total) * sizes).flatten(0, 1))
+    given.lses.fill_(-torch.inf)
+    given.lses[..., 0] = given.logits.logsumexp(-1)
+
+
+def averaged(given: Arguments) -> None:
+    whole = given.lses.logsumexp(-1, keepdim=True)
+    given.scores.zero_()
+    given.scores.flatten(0, 1)[:, : given.used] = (given.logits - whole).exp().mean(1)
+
+
+def gather(given: Arguments) -> None:
+    """The first head's entries are given, and how far it is to the next."""
+    heads, batch = given.grid[1:]
+    slots = given.source.shape[-2]
+    shape, steps = (batch, heads, given.count), (given.p_batch, given.p_head, 1)
+    far = (given.s_batch, given.s_head, given.DIM, 1)
+    source = _strided(given.source, (batch, heads, slots, given.DIM), far)
+    places = _strided(given.places, shape, steps)
+    out = _strided(
+        given.out,
+        (*shape, given.DIM),
+        (*(step * given.DIM for step in steps[:2]), given.DIM, 1),
+    )
+    assert int(places.max()) < slots
+    index = places.clamp(min=0)[..., None].expand(-1, -1, -1, given.DIM)
+    out.copy_(torch.where((places >= 0)[..., None], source.gather(2, index), 0))
+
+
+def put(given: Arguments) -> None:
+    assert given.rows.dtype == given.target.dtype
+    given.target.copy_(given.rows)
+
+
+def attend_ragged(given: Arguments) -> None:
+    """Every head's run of slots as one split; the others have nothing."""
+    given.outs.zero_()
+    given.lses.fill_(-torch.inf)
+    for head, (start, last) in enumerate(zip(given.starts, given.last, strict=True)):
+        own = slice(int(start), int(last) + 1)
+        keys, values = given.keys[:, own].float(), given.values[:, own].float()
+        logits = given.queries[:, head].float() @ keys.mT * given.scale
+        if given.CAPPED:
+            logits = given.softcap * torch.tanh(logits / given.softcap)
+        given.outs[:, head, 0] = logits.softmax(-1) @ values
+        given.lses[:, head, 0] = logits.logsumexp(-1)
+
+
+TWINS: dict[str, Callable[[Arguments], None]] = {
+    "triton_decode._attend_split": attend_split,
+    "triton_decode.merge_splits": merge_splits,
+    "triton_ragged._attend_split": attend_ragged,
+    "triton_topk._logits_of": logits_of,
+    "triton_topk._averaged": averaged,
+    "triton_gather._gather": gather,
+    "triton_gather._put": put,
+}
+
+
+def _vectors(codes: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
+    """Quantized vectors `(batch, heads, n, dim)`, still rotated."""
+    steps = unpacked_codes(codes, bits).unflatten(-1, (scales.shape[2], -1))
+    return (steps * scales.mT[..., None].float() + zeros.mT[..., None].float()).flatten(-2)
+
+
+def _strided(first: Tensor, shape: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
+    return first.as_strided(shape, steps, first.storage_offset())

@@ -1,0 +1,154 @@
+"""Every Triton kernel, as it is launched for an 8B model, compiled for cards that nobody here has:
+it compiles, and all that a thread computes with stays in registers."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.cache.quantized import Quantized, rotation
+from kvlite.offload.kv.index import Index
+from tests.conftest import CACHE
+from tests.cuda import guard
+
+if not guard.POSSIBLE:
+    pytest.skip("needs a torch without CUDA, triton and g++", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from kvlite.ops.triton_decode import attend_quantized
+from kvlite.ops.triton_gather import gather_rows, put_rows
+from kvlite.ops.triton_ragged import attend_ragged
+from kvlite.ops.triton_topk import search
+from tests.cuda.fake_cuda import DEVICE, fake_cuda
+
+KV_HEADS, ENTRIES = 8, 2048
+RUN = JITFunction.run
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+def attention(
+    key_bits: int,
+    value_bits: int,
+    *,
+    rows: int = 4,
+    dim: int = 128,
+    group: int = 64,
+    softcap: float | None = None,
+    remembers: bool = False,
+) -> None:
+    """One token's over a quantized segment, by default of a model with 32 query heads."""
+    shape = (1, KV_HEADS, ENTRIES, dim)
+    keys = Quantized.empty(shape, key_bits, group, DEVICE)
+    values = Quantized.empty(shape, value_bits, group, DEVICE)
+    queries = torch.zeros(1, KV_HEADS, rows, dim, device=DEVICE)
+    logits = queries.new_empty(1, KV_HEADS, rows, ENTRIES) if remembers else None
+    shift = queries.new_zeros(1, KV_HEADS, rows)
+    hadamard = rotation(dim, DEVICE)
+    attend_quantized(queries, keys, values, hadamard, shift, softcap, logits=logits)
+
+
+def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
+    """One token's over exact entries of heads that hold what they hold."""
+    queries = torch.zeros(1, KV_HEADS, rows, dim, dtype=torch.bfloat16, device=DEVICE)
+    keys = queries.new_zeros(1, KV_HEADS * 64, dim)
+    starts = torch.arange(0, KV_HEADS * 64, 64, device=DEVICE)
+    attend_ragged(queries, keys, keys, starts, starts + 40, 64, scale=0.1, softcap=softcap)
+
+
+def searched(rows: int = 4, dim: int = 128) -> None:
+    """A layer's index, by one token."""
+    keys = torch.zeros(1, KV_HEADS, ENTRIES, dim, device=DEVICE)
+    queries = keys[:, :, :rows]
+    index = Index.of(keys, queries.square().sum(2), 64)
+    search(index.turned(queries), index.signs, index.sizes, ENTRIES, ENTRIES + 16)
+
+
+def moved() -> None:
+    """Entries from pinned memory, and a token's back."""
+    host: Tensor = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16).pin_memory()
+    places = torch.zeros(1, KV_HEADS, 528, dtype=torch.int64, device=DEVICE)
+    gather_rows(host, tuple(range(KV_HEADS)), places, places == 0)
+    put_rows(host[:, :, :1].to(DEVICE), host[:, :, :1])
+
+
+WORK: dict[str, Callable[[], None]] = {
+    "4 bits": lambda: attention(4, 4),
+    "8 bits": lambda: attention(8, 8),
+    "k8v4": lambda: attention(8, 4),
+    "k4v8": lambda: attention(4, 8),
+    "2 bits": lambda: attention(2, 2, group=32),
+    "4 bits, remembered": lambda: attention(4, 4, remembers=True),
+    "8 bits, remembered": lambda: attention(8, 8, remembers=True),
+    "k8v4, remembered": lambda: attention(8, 4, remembers=True),
+    "k4v8, remembered": lambda: attention(4, 8, remembers=True),
+    "4 bits, 64 query heads": lambda: attention(4, 4, rows=8),
+    "4 bits, dim 64": lambda: attention(4, 4, dim=64),
+    "4 bits, Gemma 2": lambda: attention(4, 4, rows=2, dim=256, softcap=50.0),
+    "ragged": ragged,
+    "ragged, Gemma 2": lambda: ragged(rows=2, dim=256, softcap=50.0),
+    "search": searched,
+    "search, dim 64": lambda: searched(dim=64),
+    "search, dim 256": lambda: searched(rows=2, dim=256),
+    "gather": moved,
+}
+
+
+# Bytes of a thread that go through memory nevertheless, at other shapes than an 8B model's.
+SPILLS = {(120, "2 bits"): 8, (120, "4 bits, Gemma 2"): 32}
+
+
+class Card(SimpleNamespace):
+    """What Triton asks a driver for."""
+
+    def get_current_device(self) -> int:
+        return int(self.capability)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+@pytest.fixture(params=[86, 89, 120])
+def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(CACHE / "triton"))
+    monkeypatch.setattr(triton.runtime.driver, "_active", Card(capability=request.param))
+    return int(request.param)
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("name", WORK)
+def test_nothing_spills(card: int, name: str, tmp_path: Path) -> None:
+    compiled: dict[str, Any] = {}
+
+    def keep(kernel: Any, grid: Any, args: Any, kwargs: Any) -> None:
+        compiled[kernel.fn.__name__] = RUN(kernel, *args, grid=grid, warmup=True, **kwargs)
+
+    with fake_cuda() as device:
+        device.kernels = keep
+        WORK[name]()
+    assert compiled
+    for kernel, made in compiled.items():
+        used = resources(made.asm["cubin"], tmp_path)
+        assert used["LOCAL"] == 0
+        assert used["STACK"] <= SPILLS.get((card, name), 0), f"{kernel} spills: {used}"
+
+
+def resources(cubin: bytes, folder: Path) -> dict[str, int]:
+    """What a kernel takes, as NVIDIA's tool names it: registers of a thread, bytes of memory."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    command = [TOOLS / "cuobjdump", "--dump-resource-usage", file]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", said)}

@@ -1,0 +1,161 @@
+"""The engine's way through CUDA, on a device that a CPU stands in for: the same tokens, nothing on
+two devices at once, no waiting for the device, and no more launches than there were."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVCache, parse_kv_bits
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import Runner
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import prefill
+from kvlite.methods import parse_method
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.model.load import LoadedModel
+from kvlite.offload import HostKVStore, Recall
+from kvlite.offload.weights.loader import off_device
+from tests.conftest import make_tiny
+from tests.cuda import guard
+from tests.test_packed import random_ids
+
+if not guard.POSSIBLE:
+    pytest.skip("needs a torch without CUDA, triton and g++", allow_module_level=True)
+
+from tests.cuda.fake_cuda import FakeCuda, fake_cuda
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 64}
+LAYERS = SIZES["num_hidden_layers"]
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    with fake_cuda() as device:
+        yield device
+
+
+@dataclass
+class Reading:
+    """Tokens that were read, and what goes on from there."""
+
+    model: LoadedModel
+    cache: KVCache
+    policies: list[LayerPolicy]
+    recall: Recall | None
+    logits: Tensor
+
+    def step(self, token: Tensor | None = None) -> Tensor:
+        """Logits after the likeliest token, or another one."""
+        token = self.logits.argmax(-1) if token is None else token
+        self.logits = decode_step(self.model, self.cache, token, self.policies, self.recall)
+        return self.logits
+
+
+def read(
+    model: LoadedModel, method: str, *, bits: str = "", recall: int = 0, count: int = 160
+) -> Reading:
+    """Some chunks, cut to 80 entries a head."""
+    ids, kv_bits = random_ids(count, 1), parse_kv_bits(bits) if bits else None
+    policies = layer_policies(parse_method(method), model.shape, 80, count, bits=kv_bits)
+    cache = model.empty_cache()
+    store = HostKVStore.empty(model.shape, model.dtype, None) if recall else None
+    logits = prefill(model, cache, ids, policies, store=store, reserve=64, chunk=64)
+    return Reading(model, cache, policies, None if store is None else Recall(store, recall), logits)
+
+
+# What a step launches in a layer, at most, and beside the layers.
+STEPS: dict[str, tuple[dict[str, Any], int]] = {
+    "full": ({"method": "full"}, 43),
+    "snapkv": ({"method": "snapkv"}, 43),
+    "spans": ({"method": "spans"}, 43),
+    "h2o": ({"method": "h2o"}, 56),
+    "heads of several lengths": ({"method": "snapkv:per_head=true"}, 48),
+    "4 bits": ({"method": "spans", "bits": "4"}, 58),
+    "recall": ({"method": "spans", "recall": 40}, 112),
+}
+BESIDE_LAYERS = 21
+# Where reading waits: for the prompt to come, for a constant that is made once, for the choice of
+# how many entries a head keeps, and, at the ends, for the host store to be whole.
+READING_WAITS = {"Prefill.__init__", "rotation", "compete", "KVTransfer.wait"}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_nothing_is_waited_for(cuda: FakeCuda, name: str) -> None:
+    """Neither while reading nor in a step, which launches no more kernels than it did."""
+    given, most = STEPS[name]
+    model = make_tiny("llama", "cuda", torch.bfloat16, **SIZES).model
+    cuda.forget()
+    reading = read(model, **given)
+    assert {re.split("[.:]<|:", each)[0] for each in cuda.waits} <= READING_WAITS
+    reading.step()
+    token = reading.logits.argmax(-1)
+    cuda.forget()
+    reading.step(token)
+    assert not cuda.waits
+    assert cuda.launched <= LAYERS * most + BESIDE_LAYERS
+
+
+WAYS: list[dict[str, Any]] = [
+    {"method": "spans", "recall": "ram"},
+    {"method": "snapkv:per_head=true", "recall": "ram"},
+    {"method": "full", "kv_bits": "4"},
+    {"method": "h2o", "recall": "ram"},
+    {"method": "spans", "recall": "ram", "kv_bits": "4"},
+    {"method": "spans", "recall": "ram", "recall_bits": "4"},
+    {"method": "spans", "recall": "disk"},
+    {"method": "spans", "recall": "off", "scores": "host"},
+]
+
+
+def two_turns(model: LoadedModel, path: Path, **given: Any) -> list[list[int]]:
+    """Answers of a conversation that is saved after the first, and opened for the second."""
+    usual = {"budget": 60, "recall_entries": 24, "chunk": 64, "max_new_tokens": 20}
+    runner = Runner(model, Settings(**{**usual, **given}))
+    talk = runner.conversation()
+    first = talk.generate(random_ids(130, 1)[0].tolist(), ignore_eos=True)
+    talk.save(path)
+    second = runner.open(path).generate(random_ids(30, 2)[0].tolist(), ignore_eos=True)
+    return [first.token_ids, second.token_ids]
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize("given", WAYS, ids=str)
+def test_a_conversation_is_that_of_a_cpu(
+    given: dict[str, Any], maps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where kernels do not read the host's memory. Compiled loops search otherwise."""
+    for module in ("cache.quantized", "offload.kv.index", "offload.kv.recall"):
+        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+    expected = two_turns(make_tiny("llama", **SIZES).model, tmp_path / "cpu.kv", **given)
+    with fake_cuda(maps=maps):
+        model = make_tiny("llama", "cuda", **SIZES).model
+        assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
+
+
+def test_where_memory_is_not_mapped_recall_waits_once_a_layer() -> None:
+    with fake_cuda(maps=False) as device:
+        reading = read(make_tiny("llama", "cuda", **SIZES).model, "spans", recall=40)
+        reading.step()
+        device.forget()
+        reading.step()
+        assert device.waits.pop("KVTransfer.fetch: a stream") == LAYERS
+        assert {each.partition(":")[0] for each in device.waits} <= {"KVTransfer._land"}
+
+
+def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
+    """The same logits, and only the thread that brings them waits."""
+    model = make_tiny("llama", "cuda", **{**SIZES, "num_hidden_layers": 4}).model
+    expected = read(model, "full").step().cpu()
+    model.layers = off_device(model)
+    reading = read(model, "full")
+    cuda.forget()
+    logits = reading.step()
+    assert not cuda.waits
+    assert logits.cpu().equal(expected)
