@@ -19,20 +19,21 @@ def kernels(module: str) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE.type == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
-            held = {name: sys.modules.pop(name) for name in _python_of_triton(module)}
+            held = {name: sys.modules.pop(name) for name in _python_of_triton()}
         yield importlib.import_module(module)
         if DEVICE.type == "cpu":
-            for name in _python_of_triton(module):
+            for name in _python_of_triton():
                 # Kept under another name, as Python tidies up only what it finds here at its end.
                 sys.modules[f"interpreted.{module}.{name}"] = sys.modules.pop(name)
             sys.modules.update(held)
 
 
-def _python_of_triton(module: str) -> list[str]:
-    """Modules that depend on whether triton interprets; what is compiled is loaded but once."""
-    loaded = [name for name in sys.modules if name.split(".")[0] == "triton"]
+def _python_of_triton() -> list[str]:
+    """Loaded modules that depend on whether triton interprets; what is compiled is loaded but
+    once."""
     return [
         name
-        for name in [*loaded, module]
-        if name in sys.modules and not name.startswith("triton._C")
+        for name in sys.modules
+        if (name.split(".")[0] == "triton" and not name.startswith("triton._C"))
+        or name.startswith("kvlite.ops.triton_")
     ]
