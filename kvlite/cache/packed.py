@@ -80,12 +80,12 @@ class Packed:
             array
             for side in (self.keys, self.values)
             for array in (
-                side.codes[0].numpy(),
-                side.scales[0].numpy().view(np.uint16),
-                side.zeros[0].numpy().view(np.uint16),
+                side.codes.numpy()[0],
+                side.scales.numpy()[0].view(np.uint16),
+                side.zeros.numpy()[0].view(np.uint16),
             )
         )
-        return *sides, self.positions[0].numpy(), self.mean[0].numpy()
+        return *sides, self.positions.numpy()[0], self.mean.numpy()[0]
 
     def write(self, part: slice, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Round entries, `(batch, heads, n, dim)` and `(batch, heads, n)`, into n of the places."""

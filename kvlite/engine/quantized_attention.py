@@ -3,6 +3,7 @@ once."""
 
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,9 +89,9 @@ def compiled(
     segment, held = head_group.segment, head_group.residual_len
     assert isinstance(segment, Packed)
     sizes = segment.start, segment.bits.keys, segment.bits.values
-    own = head_group.residual_keys[0].numpy(), head_group.residual_values[0].numpy()
+    own = head_group.residual_keys.numpy()[0], head_group.residual_values.numpy()[0]
     out, weights = attend(
-        queries[0].contiguous().numpy(), own, held, segment.arrays(), sizes, softcap
+        np.ascontiguousarray(queries.numpy()[0]), own, held, segment.arrays(), sizes, softcap
     )
     return torch.from_numpy(out)[None], torch.from_numpy(weights)[None] if remembers else None
 

@@ -108,7 +108,7 @@ def _likeliest(scores, first, last, count):
     while least and 2 * SAMPLED * above < 3 * count:
         least -= 1
         above += tally[least]
-    places = np.empty(some, np.int64)
+    places = np.empty(some, np.int32)
     found = _reaching(scores, first, last, np.int32(least << SHIFT).view(np.float32), places)
     if found < count:
         places, found = _row(first, last), some
@@ -123,14 +123,12 @@ def _likeliest(scores, first, last, count):
 
 
 @jitted
-def _touched(keys, named, slot_of):
-    """Bring keys that are not held nearer, many at once: each waits for memory, and they lie far
-    apart."""
+def _touched(vectors, places):
+    """Bring some of many vectors nearer, all at once: each would be waited for by itself later."""
     sums = np.float32(0)
-    for i in range(named.size):
-        if slot_of[named[i]] < 0 and named[i] < keys.shape[0]:
-            for d in range(0, keys.shape[1], LINE):
-                sums += keys[named[i], d]
+    for i in range(places.size):
+        for d in range(0, vectors.shape[1], LINE):
+            sums += vectors[places[i], d]
     return sums
 
 
@@ -154,7 +152,14 @@ def _attention(queries, source, head, named, held_keys, slot_of):
         dot_rows(queries, mean, head, shifts, 0)
         for row in range(rows):
             hadamard(turned[row])
-    products[0, 0] = _touched(exact, named, slot_of)
+    if not middle:
+        far, held = np.empty(named.size, np.int64), np.empty(named.size, np.int64)
+        others, known = 0, 0
+        for at in named:
+            far[others], held[known] = at, slot_of[at]
+            others += slot_of[at] < 0
+            known += slot_of[at] >= 0
+        products[0, 0] = _touched(exact, far[:others]) + _touched(held_keys, held[:known])
     for i in range(named.size):
         place, slot = named[i] - start, slot_of[named[i]]
         if slot >= 0:

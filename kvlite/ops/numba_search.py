@@ -14,6 +14,8 @@ from kvlite.ops.numba_vectors import hadamard, highest, jitted
 LAST_STEP = 15
 # Rows that one sum counts for, 16 bits each.
 LANES = 4
+# Entries whose sums lie in the nearest cache.
+PART = 1024
 
 
 @intrinsic
@@ -75,14 +77,32 @@ def _sums_of_bytes(spots, sums):
 
 
 @jitted
-def _add_up(words, sums, out):
-    """The sums of all of a key's bytes."""
-    for w in range(words.shape[1]):
-        for i in range(out.size):
-            word, found = words[i, w], np.uint64(0)
-            for byte in range(8):
-                found += sums[8 * w + byte, (word >> np.uint64(8 * byte)) & np.uint64(255)]
-            out[i] = found if w == 0 else out[i] + found
+def _logits(words, sums, steps, sizes, lanes, out):
+    """Estimated logits of up to `LANES` rows, `out` `(lanes, entries)`, a part at a time.
+
+    Args:
+        words: `(capacity, count)` uint64; sizes: `(capacity,)` float32.
+        sums: from `_sums_of_bytes`.
+        steps: what `_rounded` returned, a row each.
+    """
+    used = out.shape[1]
+    levels, ones = np.empty(PART, np.uint64), np.empty(PART, np.int32)
+    for start in range(0, used, PART):
+        some = min(PART, used - start)
+        for w in range(words.shape[1]):
+            for i in range(some):
+                word, found = words[start + i, w], np.uint64(0)
+                for byte in range(8):
+                    found += sums[8 * w + byte, (word >> np.uint64(8 * byte)) & np.uint64(255)]
+                levels[i] = found if w == 0 else levels[i] + found
+                ones[i] = np.int32(_ones(word)) + (np.int32(0) if w == 0 else ones[i])
+        for lane in range(lanes):
+            slope, shift = np.float32(2) * steps[lane, 0], np.float32(2) * steps[lane, 1]
+            total, place = steps[lane, 2], np.uint64(16 * lane)
+            for i in range(some):
+                level = np.float32(np.int32((levels[i] >> place) & np.uint64(0xFFFF)))
+                signed = slope * level + shift * np.float32(ones[i]) - total
+                out[lane, start + i] = signed * sizes[start + i]
 
 
 @jitted
@@ -107,14 +127,9 @@ def search(queries, balance, words, sizes, used, entries):
     count = words.shape[2]
     scores = np.zeros((heads, entries), np.float32)
     spots, sums = np.empty(64 * count, np.uint64), np.empty((8 * count, 256), np.uint64)
-    ones, levels = np.empty(used, np.int32), np.empty(used, np.uint64)
-    line, turned = np.empty(used, np.float32), np.empty(dim, np.float32)
+    lines, turned = np.empty((LANES, used), np.float32), np.empty(dim, np.float32)
     steps = np.empty((LANES, 3), np.float32)
     for head in range(heads):
-        ones[:] = 0
-        for w in range(count):
-            for i in range(used):
-                ones[i] += np.int32(_ones(words[head, i, w]))
         for first in range(0, rows, LANES):
             lanes = min(LANES, rows - first)
             spots[:] = 0
@@ -124,14 +139,9 @@ def search(queries, balance, words, sizes, used, entries):
                 hadamard(turned)
                 steps[lane] = _rounded(turned, lane, spots)
             _sums_of_bytes(spots, sums)
-            _add_up(words[head], sums, levels)
+            _logits(words[head], sums, steps, sizes[head], lanes, lines)
             for lane in range(lanes):
-                slope, shift = np.float32(2) * steps[lane, 0], np.float32(2) * steps[lane, 1]
-                total, place = steps[lane, 2], np.uint64(16 * lane)
-                for i in range(used):
-                    level = np.float32(np.int32((levels[i] >> place) & np.uint64(0xFFFF)))
-                    signed = slope * level + shift * np.float32(ones[i]) - total
-                    line[i] = signed * sizes[head, i]
+                line = lines[lane]
                 top, whole = highest(line), np.float32(0)
                 for i in range(used):
                     line[i] = _exp(line[i] - top)

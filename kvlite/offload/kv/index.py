@@ -86,8 +86,8 @@ class Index:
         if keys.dtype == torch.float32 and keys.shape[2] <= FEW and has_compiled(keys.device):
             from kvlite.ops.numba_search import add as compiled
 
-            given = (each.flatten(0, 1).contiguous().numpy() for each in (keys, self.mean))
-            compiled(*given, self.balance.flatten(0, 1).numpy(), *self._arrays(), self.used)
+            given = np.ascontiguousarray(_lines(keys)), _lines(self.mean), _lines(self.balance)
+            compiled(*given, *self._arrays(), self.used)
             self.used += keys.shape[2]
             return
         turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
@@ -101,10 +101,8 @@ class Index:
         self.used = end
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Signs in words, and sizes, as compiled loops take them: heads of all sequences in one
-        dimension."""
-        signs = self.signs.flatten(0, 1).numpy().view(np.uint64)
-        return signs, self.sizes.flatten(0, 1).numpy()
+        """Signs in words, and sizes, as compiled loops take them."""
+        return _lines(self.signs).view(np.uint64), _lines(self.sizes)
 
     def turned(self, queries: Tensor) -> Tensor:
         """Queries `(batch, kv heads, rows, dim)` float32, balanced and rotated like the signs."""
@@ -128,9 +126,8 @@ class Index:
         if has_compiled(queries.device):
             from kvlite.ops.numba_search import search as compiled
 
-            asked = queries.flatten(0, 1).contiguous().numpy()
-            balance = self.balance.flatten(0, 1).numpy()
-            found = compiled(asked, balance, *self._arrays(), self.used, entries)
+            asked = np.ascontiguousarray(_lines(queries))
+            found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
         turned = self.turned(queries)
         if has_kernel(queries.device):
@@ -160,6 +157,12 @@ def index_entry_bytes(dim: int) -> int:
 def sign_bytes(dim: int) -> int:
     """Bytes of a key's signs."""
     return -(-dim // WORD) * WORD // 8
+
+
+def _lines(tensor: Tensor) -> np.ndarray:
+    """A tensor `(batch, heads, ...)` as an array, heads of all sequences in one dimension."""
+    array = tensor.numpy()
+    return array.reshape(-1, *array.shape[2:])
 
 
 def _floored(query_sq_sum: Tensor) -> Tensor:

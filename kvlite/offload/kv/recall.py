@@ -75,7 +75,7 @@ class Recall:
         source, transfer = self.store.layers[layer].head_group, self.store.transfer
         count, ordered = self._count(head_group), _ordered(source)
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
-            self._known += _swap_in_compiled(head_group, queries[0], scores[0], source, count)
+            self._known += _swap_in_compiled(head_group, queries, scores, source, count)
         elif ordered and _exact(head_group, source) and transfer is not None:
             if self._counted is None:
                 self._counted = torch.zeros((), dtype=torch.int64, device=queries.device)
@@ -99,8 +99,8 @@ def _of_heads(scores: Tensor, heads: tuple[int, ...]) -> Tensor:
 
 def _ordered(source: KVHeadGroup) -> bool:
     """Whether places in the source are positions."""
-    last = int(source.residual_positions[0, 0, source.residual_len - 1])
-    return last == source.used - 1
+    last = source.residual_positions.numpy()[0, 0, source.residual_len - 1]
+    return bool(last == source.used - 1)
 
 
 def _exact(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
@@ -125,12 +125,12 @@ def _swap_in_compiled(
 
     remembered = head_group.rows
     came: int = fill(
-        queries.contiguous().numpy(),
-        scores.numpy(),
+        np.ascontiguousarray(queries.numpy()[0]),
+        scores.numpy()[0],
         np.array(head_group.heads),
         _arrays(source),
         _arrays(head_group),
-        _NOTHING if remembered is None else remembered[0].numpy(),
+        _NOTHING if remembered is None else remembered.numpy()[0],
         head_group.used,
         count,
         CANDIDATES * count,
@@ -147,9 +147,9 @@ def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
     """A head group of one sequence, as compiled loops take it: see `fill`."""
     segment = head_group.segment
     own = (
-        head_group.residual_keys[0].numpy(),
-        head_group.residual_values[0].numpy(),
-        head_group.residual_positions[0].numpy(),
+        head_group.residual_keys.numpy()[0],
+        head_group.residual_values.numpy()[0],
+        head_group.residual_positions.numpy()[0],
     )
     if not isinstance(segment, Packed):
         return own, _none_packed(len(head_group.heads)), (0, 0, 0)
