@@ -83,16 +83,6 @@ def _bin(score):
 
 
 @jitted
-def _reaching(scores, first, last, bound, places):
-    """Where scores reach a bound, and how many they are."""
-    found = 0
-    for i in range(first, last):
-        places[found] = i
-        found += scores[i] >= bound
-    return found
-
-
-@jitted
 def _likeliest(scores, first, last, count):
     """Where the `count` largest of scores from 0 to 1 are, between two places, in their order.
 
@@ -109,9 +99,14 @@ def _likeliest(scores, first, last, count):
         least -= 1
         above += tally[least]
     places = np.empty(some, np.int32)
-    found = _reaching(scores, first, last, np.int32(least << SHIFT).view(np.float32), places)
+    bound, found = np.int32(least << SHIFT).view(np.float32), 0
+    for i in range(first, last):
+        places[found] = i
+        found += scores[i] >= bound
     if found < count:
-        places, found = _row(first, last), some
+        for i in range(some):
+            places[i] = first + i
+        found = some
     worth = np.zeros(found, np.float32)
     for i in range(found):
         if scores[places[i]] > 0:

@@ -162,7 +162,7 @@ def sign_bytes(dim: int) -> int:
 def _lines(tensor: Tensor) -> np.ndarray:
     """A tensor `(batch, heads, ...)` as an array, heads of all sequences in one dimension."""
     array = tensor.numpy()
-    return array.reshape(-1, *array.shape[2:])
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def _floored(query_sq_sum: Tensor) -> Tensor:
