@@ -27,7 +27,7 @@ from kvlite.model.rotary import rotations_apart
 from kvlite.ops.attention import attend_causal
 
 # The most tokens in one pass, and how much more tokens in the same time it has to promise.
-WIDEST, WORTH = 16, 1.05
+WIDEST, WORTH = 8, 1.05
 # Times that are remembered of passes, and of single steps; and how many it takes to know anything.
 REMEMBERED, FEWEST = 9, 3
 
