@@ -24,7 +24,9 @@ def test_the_latest_of_the_longest_matches_is_gone_on_with(
             tokens = [*read, *said[:at]]
             length, follows = match(tokens, LONGEST)
             assert lookup.length == length
-            assert lookup.proposed(count) == (continued(tokens, follows, count) if length else [])
+            expected = continued(tokens, follows, count) if follows else []
+            assert lookup.proposed(count) == expected
+            assert len(lookup.chances(count)) == len(expected)
 
 
 @given(st.lists(st.integers(0, 1), min_size=20, max_size=60))
@@ -45,7 +47,8 @@ def test_it_is_counted_how_often_what_was_expected_came() -> None:
     assert lookup.chances(2) == [CHANCES[2], CHANCES[2] * CHANCES[3]]
     lookup.push(3)
     lookup.push(8)  # 9 was expected after three that match
-    assert lookup.length == 0 and lookup.proposed(3) == []
+    assert lookup.length == 0 and lookup.proposed(2) == [1, 2]  # as after the 3 before it
+    assert lookup.chances(1) == [CHANCES[0]]
     for token in (1, 2):
         lookup.push(token)
     assert lookup.length == 2

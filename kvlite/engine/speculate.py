@@ -6,7 +6,7 @@ ends, nothing has to be taken back. What was proposed in vain is overwritten.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import takewhile
 from math import log2
@@ -27,7 +27,9 @@ from kvlite.model.rotary import rotations_apart
 from kvlite.ops.attention import attend_causal
 
 # The most tokens in one pass, and how much more tokens in the same time it has to promise.
-WIDEST, WORTH = 8, 1.05
+WIDEST, WORTH = 8, 1.1
+# What a second token and each further one cost a CPU (SmolLM2 in fp32), in steps of one token.
+SECOND, FURTHER = 0.35, 0.1
 # Times that are remembered of passes, and of single steps; and how many it takes to know anything.
 REMEMBERED, FEWEST = 9, 3
 
@@ -73,7 +75,7 @@ class Ahead:
 
     Attributes:
         token_ids: those, the next one first.
-        logits: of the token after each, `(L, vocab)` float32.
+        hidden: what came out of the layers, `(1, L, hidden size)`.
         entered: how many are in the cache.
     """
 
@@ -82,7 +84,7 @@ class Ahead:
         """Put them through. Whatever interrupts it, the cache is as before."""
         cache.require_whole()
         start, count, device = cache.seen, len(token_ids), model.device
-        self.cache, self.layers = cache, [*cache.layers]
+        self.model, self.cache, self.layers = model, cache, [*cache.layers]
         self.token_ids, self.entered, self.start = token_ids, 0, start
         positions = torch.arange(start, start + count, dtype=torch.int32, device=device)
         hidden = model.embed(torch.tensor([token_ids], device=device))
@@ -90,10 +92,12 @@ class Ahead:
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
             attender = LayerAhead(layer, positions)
             hidden = model.layers[index](hidden, position_embeddings=rotation, kvlite=attender)
-        self.logits = model.logits(hidden[0])
+        self.hidden = hidden
 
+    @torch.inference_mode()
     def enter(self, token: int) -> Tensor | None:
-        """Let the next token be in the cache.
+        """Let the next token be in the cache. Logits are made only now, one by one, as in a single
+        step: some products of a few rows with a large vocabulary take longer than one by one.
 
         Returns:
             Logits of the token after it, `(1, vocab)`; None if it is another, or the cache is no
@@ -104,9 +108,10 @@ class Ahead:
         same = all(one is other for one, other in zip(cache.layers, self.layers, strict=False))
         if not (here and same and at < len(self.token_ids) and self.token_ids[at] == token):
             return None
+        logits = self.model.logits(self.hidden[:, at])
         cache.advance()
         self.entered += 1
-        return self.logits[at : at + 1]
+        return logits
 
 
 def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
@@ -128,8 +133,11 @@ def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
 
 
 class Pace:
-    """What a pass takes for each further token, as a share of a step of one, from what was measured
-    in this answer. It is a power of 2, so that noise seldom decides."""
+    """What a pass of several tokens costs, in steps of one.
+
+    The cost of a second token and of each further one keep the ratio that a CPU has; how high both
+    are is measured in this answer, to a power of 2, so that noise seldom decides.
+    """
 
     def __init__(self) -> None:
         self._single: deque[float] = deque(maxlen=REMEMBERED)
@@ -143,13 +151,23 @@ class Pace:
             self._passes.append((width, seconds))
 
     @property
-    def further(self) -> float:
-        """The cost of a further token."""
+    def factor(self) -> float:
+        """How many times the costs of a CPU a pass costs, beyond its first token."""
         if min(len(self._single), len(self._passes)) < FEWEST:
-            return 1 / 8
+            return 1
         one = median(self._single)
-        cost = median((seconds / one - 1) / (width - 1) for width, seconds in self._passes)
-        return float(2 ** round(log2(min(max(cost, 1 / 64), 1))))
+        factor = median((seconds / one - 1) / _more(width) for width, seconds in self._passes)
+        return float(2 ** round(log2(min(max(factor, 1 / 16), 16))))
+
+    def costs(self) -> list[float]:
+        """The costs of passes of 1, 2, ... `WIDEST` tokens."""
+        factor = self.factor
+        return [1 + factor * _more(width) for width in range(1, WIDEST + 1)]
+
+
+def _more(width: int) -> float:
+    """What a pass costs a CPU beyond its first token."""
+    return (SECOND + FURTHER * (width - 2)) if width > 1 else 0.0
 
 
 class Speculation:
@@ -181,7 +199,7 @@ class Speculation:
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0
         self._ahead: Ahead | None = None
-        self._width, self._began = 0, 0.0
+        self._width, self._spent, self._began = 1, 0.0, 0.0
 
     def enter(self, token: int, most: int) -> Tensor | None:
         """Let a token that was drawn be in the cache, if that takes no step of its own.
@@ -192,48 +210,56 @@ class Speculation:
         Returns:
             Logits of the next token, `(1, vocab)` float32; None if it takes a step.
         """
-        logits = None if self._ahead is None else self._ahead.enter(token)
+        began, self._began = self._began, perf_counter()
         if not self.off:
             self.lookup.push(token)
-        if logits is not None:
-            self.accepted += 1
-            return logits
-        self._ahead, self.steps = None, self.steps + 1
+        if self._ahead is not None:
+            logits = self._unless_short(partial(self._ahead.enter, token))
+            if logits is not None:
+                self.accepted += 1
+                return logits
+        if began:
+            self.pace.took(self._width, self._spent)
         proposed = self.lookup.proposed(self._choose(most) - 1)
         token_ids = [token, *takewhile(lambda each: each not in self.ends, proposed)]
-        self._width, self._began = len(token_ids), perf_counter()
-        return None if self._width == 1 else self._pass(token_ids)
+        self._ahead, self._width, self._spent = None, len(token_ids), 0.0
+        self.steps += 1
+        return None if self._width == 1 else self._unless_short(partial(self._pass, token_ids))
 
     def drawn(self) -> None:
-        """The token after was drawn, so that the device is done."""
-        if self._width:
-            self.pace.took(self._width, perf_counter() - self._began)
-        self._width = 0
+        """A token was drawn, so that the device is done."""
+        if self._began:
+            self._spent += perf_counter() - self._began
 
     def _choose(self, most: int) -> int:
         """How many tokens are put through now: as many as promise the most tokens in a time."""
         if self.off:
             return 1
-        best, rate, tokens, further = 1, WORTH, 1.0, self.pace.further
+        best, rate, tokens, costs = 1, WORTH, 1.0, self.pace.costs()
         for ahead, chance in enumerate(self.lookup.chances(min(WIDEST, most) - 1), 1):
             tokens += chance
-            if tokens / (1 + further * ahead) > rate:
-                best, rate = 1 + ahead, tokens / (1 + further * ahead)
+            if tokens / costs[ahead] > rate:
+                best, rate = 1 + ahead, tokens / costs[ahead]
         return best if best == 1 else max(1, min(best, room_ahead(self.cache, self.policies)))
 
     def _pass(self, token_ids: list[int]) -> Tensor | None:
-        """Put the next token through with those proposed, if there is memory for it."""
+        """Put the next token through with those proposed."""
+        ahead = Ahead(self.model, self.cache, token_ids)
+        logits = ahead.enter(token_ids[0])
+        self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1
+        return logits
+
+    def _unless_short(self, work: Callable[[], Tensor | None]) -> Tensor | None:
+        """Do work that changes nothing before it has all the memory it needs; None, and no
+        speculation from here on, if there is too little."""
         try:
-            ahead = Ahead(self.model, self.cache, token_ids)
+            return work()
         except Exception as error:
             if not is_oom(error):
                 raise
-        else:
-            self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1
-            return ahead.enter(token_ids[0])
-        # The error is gone here, and with its traceback what the pass had made.
+        # The error is gone here, and with its traceback what the work had made.
+        self.off, self._ahead = "memory was short", None
         release_memory(self.model.device)
-        self.off, self._width = "memory was short", 0
         return None
 
     def figures(self) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 
 def match(tokens: list[int], longest: int) -> tuple[int, int]:
     """How many of the last tokens, up to `longest`, stood before in the same order, and where the
-    token after them is: the latest place of the longest match; (0, 0) if nowhere."""
+    token after them is: the latest place of the longest match. If not even the last one stood
+    before, where the second token after the one before it is; (0, 0) if that did not either."""
     for length in range(min(longest, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
                 return length, end
+    for place in range(len(tokens) - 3, -1, -1):
+        if tokens[place] == tokens[-2]:
+            return 0, place + 2
     return 0, 0
 
 
