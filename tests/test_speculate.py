@@ -54,7 +54,7 @@ DRAWN: list[dict[str, Any]] = [
 
 
 def opened(model: LoadedModel, **given: Any) -> Conversation:
-    return kvlite.Runner(model, Settings().replace(given)).conversation()
+    return kvlite.Runner(model, Settings().replace({"speculate": "auto", **given})).conversation()
 
 
 @contextmanager

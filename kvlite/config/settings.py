@@ -165,7 +165,7 @@ class Settings:
         None, "makes draws repeatable, if --temperature is above 0", low=0, high=LARGEST
     )
     speculate: str = _sampling(
-        "auto",
+        "off",
         "put tokens that followed the same words before, in the document or the conversation, "
         "through the model together with the next one, and keep those that come true: the same "
         "answer sooner, where it repeats things; auto does so where it pays, off never",
