@@ -279,6 +279,7 @@ def policies_of(model: LoadedModel, spec: str, budget: int, seen: int) -> list[L
         ({"method": "full"}, True),
         ({"budget": "30"}, True),
         ({"method": "h2o", "budget": "30"}, False),
+        ({"method": "h2o", "budget": "500"}, False),
         ({"method": "tova", "budget": "30"}, False),
         ({"method": "lminfinite", "budget": "30"}, False),
         ({"method": "streaming", "budget": "30"}, False),
