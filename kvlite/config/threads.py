@@ -1,7 +1,7 @@
 """How many threads compute, and how they wait, for programs: decided before torch is imported.
 
 OpenMP's threads spin while they wait for each other. On a machine that does anything else they then
-keep from its core the one they wait for: a token took 19 times as long (`docs/benchmarks.md`).
+keep from its core the one they wait for: a token takes many times as long (`docs/benchmarks.md`).
 Asleep, they need not be fewer, so that sums are split, and rounded, the same way however busy the
 machine is.
 """
