@@ -19,6 +19,7 @@ from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.turn import Turn
+from kvlite.engine.speculate import Speculation
 from kvlite.errors import OutOfMemory
 from tests.cli.conftest import Run, tokens
 
@@ -75,11 +76,11 @@ def test_an_answer_that_memory_ended_is_in_the_exit_code_and_others_go_on(
 ) -> None:
     enter, calls = Turn._enter, [0]
 
-    def runs_out(self: Turn, token: int) -> None:
+    def runs_out(self: Turn, token: int, speculation: Speculation) -> None:
         calls[0] += 1
         if calls[0] == 3 * which + 2:  # the second of three tokens that enter the cache
             raise OutOfMemory("there is no more: close other programs")
-        enter(self, token)
+        enter(self, token, speculation)
 
     monkeypatch.setattr(Turn, "_enter", runs_out)
     monkeypatch.setattr(sys, "stdin", io.StringIO(QUESTIONS))
