@@ -337,6 +337,7 @@ def held(talk: kvlite.Conversation) -> list[list[int]]:
 FORGETFUL = "{{ messages | length }} {{ messages[-1]['content'] }}"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("template", [None, FORGETFUL])
 @pytest.mark.parametrize("method", ["full", "snapkv:window=8", "kvx"])
 def test_a_stopped_reading_leaves_the_conversation_as_it_was(

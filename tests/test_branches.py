@@ -102,7 +102,7 @@ def same(one: Conversation, two: Conversation) -> None:
     assert one.messages == two.messages
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_edit_is_as_if_nothing_else_had_been_said(llama: Tiny, name: str) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -115,7 +115,7 @@ def test_an_edit_is_as_if_nothing_else_had_been_said(llama: Tiny, name: str) -> 
     same(talk, fresh)
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_answer_drawn_again_is_the_same(
     llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +129,7 @@ def test_an_answer_drawn_again_is_the_same(
     same(talk, fresh)
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", GIVEN)
 def test_undone_is_unsaid(llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -144,7 +144,7 @@ def test_undone_is_unsaid(llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatc
     same(talk, fresh)
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_branch_goes_on_from_an_earlier_answer(llama: Tiny, name: str) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -158,7 +158,7 @@ def test_a_branch_goes_on_from_an_earlier_answer(llama: Tiny, name: str) -> None
     same(talk, fresh)
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_branch_that_was_left_goes_on_where_it_ended(llama: Tiny, name: str) -> None:
     talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
@@ -173,7 +173,7 @@ def test_a_branch_that_was_left_goes_on_where_it_ended(llama: Tiny, name: str) -
     assert talk.messages[2]["content"] == OTHER
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral"])
 @pytest.mark.parametrize(
     "name", ["full", "recall", "recall-4", "forget", "late", "late, forgotten"]
@@ -374,6 +374,7 @@ def acts(talk: Conversation, told: list[str]) -> list[Any]:
     return [edited, again, undone, branched, messages, said(talk, WORDS[1])]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["full", "recall", "recall-4", "recall-disk", "late"])
 def test_saved_conversations_go_back_as_others_do(llama: Tiny, name: str, tmp_path: Path) -> None:
     talk, straight = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])

@@ -57,6 +57,7 @@ def test_loading_ends_before_the_next_weight(stream: str, tiny_folder: Path) -> 
     load(After(10**6))
 
 
+@pytest.mark.long
 def test_opening_ends_at_each_stage(tiny_folder: Path) -> None:
     settings = Settings(model=str(tiny_folder), device="cpu")
     never = After(10**6)
@@ -187,6 +188,7 @@ def test_a_model_is_downloaded_and_it_is_said_how_much(hub: Hub, tiny_folder: Pa
     assert any(each.startswith("Downloading a/b: ") for each in said), (said, total)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("find", [find_model, find_config])
 def test_a_download_that_waits_for_the_network_ends(hub: Hub, find: Any) -> None:
     hub.silent.set()

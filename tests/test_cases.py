@@ -56,6 +56,7 @@ def test_prompts_fill_their_length_and_no_more(cases: Cases) -> None:
         assert recipe.length - 50 < len(case.prompt) <= recipe.length, recipe.kind
 
 
+@pytest.mark.long
 def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: Cases) -> None:
     """Both settings read these tokens: at once, or cut where the question begins."""
     for _, case in cases:

@@ -223,6 +223,7 @@ def test_what_transformers_refuses_is_told_without_its_validators_name(tmp_path:
     assert "Strict" not in str(error.value)
 
 
+@pytest.mark.long
 def test_the_most_layers_are_counted_in_time(tmp_path: Path) -> None:
     config = {**PUBLISHED[LLAMA], "num_hidden_layers": config_check.MOST["num_hidden_layers"]}
     assert read_shape(write(tmp_path, config)).layers == 1000

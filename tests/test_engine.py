@@ -65,6 +65,7 @@ def reference_tokens(reference: Any, ids: list[int], count: int) -> list[int]:
     return [int(i) for i in out[0, len(ids) :]]
 
 
+@pytest.mark.cases(1)
 def test_full_answers_as_transformers_does_over_two_turns(tiny: Tiny) -> None:
     torch.manual_seed(1)
     first, second = (torch.randint(3, 199, (n,)).tolist() for n in (75, 20))
@@ -77,6 +78,7 @@ def test_full_answers_as_transformers_does_over_two_turns(tiny: Tiny) -> None:
     )
 
 
+@pytest.mark.cases(7)
 def test_logits_of_a_batch_equal_transformers_in_both_turns(tiny: Tiny) -> None:
     torch.manual_seed(2)
     first, second = torch.randint(3, 199, (2, 75)), torch.randint(3, 199, (2, 30))
@@ -106,7 +108,7 @@ def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
     assert (logits[:, 0] - expected).abs().max() < 1e-5
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     "method",
     [
@@ -217,6 +219,7 @@ def test_memory_of_what_was_dropped_is_given_back(llama: Tiny) -> None:
     assert cache.nbytes == sum(storages.values())
 
 
+@pytest.mark.long
 def test_a_second_turn_on_a_compressed_cache_reads_at_the_right_positions(llama: Tiny) -> None:
     talk = Conversation(llama.model, Settings(method="kvx", budget="24"))
     torch.manual_seed(6)

@@ -44,14 +44,14 @@ def rows_of(
     return list(measure(work, done))
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(5)
 def test_the_full_cache_is_its_own_measure(tiny: Tiny) -> None:
     full = rows_of(tiny)[0]
     assert (full.kl, full.agreement, full.nll_change, full.scored) == (0, 1, 0, AFTER - 1)
     assert full.attention_kept == pytest.approx(1)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(1)
 def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
     """Token by token, each method alone, beside transformers' logits of the whole text."""
     part = text()[START : START + LENGTH + AFTER]
@@ -81,6 +81,7 @@ RECALLING = [
 ]
 
 
+@pytest.mark.long
 def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -> None:
     """In a grid with all others, beside a conversation that is told what the text says."""
     ways = [Choice(parse_method(spec), 30, None, way) for spec, way in RECALLING]
@@ -128,7 +129,7 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
             assert (row.kl != pytest.approx(off[row.method].kl)) == (row.recall != "0")
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
     if not tiny.model.shape.full_layers:
         pytest.skip("every layer has a sliding window, whatever the method")
@@ -193,6 +194,7 @@ def test_lines_are_means_over_parts() -> None:
     assert tally.kv_bytes == 1024
 
 
+@pytest.mark.cases(14)
 def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
     shape = tiny.model.shape
     grid = [CHOICES[0], CHOICES[2]]

@@ -55,12 +55,13 @@ def same(expected: Any, found: Any) -> None:
     assert not lines, "\n".join(["differs from what was recorded:", *lines[:SHOWN], *more])
 
 
-@pytest.mark.cases(32)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_run_is_as_recorded(shop: Workshop, run: Run, tmp_path: Path) -> None:
     same(recorded("runs")[run.name], played(shop, run, tmp_path))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("args", PLANS, ids=" ".join)
 def test_a_plan_is_as_recorded(shop: Workshop, args: list[str]) -> None:
     same(recorded("plans")[" ".join(args)], planned(shop, args))
@@ -71,6 +72,7 @@ def test_nothing_else_was_recorded() -> None:
     assert {*recorded("plans")} == {" ".join(args) for args in PLANS}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("run", "on"), stored.SAVED, ids=[run.name for run, _ in stored.SAVED])
 def test_a_saved_conversation_opens_and_goes_on(
     shop: Workshop, run: Run, on: Callable[[Play], None], tmp_path: Path

@@ -33,6 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("recall", ["auto", "ram", "disk"])
 @pytest.mark.parametrize("bits", ["16", "4"])
 def test_turns_are_exact_wherever_it_is(llama: Tiny, cache: Path, recall: str, bits: str) -> None:
@@ -45,6 +46,7 @@ def test_turns_are_exact_wherever_it_is(llama: Tiny, cache: Path, recall: str, b
     assert all((layer.disk is None) == (recall != "disk") for layer in talk.store.layers)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("bits", ["16", "8", "4"])
 def test_answers_are_the_same_from_disk(llama: Tiny, cache: Path, bits: str) -> None:
     answers = []
@@ -130,6 +132,7 @@ def test_a_folder_that_cannot_be_written_is_said(llama: Tiny, cache: Path) -> No
     assert str(cache / "recall") in note and "KVLITE_CACHE" in note
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("turn", [0, 2])
 @pytest.mark.parametrize("method", ["snapkv:window=8", "h2o", "kvzip"])
 def test_a_disk_that_fills_up_costs_the_tier_and_nothing_else(

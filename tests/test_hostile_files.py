@@ -147,6 +147,7 @@ def test_descriptions_with_wrong_values(
     assert refused > INPUTS / 4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["whole", "light"])
 def test_some_descriptions_with_wrong_values(
     runner: kvlite.Runner, made: Made, tmp_path: Path, kind: str
@@ -283,6 +284,7 @@ def test_a_fault_at_any_call_of_a_save_loses_nothing(
     assert runner.open(path).token_ids == [5, 6, 7, 8]
 
 
+@pytest.mark.long
 def test_a_conversation_whose_model_is_gone_is_not_saved_as_of_another(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("budget", ["30", "41"])
 @pytest.mark.parametrize(("model", "chosen"), KINDS, ids=lambda each: str(each))
 def test_what_a_conversation_holds_equals_loops_over_lists(

@@ -107,6 +107,7 @@ def lines(head_group: KVHeadGroup) -> list[set[int]]:
     return [set(line.tolist()) for line in head_group.residual_positions.flatten(0, 1)]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("heads", [(0, 1, 2), (2,), (0, 2)])
 def test_a_token_brings_back_what_the_oracle_says(
     transfer: KVTransfer, heads: tuple[int, ...], no_loops: None
@@ -131,6 +132,7 @@ def test_a_token_brings_back_what_the_oracle_says(
     assert recall.brought == came  # all is there
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("count", [SINKS + RECENT + 1, 40, 60])
 def test_as_where_the_device_is_waited_for(transfer: KVTransfer, count: int) -> None:
     """Two sequences, what is remembered of attention, and numbers that are none."""
@@ -297,7 +299,7 @@ def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> Non
     assert head_group.residual_values[:, :, :80].equal(source.residual_values)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -65,6 +65,7 @@ def test_what_was_read_is_found_again(model: LoadedModel, folder: Path) -> None:
     assert found == entry
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize(
     ("read_with", "asked_with", "opens"),
     [

@@ -250,6 +250,7 @@ class Dense:
         self.merged += count
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("name", "spec", "merged_layers"),
     [
@@ -351,7 +352,7 @@ def test_stopping_while_a_later_turn_is_read_loses_nothing(llama: Tiny) -> None:
     assert stopped.cache.nbytes == fresh.cache.nbytes
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("budget", ["24", "150"])
 @pytest.mark.parametrize("other", ["kvx", "streaming", "h2o", "snapkv:window=8", "full"])
 def test_another_method_may_take_over_and_give_back(llama: Tiny, other: str, budget: str) -> None:

@@ -83,6 +83,7 @@ def test_the_shape_counts_the_weights_of_the_real_model(tiny: Tiny, tmp_path: Pa
         assert shape.parameters[group] == shape.layers * inner
 
 
+@pytest.mark.cases(15)
 def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny.reference.config
     shape = save_config(config, tmp_path)
@@ -226,6 +227,7 @@ def test_a_broken_tokenizer_is_refused_where_a_text_is_to_be_counted(
     assert str(folder) in str(error.value)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stream", ["off", "disk"])
 def test_a_tokenizer_is_read_once(
     stream: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -421,6 +423,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "run_in_child", here)
 
 
+@pytest.mark.long
 def test_a_gguf_becomes_a_folder_that_loads(cache: Path, tmp_path: Path) -> None:
     weights = write_gguf(tmp_path / "a.gguf")
     notices: list[str] = []

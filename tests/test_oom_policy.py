@@ -171,7 +171,7 @@ def quick(straight: dict[str, Straight]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_memory_runs_out_once_nothing_is_given_up(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -180,7 +180,7 @@ def test_wherever_memory_runs_out_once_nothing_is_given_up(
         assert survives(model, name, straight[name], range(at, at + 1)) == []
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_memory_runs_out_again_and_again_the_answer_goes_on(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -189,7 +189,7 @@ def test_wherever_memory_runs_out_again_and_again_the_answer_goes_on(
         survives(model, name, straight[name], range(at, at + 3))
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_it_may_run_out_at_any_time_and_for_as_long(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -229,7 +229,7 @@ def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:
     return answer.token_ids, told[-1]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_where_nothing_may_be_given_up_the_conversation_is_kept(
     model: LoadedModel, straight: dict[str, Straight], name: str
@@ -300,6 +300,7 @@ def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedMo
         assert talk.token_ids == whole.token_ids
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("settings", "share", "fallbacks"),
     [

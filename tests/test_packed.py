@@ -177,7 +177,7 @@ def test_small_lines_are_left_exact(llama: Tiny) -> None:
     assert not any(layer.packed for layer in cache.layers)
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -210,6 +210,7 @@ def test_every_method_reads_and_answers_on_a_quantized_cache(llama: Tiny, name: 
 # --- once and never again ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "method",
@@ -286,7 +287,7 @@ def test_nothing_is_quantized_before_what_will_be_dropped_was(llama: Tiny) -> No
         )
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("method", "budgets", "widths"),
     [
@@ -350,6 +351,7 @@ def head_groups(dim: int = 16, dtype: torch.dtype = torch.float32) -> Iterator[K
         yield cache.layers[1].head_groups[0]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_attention_is_that_over_the_restored_entries(softcap: float | None) -> None:
     for head_group in head_groups():
@@ -376,6 +378,7 @@ def test_an_answer_never_restores_a_layer(llama: Tiny) -> None:
         assert meter.peak - before < 0.85 * restored_layer
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "method", ["full", "snapkv:window=8", "kvx", "simlayerkv:threshold=0,recent=60+kvx"]
 )
@@ -420,6 +423,7 @@ def test_a_batch_is_quantized_like_its_rows(llama: Tiny) -> None:
 # --- what users see ------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "method"),
     [("llama", "h2o"), ("llama", "kvx"), ("llama", "streaming"), ("gemma3", "kvx")],
@@ -435,6 +439,7 @@ def test_a_budget_in_bytes_is_kept(name: str, method: str) -> None:
     assert answer.metrics.kept_entries_mean > 1.4 * less.metrics.kept_entries_mean
 
 
+@pytest.mark.long
 def test_keys_by_channel_are_for_lines_that_only_grow(llama: Tiny) -> None:
     model = llama.model
     for method in ("full", "snapkv:window=8", "simlayerkv:threshold=0.5+snapkv"):

@@ -157,7 +157,7 @@ def test_bytes_are_those_held(tiny: Tiny, tmp_path: Path) -> None:
     assert sum(read_shape(tmp_path).weight_bytes(INT4).values()) == held
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(1)
 def test_answers_as_transformers_does_with_the_same_weights(
     tiny: Tiny, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +251,7 @@ def test_auto_keeps_what_a_gguf_has(gguf_folder: Path) -> None:
         assert other.open(path).context.token_ids == talk.context.token_ids
 
 
+@pytest.mark.long
 def test_predictions_of_the_embedded_model_stay(smollm: kvlite.Runner, prose: list[int]) -> None:
     """KL divergence from fp32 at most 1e-6: its weights are 4-bit in the file."""
     model = kvlite.load("smollm2-135m", weights="int4").model

@@ -77,6 +77,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.cases(13)
 @pytest.mark.parametrize("template", ["its own", TRIMS, None])
 @pytest.mark.parametrize(("question", "said"), CASES)
 def test_every_token_is_on_the_page_where_it_begins(

@@ -159,6 +159,7 @@ def test_a_table_takes_as_few_forecasts_as_it_can(
     assert not any(row.tokens for row in none)
 
 
+@pytest.mark.long
 def test_what_is_given_up_comes_in_order_and_is_said(llama_8b: str) -> None:
     ample = planner(llama_8b, method="full").best(8192)
     assert len(ample.reasons) == 1
@@ -249,7 +250,7 @@ def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.25, 0.0])
 def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     """Every cap down to the least that a plan calls possible is kept to."""
@@ -272,6 +273,7 @@ def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     assert metrics.plan_error == pytest.approx(metrics.planned_peak_bytes / metrics.peak_bytes - 1)
 
 
+@pytest.mark.long
 def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path) -> None:
     settings = Settings(model=str(wide_folder), max_new_tokens=8, device="cpu", vram="1MiB")
     least = open_planner(settings).best(900)

@@ -29,6 +29,7 @@ def test_the_latest_of_the_longest_matches_is_gone_on_with(
             assert len(lookup.chances(count)) == len(expected)
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(0, 1), min_size=20, max_size=60))
 def test_with_few_places_compared_it_is_still_a_match(tokens: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -94,6 +94,7 @@ def test_what_is_no_text_is_not_said(runner: kvlite.Runner, wrong: Any) -> None:
     require_same(talk, fresh)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("wrong", [0, 3, -1, True, None, "1", 1.0, [1]])
 def test_there_is_no_message_of_that_number(runner: kvlite.Runner, wrong: Any) -> None:
     talk, fresh = runner.conversation(), runner.conversation()

@@ -26,7 +26,7 @@ def vectors(count: int, dim: int, seed: int = 0) -> Tensor:
     return torch.randn(2, 3, count, dim, generator=generator) * sizes + sizes
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("bits", "group", "dim"), SHAPES)
 def test_vectors_come_back_as_the_oracle_says(bits: int, group: int, dim: int) -> None:
     x = vectors(7, dim)
@@ -83,7 +83,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         pytest.importorskip("numba")
 
 
-@pytest.mark.cases(22)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize(("bits", "group", "dim"), [*SHAPES, (4, 128, 128), (2, 16, 128)])
 def test_products_are_those_of_the_restored_vectors(
@@ -101,6 +101,7 @@ def test_products_are_those_of_the_restored_vectors(
         )
 
 
+@pytest.mark.long
 def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = pytest.importorskip("kvlite.ops.numba_quant")
     held = Quantized.of(vectors(50, 64), 4, 32)

@@ -70,7 +70,7 @@ def recipes(seeds: Sequence[int]) -> list[Recipe]:
     return [Made("made", "up", 102, 0.5, seed, prepare) for seed in seeds]
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("question", ["known", "unknown"])
 def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -> None:
     """Known: one turn. Unknown: the context is read, then the question is a turn of its own."""
@@ -167,6 +167,7 @@ def test_branches_that_recall_answer_as_conversations_do(llama: Tiny, question: 
     require_alike(llama.model, make_case(4), question, grid)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gemma3", "qwen2-sliding", "phi3-longrope", "llama-rope-dynamic"])
 def test_branches_recall_alike_on_other_models(name: str) -> None:
     grid = [Choice(parse_method(spec), 40, None, way)
@@ -258,7 +259,7 @@ def alone(tiny: Tiny, case: Case, choice: Any) -> float:
     return sum(nats) / len(nats)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(1)
 def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
     case = make_case(3)
     branches = read(tiny.model, case, "known", CHOICES)
@@ -327,6 +328,7 @@ def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(llama: Tiny, stopp
     assert [*first, *grid(done)] == whole
 
 
+@pytest.mark.long
 def test_rows_of_recall_have_keys_of_their_own(llama: Tiny) -> None:
     kept = Choice(parse_method("snapkv:window=8"), 40)
     grid = [CHOICES[0], *(replace(kept, recall=way) for way in (None, *WAYS))]

@@ -135,6 +135,7 @@ def test_sizes_of_the_paper_rounded_down(groups: int, expected: list[int]) -> No
     assert group_sizes([0] * 4, 384, None, 9) == [384] * 4
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(1, 8), min_size=2, max_size=6),
     st.integers(18, 5000),

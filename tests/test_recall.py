@@ -63,7 +63,7 @@ def last_logits(talk: Conversation, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", [*EXACT, *COMPOSED])
 @pytest.mark.parametrize("bits", ["16", "4"])
 def test_each_turn_begins_as_if_nothing_had_been_dropped(llama: Tiny, name: str, bits: str) -> None:
@@ -76,6 +76,7 @@ def test_each_turn_begins_as_if_nothing_had_been_dropped(llama: Tiny, name: str,
         assert talk.cache.entries_mean < len(upto) or name in ("minicache", "simlayerkv")
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name", ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic"]
 )
@@ -88,6 +89,7 @@ def test_windows_are_read_again_where_an_answer_began(name: str) -> None:
         torch.testing.assert_close(logits, logits_of_the_whole(tiny, upto), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["snapkv", "h2o", "kvzip"])
 def test_a_turn_that_is_stopped_leaves_everything_as_it_was(llama: Tiny, name: str) -> None:
     talk, straight = (chat(llama.model, method=name, budget=60) for _ in range(2))
@@ -165,6 +167,7 @@ def test_few_bits_are_rounded_once(llama: Tiny) -> None:
         assert held.equal(first)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["pyramidinfer", "uncomp:stage=true"])
 def test_tokens_that_are_read_again_are_not_left_behind(llama: Tiny, name: str) -> None:
     """As many go on as if the answer had been part of what is read."""
@@ -473,7 +476,7 @@ def step(talk: Conversation, token: int, entries: int) -> torch.Tensor:
     )
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "settings",
     [

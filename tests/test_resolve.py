@@ -30,7 +30,7 @@ def written(value: Any) -> str:
     return str(value)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", OPTIONS)
 @given(data=st.data())
 def test_the_highest_place_that_has_a_value_decides(name: str, data: st.DataObject) -> None:

@@ -119,7 +119,7 @@ def follows(model: LoadedModel, path: Path, **given: Any) -> Conversation:
     return again
 
 
-@pytest.mark.cases(36)
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("name", [*METHODS, *COMPOSED])
 def test_the_next_answer_is_that_without_saving(
@@ -159,7 +159,7 @@ def test_it_recalls_what_it_would_have(
     follows(model, tmp_path / "talk.kv", **given)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "kind", ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic", "llama-mha"]
 )
@@ -410,6 +410,7 @@ print(answer.token_ids, talk.context.turn.logits.double().sum().item(), talk.sto
 """
 
 
+@pytest.mark.long
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("recall", ["ram", "disk"])
 def test_in_a_new_process(tiny_folder: Path, tmp_path: Path, recall: str) -> None:
@@ -611,6 +612,7 @@ def _object(kind: str, **values: Any) -> Any:
     return changed
 
 
+@pytest.mark.cases(38)
 @pytest.mark.parametrize(
     "change",
     [
@@ -719,6 +721,7 @@ def killed_at(path: Path, talk: Conversation, moment: int, *, light: bool = Fals
         os._exit(0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_killed_in_the_middle_of_a_save(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "talk.kv"

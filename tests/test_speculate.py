@@ -113,7 +113,7 @@ def alike(talk: Conversation, plain: Conversation) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("drawn", DRAWN, ids=str)
 @pytest.mark.parametrize("name", APPENDING)
 def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str, Any]) -> None:
@@ -137,6 +137,7 @@ def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str,
     assert talk.generate(IDS[:9], **more).token_ids == plain.generate(IDS[:9], **more).token_ids
 
 
+@pytest.mark.long
 @settings(max_examples=6)
 @given(st.integers(0, 25), st.integers(0, 1000), st.sampled_from(DRAWN), st.data())
 def test_an_answer_that_is_left_anywhere_leaves_what_it_said(
@@ -219,6 +220,7 @@ def test_it_ends_where_it_ends_without(llama: Tiny, ends: str) -> None:
     alike(*talks)
 
 
+@pytest.mark.long
 def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(llama: Tiny) -> None:
     base: dict[str, Any] = {"max_new_tokens": 12, "method": "full"}
     plain = opened(llama.model, speculate="off", **base)
@@ -239,6 +241,7 @@ def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(llama: Tiny) 
         alike(talk, plain)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_logits_are_those_of_single_steps(name: str) -> None:
     """For every architecture: soft caps, rotations that change with the length, windows."""
@@ -273,6 +276,7 @@ def policies_of(model: LoadedModel, spec: str, budget: int, seen: int) -> list[L
     return layer_policies(parse_method(spec), model.shape, budget, seen)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     ("settings", "some"),
     [

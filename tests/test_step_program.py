@@ -78,7 +78,7 @@ def compare(tiny: Tiny, method: str, steps: int = STEPS, **options: int) -> Grap
     return graphs
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "method",
     [
@@ -161,6 +161,7 @@ def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:
     assert graphs.step(each.cache, each.policies, 5) is None
 
 
+@pytest.mark.long
 def test_conversations_go_through_graphs(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns, branches and answers drawn again are what they are without."""
 

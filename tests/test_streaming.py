@@ -67,7 +67,7 @@ class Watched:
 # --- the same numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_path: Path) -> None:
     """To the last digit, in two turns and their answers."""
@@ -76,6 +76,7 @@ def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_
         assert torch.equal(ours, whole)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -197,7 +198,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_two_layers_and_the_rest_are_on_the_device(
     tiny: Tiny, setting: str, tmp_path: Path
@@ -239,6 +240,7 @@ def off(model: LoadedModel, fails: range) -> tuple[Exception | None, int]:
     return None, faults.failed
 
 
+@pytest.mark.long
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("following", [1, 2])
 def test_layers_leave_the_device_or_all_is_as_it_was(following: int) -> None:

@@ -99,6 +99,7 @@ def test_errors_of_the_tokenizer_come_back(smollm: kvlite.Runner) -> None:
         tokenized(encode, smollm.tokenizer, " ".join("word" for _ in range(7_000)), 8192)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", ["read", "read_ahead", "stream", "edit"])
 def test_conversation_refuses_a_text_before_it_is_tokenized(
     smollm: kvlite.Runner, how: str, monkeypatch: pytest.MonkeyPatch

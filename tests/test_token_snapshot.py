@@ -74,7 +74,7 @@ def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
     return talk
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", RECALLED)
 def test_with_recall_it_goes_on_bit_by_bit(llama: Tiny, tmp_path: Path, name: str) -> None:
     talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
@@ -87,6 +87,7 @@ def test_with_recall_it_goes_on_bit_by_bit(llama: Tiny, tmp_path: Path, name: st
     assert acts(talk, []) == acts(straight, [])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ALIKE)
 def test_it_goes_on_alike_where_nothing_was_dropped(llama: Tiny, tmp_path: Path, name: str) -> None:
     talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
@@ -112,7 +113,7 @@ def test_what_is_not_recalled_goes_on_as_a_branch_that_is_read_again(
     same(opened_again, talk)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "mixtral"])
 @pytest.mark.parametrize("name", ["full", "recall", "recall-4"])
 def test_sliding_windows_are_read_again(architecture: str, name: str, tmp_path: Path) -> None:
@@ -374,6 +375,7 @@ def test_one_is_never_taken_for_a_whole_one(llama: Tiny, tmp_path: Path) -> None
     refused(make_tiny("llama", num_hidden_layers=3).model, tmp_path / "talk.kv", "another model")
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_of_a_light_save(llama: Tiny, tmp_path: Path) -> None:
     path, talk = tmp_path / "talk.kv", opened(llama, budget="40")
     said(talk, FIRST)

@@ -105,7 +105,7 @@ def check(
         assert (room[..., keys.count :] == 7.0).all()
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("dim", "rows", "key_bits", "key_group", "value_bits", "value_group"),
     [
@@ -138,6 +138,7 @@ def test_layouts_of_codes(
     check(kernel, queries, keys, values, shift)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_lengths_of_heads(
     kernel: ModuleType, softcap: float | None, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ def test_lengths_of_heads(
     check(kernel, queries, keys, values, shift, softcap, [[260, 0], [1, 128]])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count", [384, 400])
 def test_many_splits_are_one_attention(
     kernel: ModuleType, count: int, monkeypatch: pytest.MonkeyPatch
@@ -224,6 +226,7 @@ def test_any_shape(kernel: ModuleType, data: st.DataObject) -> None:
     check(kernel, queries, keys, values, shift, softcap, lengths, data.draw(st.booleans()))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_an_answer_is_attended_to_the_same_by_the_kernel(
     kernel: ModuleType, softcap: float | None

@@ -50,7 +50,7 @@ def check(
     assert (found[..., index.used :] == 0).all()
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("rows", "dim"), [(4, 128), (1, 64), (3, 16), (7, 96), (2, 256), (5, 80), (16, 64), (2, 192)]
 )
@@ -60,12 +60,14 @@ def test_every_width(kernel: ModuleType, rows: int, dim: int) -> None:
     check(kernel, index, queries, 155)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("used", [1, 128, 1023, 1024, 1025, 2600])
 def test_parts_are_one_softmax(kernel: ModuleType, used: int) -> None:
     index, queries = index_of(2, 1, 2, 64, used, room=16)
     check(kernel, index, queries, used + 3)
 
 
+@pytest.mark.long
 def test_more_parts_than_are_merged_at_once(
     kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_more_parts_than_are_merged_at_once(
     check(kernel, index, queries, 200)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 40.0])
 def test_queries_of_any_size(kernel: ModuleType, spread: float) -> None:
     """Float16 holds none of these as they are; sharp probabilities have their logits' errors."""

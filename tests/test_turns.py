@@ -62,6 +62,7 @@ def test_every_order_asks_everything(runner: kvlite.Runner) -> None:
     assert orders == [talk.order(number) for number in range(4)]
 
 
+@pytest.mark.long
 def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
     talk = made(runner, questions=2)
     rows = list(measure(turns(runner.model, [talk], CHOICES, orders=2)))

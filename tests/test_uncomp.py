@@ -254,7 +254,7 @@ def test_groups_keep_to_the_budget(llama: Tiny, spec: str) -> None:
         assert budget - 1 < talk.cache.entries_mean <= budget
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "then",
     [

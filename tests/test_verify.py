@@ -70,7 +70,7 @@ def exact(metrics: GenerationMetrics) -> bool:
     return metrics.kept_entries_mean == metrics.seen_tokens
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", GIVEN)
 def test_it_answers_from_everything_and_changes_nothing(
     llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
@@ -345,6 +345,7 @@ def test_what_differs_by_words() -> None:
     assert difference("a", "") == [("one", "a")]
 
 
+@pytest.mark.long
 def test_a_model_is_as_it_was(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where memory ends, and weights could have been sent away for it."""
     sent: list[object] = []

@@ -82,7 +82,7 @@ def live() -> dict[int, int]:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(20)
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("name", CHOICES)
 def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     """To the byte, group by group, before the first token."""
@@ -209,6 +209,7 @@ def test_logits_of_the_embedded_model_are_near_those_of_transformers(
         assert (theirs.exp() * (theirs - ours)).sum() < 0.03
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_plain_weights_answer_as_named(tiny_folder: Path, name: str) -> None:
     runner = kvlite.load(str(tiny_folder), weights=name)
@@ -226,6 +227,7 @@ def test_activations_and_cache_are_not_of_the_weights_type(tiny_folder: Path) ->
         assert model.dtype == torch.float32 == model.empty_cache().layers[0].keys.dtype
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_split_linears_leave_quantized_layers_alone(tiny_folder: Path, name: str) -> None:
     module = kvlite.load(str(tiny_folder), weights=name).model.module
@@ -303,6 +305,7 @@ def declare(folder: Path, quantization: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("changes", [{}, {"bnb_4bit_use_double_quant": False}, None])
 def test_a_checkpoint_quantized_by_bitsandbytes(folder: Path, changes: Any) -> None:
     options = {"load_in_8bit": True} if changes is None else {**NF4, **changes}
@@ -352,6 +355,7 @@ def test_a_checkpoint_of_compressed_tensors(folder: Path) -> None:
     assert answer.token_ids == greedy(as_transformers_loads_it(folder, ""), ids, 32)
 
 
+@pytest.mark.long
 def test_scales_without_a_place_are_refused(folder: Path) -> None:
     """As transformers would load them if it did not hear of the quantization."""
     declare(folder, {**NF4, "bnb_4bit_compute_dtype": "float32", "quant_method": "bitsandbytes"})

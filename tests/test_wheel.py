@@ -56,6 +56,7 @@ def test_the_wheel_installs_kvlite_its_app_and_nothing_else(wheel: Path) -> None
     assert f"{info}/licenses/LICENSE" in names
 
 
+@pytest.mark.long
 def test_the_wheel_says_what_it_is(installed: Path) -> None:
     (info,) = installed.glob("*.dist-info")
     commands = (info / "entry_points.txt").read_text().split()

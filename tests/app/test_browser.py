@@ -160,6 +160,7 @@ def test_an_answer_can_be_stopped_and_its_part_stays(
         page.close()
 
 
+@pytest.mark.long
 def test_messages_are_edited_answered_again_undone_and_branched(
     server: Server, visitor: Visitor
 ) -> None:
@@ -321,6 +322,7 @@ def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
         page.close()
 
 
+@pytest.mark.long
 def test_a_document_is_read_and_asked_about_twice(
     server: Server, visitor: Visitor, tmp_path: Path
 ) -> None:
@@ -338,6 +340,7 @@ def test_a_document_is_read_and_asked_about_twice(
     assert "1911" in answered(page, 2)[1]
 
 
+@pytest.mark.long
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
@@ -365,6 +368,7 @@ def test_files_that_cannot_be_read_are_refused_in_a_sentence(
     expect(page.locator("#box textarea")).to_have_value("What is this?")
 
 
+@pytest.mark.long
 def test_answers_with_html_in_them_are_inert(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
     hostile = (
@@ -381,6 +385,7 @@ def test_answers_with_html_in_them_are_inert(server: Server, visitor: Visitor) -
     expect(page.get_by_test_id("user")).to_contain_text("onerror='window.caught = 2'>")
 
 
+@pytest.mark.long
 def test_settings_are_priced_at_once_and_refused_in_a_sentence(
     server: Server, visitor: Visitor
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: Wor
     assert (coming[-1]["content"] == "Answer") == (sent is not NOTHING)
 
 
+@pytest.mark.long
 def test_what_cannot_be_read_any_more_leaves_nobody_waiting(
     events: ConversationEvents,
 ) -> None:

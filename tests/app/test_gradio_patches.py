@@ -143,6 +143,7 @@ def counting() -> Iterator[str]:
     page.close(verbose=False)
 
 
+@pytest.mark.long
 def test_a_click_while_the_stream_closes_is_answered(chromium: Any, counting: str) -> None:
     from playwright.sync_api import expect
 

@@ -295,6 +295,7 @@ def test_runs_say_all_there_is(steps: list[int]) -> None:
     assert all(one[0] != other[0] for one, other in pairwise(made))
 
 
+@pytest.mark.long
 @given(st.text(max_size=40), st.integers(4, 30))
 def test_long_names_keep_beginning_and_end(text: str, most: int) -> None:
     cut = short(text, most)

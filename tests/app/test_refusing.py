@@ -39,6 +39,7 @@ def test_before_there_is_a_model_a_message_is_bounded(given: Settings, tmp_path:
     service.close()
 
 
+@pytest.mark.long
 def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> None:
     service.say("", A, "One.").wait()
     for content in (b"word " * 4_000_000, b"word " * 3_000):

@@ -201,6 +201,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory, talker: Path) -> Iterator[S
         yield server
 
 
+@pytest.mark.long
 def test_nothing_is_told_without_a_password(locked: Server) -> None:
     with http(locked) as web:
         for path in ("/config", "/gradio_api/info", "/gradio_api/queue/data?session_hash=a"):
@@ -226,6 +227,7 @@ def test_who_logs_in_chooses_models_of_the_list(locked: Server, talker: Path) ->
     assert model["choices"][0] == [str(talker), str(talker)]
 
 
+@pytest.mark.long
 def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
     ann, ben = (
         client(locked, auth=("ann", "secret")),

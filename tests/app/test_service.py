@@ -171,6 +171,7 @@ def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
     assert len(store.record(A).waiting) == 60
 
 
+@pytest.mark.long
 def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
     service.say("", A, "One.").wait()
     go, taken, refused = blocked(service), list[Any](), list[Any]()

@@ -76,6 +76,7 @@ def answering(work: Work) -> None:
     assert not work.shown.ended, work.failure or work.shown
 
 
+@pytest.mark.long
 def test_the_next_answer_is_the_same_after_another_conversation(make: Make) -> None:
     service = make()
     straight, taken, read = (new(service) for _ in range(3))
@@ -246,6 +247,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     yield lambda: monkeypatch.setattr(Session, "_heard", heard)
 
 
+@pytest.mark.long
 def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
     make: Make, breaks: Callable[[], None]
 ) -> None:

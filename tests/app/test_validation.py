@@ -98,6 +98,7 @@ def named(page: ValidatedPage, name: str) -> Any:
     return next(each for each in page.fns.values() if each.api_name == name)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("given", "said"),
     [

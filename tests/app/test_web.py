@@ -157,6 +157,7 @@ def users() -> Any:
     return app, logged_in(app, "ann"), logged_in(app, "ben")
 
 
+@pytest.mark.long
 def test_a_tab_is_nobody_else_s(users: Any) -> None:
     _, ann, ben = users
     body = {"session_hash": "hers"}

@@ -273,6 +273,7 @@ def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
     assert chat.refused(f"/save {nowhere}").startswith(f"{nowhere} cannot be written: No such")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["trip", "{folder}/trip.kv"])
 def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) -> None:
     name = name.format(folder=tmp_path)
@@ -319,6 +320,7 @@ def test_what_is_something_else_is_replaced_by_force_only(
         assert path.read_bytes() != mine
 
 
+@pytest.mark.long
 def test_documents_of_branches_are_known_again(chat: Chat, tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / f"{name}.txt").write_text(f"This is what {name} says of cats.")

@@ -14,6 +14,7 @@ from tests.cli.conftest import Done, Run, tokens
 from tests.documents.files import Stdin
 
 
+@pytest.mark.long
 def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
     flags = ("--model", model, "--method", "snapkv:window=16", "--budget", "64")
     done = kvlite("ask", text, "What?", *flags, "--max-tokens", "8", "--json", "-q")
@@ -50,6 +51,7 @@ def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
     assert min(answer[name] for name in kinds if name.endswith("_s")) > 0
 
 
+@pytest.mark.long
 def test_what_speaks_against_the_bits_is_said_once(kvlite: Run, model: Path, text: Path) -> None:
     flags = ("--model", model, "--method", "full", "--max-tokens", "6", "--kv-bits", "K8V4")
     done = kvlite("ask", text, "What?", *flags)
@@ -60,6 +62,7 @@ def test_what_speaks_against_the_bits_is_said_once(kvlite: Run, model: Path, tex
     assert answer["kv_bytes"] < 0.6 * answer["full_kv_bytes"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("budget", ["100000", "64GiB"])
 def test_budget_larger_than_the_prompt_keeps_everything(
     kvlite: Run, model: Path, text: Path, budget: str
@@ -72,6 +75,7 @@ def test_budget_larger_than_the_prompt_keeps_everything(
     assert answer["answer"] == full["answer"]
 
 
+@pytest.mark.long
 def test_peak_of_tensors(kvlite: Run, model: Path, text: Path) -> None:
     weights = sum(w.nbytes for w in load_file(model / "model.safetensors").values())
     flags = ("ask", text, "What?", "--model", model, "--max-tokens", "2", "--json", "--measure")
@@ -113,6 +117,7 @@ def test_seed_repeats_draws(kvlite: Run, model: Path, text: Path) -> None:
     assert kvlite(*flags).out != kvlite(*flags).out
 
 
+@pytest.mark.long
 def test_stop_texts(kvlite: Run, model: Path, text: Path) -> None:
     flags = ("ask", text, "What?", "--model", model, "--max-tokens", "16", "--json")
     flags += ("--temperature", "1", "--seed", "3")
@@ -123,6 +128,7 @@ def test_stop_texts(kvlite: Run, model: Path, text: Path) -> None:
     assert stopped["finish_reason"] == "stop"
 
 
+@pytest.mark.long
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_an_encoding_that_lacks_characters(model: Path, text: Path, flags: list[str]) -> None:

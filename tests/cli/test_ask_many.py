@@ -26,6 +26,7 @@ from tests.cli.conftest import Run, tokens
 QUESTIONS = "Who sat?\n\n  \nWho lay?\nWhere?"
 
 
+@pytest.mark.long
 def test_questions_from_standard_input(
     kvlite: Run, model: Path, text: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +44,7 @@ def test_questions_from_standard_input(
     assert third["prompt_tokens"] < 40 and third["host_kv_bytes"] > 0
 
 
+@pytest.mark.long
 def test_the_first_answer_is_that_of_one_question(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +54,7 @@ def test_the_first_answer_is_that_of_one_question(
     assert kvlite("ask", text, *flags, "-q").out.splitlines()[0] + "\n" == alone
 
 
+@pytest.mark.long
 def test_without_recall_the_first_question_decides_what_is_kept(
     kvlite: Run, model: Path, text: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +73,7 @@ def test_a_question_that_does_not_fit_is_said_and_others_go_on(
     assert len(re.findall("^kvlite: .* tokens do not fit this model", done.err, re.MULTILINE)) == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_an_answer_that_memory_ended_is_in_the_exit_code_and_others_go_on(
     kvlite: Run, model: Path, text: Path, which: int, monkeypatch: pytest.MonkeyPatch
@@ -101,6 +105,7 @@ def test_no_question_at_all(
     assert "standard input has no question" in done.err
 
 
+@pytest.mark.long
 def test_several_files_and_no_question(
     kvlite: Run, model: Path, text: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

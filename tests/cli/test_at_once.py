@@ -25,6 +25,7 @@ for args in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_what_needs_no_tensor_imports_no_torch(tmp_path: Path, text: Path) -> None:
     missing = str(tmp_path / "none.txt")
     commands = [
@@ -60,6 +61,7 @@ def test_what_needs_no_tensor_imports_no_torch(tmp_path: Path, text: Path) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_the_library_lists_what_it_has_without_torch(
     kvlite: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +73,7 @@ def test_the_library_lists_what_it_has_without_torch(
     assert (done.returncode, done.stderr.count("kvlite: ")) == (0, 1), done.stderr
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

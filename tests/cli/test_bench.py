@@ -52,7 +52,7 @@ def words(command: str, model: Path) -> list[object]:
     return ["bench", *command.split(), *GRIDS[command][0].split(), "--model", model]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("command", GRIDS)
 def test_a_run_leaves_rows_a_table_and_plots(
     kvlite: Run, model: Path, tmp_path: Path, command: str
@@ -109,6 +109,7 @@ def test_a_run_begun_before_anything_recalled_goes_on(
     assert (done.code, "options.recall None, not ['off', '20']" in done.err) == (2, True)
 
 
+@pytest.mark.long
 def test_recall_that_does_not_fit_host_memory_is_refused(
     kvlite: Run, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_recall_that_does_not_fit_host_memory_is_refused(
     assert kvlite(*words("fidelity", model)).code == 0
 
 
+@pytest.mark.long
 def test_without_matplotlib_there_is_a_table_and_a_word(
     kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +190,7 @@ def test_bad_options(refused: Refused, args: str, named: tuple[str, ...]) -> Non
     refused(["bench", *args.split()], *named)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
@@ -221,6 +224,7 @@ def test_fidelity_of_a_users_text(kvlite: Run, model: Path, text: Path, tmp_path
     assert (done.code, "options.text" in done.err) == (2, True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("command", ["niah", "ruler", "turns", "fidelity", "memory", "speed"])
 def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
     code = (

@@ -14,6 +14,7 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.long
 def test_a_method_that_needs_a_calibration_says_so(
     refused: Refused, model: Path, text: Path
 ) -> None:
@@ -22,6 +23,7 @@ def test_a_method_that_needs_a_calibration_says_so(
     refused([*ask, "--method", "simlayerkv+kvx:groups=2"], "kvx:groups=2", "kvlite calibrate")
 
 
+@pytest.mark.long
 def test_a_method_works_once_its_model_is_calibrated(
     kvlite: Run, model: Path, text: Path, data_folder: Path
 ) -> None:
@@ -64,6 +66,7 @@ def test_bad_input(refused: Refused, model: Path, flags: str, value: str, remedy
     refused(["calibrate", model, *flags.split()], value, remedy)
 
 
+@pytest.mark.long
 def test_pieces_that_fit_neither_the_text_nor_the_model(
     kvlite: Run, model: Path, text: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_typing(model: Path, text: Path, tmp_path: Path) -> None:
     assert (tmp_path / "chat-history").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_interrupts(roomy: Path, tmp_path: Path) -> None:
     """Ctrl-C keeps the part, at the prompt it quits when pressed twice; history of another day; and
     a terminal that becomes smaller while an answer comes."""
@@ -314,6 +315,7 @@ def test_every_line_is_a_message(typed: Run, said: list[str]) -> None:
     assert objects[2]["seen_tokens"] > objects[1]["seen_tokens"] > objects[0]["seen_tokens"]
 
 
+@pytest.mark.long
 def test_lines_about_a_document(typed: Run, text: Path, said: list[str]) -> None:
     done = typed("Who sat?\nWho lay?\n", text, "--json")
     first, _ = map(json.loads, done.out.splitlines())

@@ -85,6 +85,7 @@ def test_bad_input(refused: Refused, mine: Path, monkeypatch: pytest.MonkeyPatch
     refused(["config"], "KVLITE_NEVER_LOSSY 'perhaps'", "true or false")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("flags", [["--help"], [], ["--profile", "mine", "--json"]])
 def test_nothing_is_waited_for(flags: list[str]) -> None:
     code = (

@@ -114,6 +114,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_no_command_prints_what_a_terminal_obeys(kvlite: Run, folder: Path) -> None:
     for args in _doors(folder):
         done = kvlite(*args)

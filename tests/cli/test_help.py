@@ -87,6 +87,7 @@ def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.Monkey
     assert kvlite("methods", "--help").out.count("kvlite methods") == 4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["ask", "a", "b", "--top-p", "2"]])
 def test_help_waits_for_no_library(args: list[str]) -> None:
     code = (

@@ -68,6 +68,7 @@ def test_interrupted_while_reading(model: Path, text: Path) -> None:
     assert done == Done(INTERRUPTED, "", "Stopped while reading; nothing was answered.\n")
 
 
+@pytest.mark.long
 def test_interrupted_while_answering(kvlite: Run, model: Path, text: Path) -> None:
     args = ("ask", text, "What?", "--model", model)
     begun = kvlite(*args, "--max-tokens", "3").out
@@ -118,6 +119,7 @@ def test_interrupted_while_loading(
     assert kvlite("ask", text, "What?") == Done(INTERRUPTED, "", "")
 
 
+@pytest.mark.long
 def test_interrupt_while_a_library_tidies_up(
     kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_interrupt_while_a_library_tidies_up(
         kvlite("ask", text, "What?")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_in_a_destructor_is_not_lost(
     kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -149,6 +152,7 @@ def test_signal_in_a_destructor_is_not_lost(
     assert kvlite("ask", text, "What?") == Done(128 + number, "", "")
 
 
+@pytest.mark.long
 def test_terminated_wherever_it_is(model: Path, text: Path) -> None:
     """In the middle of a step, from which nothing else is heard."""
     code = """

@@ -49,6 +49,7 @@ def notes(talk: Conversation, message: str, told: list[str]) -> tuple[str, ...]:
     return last.metrics.notes
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_it_is_noted_once(runner: Runner, ahead: bool, tmp_path: Path) -> None:
     talk, told = begun(runner), list[str]()
@@ -62,6 +63,7 @@ def test_it_is_noted_once(runner: Runner, ahead: bool, tmp_path: Path) -> None:
         assert saved.documents() == talk.documents
 
 
+@pytest.mark.long
 def test_a_file_that_says_nothing_of_it_is_opened(
     runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_what_a_profile_turns_on_a_flag_turns_off(kvlite: Run, folder: Path) -> 
     assert found("--no-never-lossy") == (False, "flag")
 
 
+@pytest.mark.long
 def test_a_profile_called_default_needs_no_naming(
     kvlite: Run, model: Path, text: Path, folder: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_python_reads_neither_profiles_nor_the_environment(
         )
 
 
+@pytest.mark.long
 def test_commands_that_open_a_model_are_told_which(
     kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +299,7 @@ def test_a_folder_that_cannot_be_used(kvlite: Run, folder: Path) -> None:
     assert kvlite("profile", "list", "--json").json()["profiles"] == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("command", ["list", "show", "save", "delete"])
 def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
     code = (

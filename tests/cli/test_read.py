@@ -142,6 +142,7 @@ def test_a_library_entry_that_was_damaged_is_read_anew(
     assert re.search(r"^kvlite: .*text\.txt\.kv is damaged or cut short", done.err, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_recall_off_keeps_what_cannot_be_kept(
     kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
 ) -> None:
@@ -194,6 +195,7 @@ def test_interrupted_while_reading(model: Path, text: Path, folder: Path) -> Non
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_interrupted_while_saving(
     kvlite: Run,
     text: Path,
@@ -212,6 +214,7 @@ def test_interrupted_while_saving(
     assert (done.code, done.out, list(folder.iterdir())) == (INTERRUPTED, "", [])
 
 
+@pytest.mark.long
 def test_conversations_and_foreign_files_do_not_give_way(
     refused: Refused, model: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from tests.cli.conftest import LIMIT, Refused
 COMMANDS = (("ask", "{}", "What?"), ("ask", "{}"), ("chat", "{}"), ("read", "{}"))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("command", [*COMMANDS, ("plan", "--doc", "{}")])
 def test_large_file_is_refused_by_its_size(
     refused: Refused,
@@ -36,6 +37,7 @@ def test_large_file_is_refused_by_its_size(
     assert sum(read) <= 4 << 16
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_long_text_is_refused_before_weights_are_read(
     refused: Refused, model: Path, tmp_path: Path, command: tuple[str, ...]

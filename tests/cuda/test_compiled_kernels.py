@@ -127,7 +127,7 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return int(request.param)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", WORK)
 def test_nothing_spills(card: int, name: str, tmp_path: Path) -> None:
     compiled: dict[str, Any] = {}

@@ -85,6 +85,7 @@ BESIDE_LAYERS = 21
 READING_WAITS = {"Prefill.__init__", "rotation", "compete", "KVTransfer.wait"}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_nothing_is_waited_for(cuda: FakeCuda, name: str) -> None:
     """Neither while reading nor in a step, which launches no more kernels than it did."""
@@ -124,7 +125,7 @@ def two_turns(model: LoadedModel, path: Path, **given: Any) -> list[list[int]]:
     return [first.token_ids, second.token_ids]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("maps", [True, False])
 @pytest.mark.parametrize("given", WAYS, ids=str)
 def test_a_conversation_is_that_of_a_cpu(
@@ -149,6 +150,7 @@ def test_where_memory_is_not_mapped_recall_waits_once_a_layer() -> None:
         assert {each.partition(":")[0] for each in device.waits} <= {"KVTransfer._land"}
 
 
+@pytest.mark.long
 def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
     """The same logits, and only the thread that brings them waits."""
     model = make_tiny("llama", "cuda", **{**SIZES, "num_hidden_layers": 4}).model

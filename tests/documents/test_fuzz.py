@@ -159,6 +159,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[bytes]]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_damaged_documents_are_read_or_refused(tmp_path: Path, name: str) -> None:
     assert 0 < check(tmp_path / name, KINDS[name](random.Random(2)), 40) < 40

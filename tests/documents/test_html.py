@@ -42,6 +42,7 @@ def test_html_tables_keep_their_cells_apart(save: Save) -> None:
     assert html(save, "<p>a</p><table><tr></tr></table><p>b</p>") == "a\n\nb"
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("markup", ["<p>x{}y</p>", "<pre>{}</pre>z", "<td>x{}<td>y"])
 @pytest.mark.parametrize("space", ["&nbsp;", "\t", "\xa0 "])
 def test_html_with_much_space_is_read_in_time(save: Save, markup: str, space: str) -> None:

@@ -136,6 +136,7 @@ def test_pypdf_is_silenced_and_its_logger_left_alone(
             logger.setLevel(logging.NOTSET)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["plain", "compressed", "RC4-128", "AES-256"])
 def test_mutated_pdf_is_read_or_refused(save: Save, kind: str) -> None:
     content = pdf(["one", "two", None])

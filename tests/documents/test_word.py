@@ -82,6 +82,7 @@ def test_word_file_locked_by_a_password_is_refused(save: Save) -> None:
     assert "without a password" in refusal(save("a.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0\0"))
 
 
+@pytest.mark.long
 def test_mutated_word_file_is_read_or_refused(save: Save) -> None:
     content = word(example)
     for mutant in mutations(content, 60):
