@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kvlite.engine.step_program import StepProgram
+
 # What brings numbers, or shapes that depend on them, from the device to the host or back.
 WAITS = frozenset(
     {
@@ -63,11 +65,12 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
-def capture(run: Callable[[], Tensor], _: torch.device | None = None) -> Callable[[], Tensor]:
+def capture(program: StepProgram) -> Callable[[], Tensor]:
     """Record a run, which leaves everything as it was; what is returned makes it, every time into
     the same output."""
+    program.rehearse()
     with _Recorder() as recorder:
-        out = run()
+        out = program.run()
     for written, before in reversed(recorder.before):
         written.copy_(before)
 

@@ -11,11 +11,13 @@ from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.turn import Turn
-from kvlite.engine.cuda_graph import WORTHWHILE, GraphDecoder
+from kvlite.engine.cuda_graph import WORTHWHILE, GraphDecoder, Replay
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step_program import StepProgram
 from kvlite.methods.budget import method_and_budget
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
 from tests import graph_double
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
@@ -130,9 +132,9 @@ def test_what_needs_the_host_is_left_to_plain_steps(llama: Tiny, method: str, re
 def test_a_graph_is_recorded_anew_where_storage_moves(llama: Tiny) -> None:
     recorded = []
 
-    def counting(run: Any, device: torch.device) -> Any:
+    def counting(program: StepProgram) -> Replay:
         recorded.append(1)
-        return graph_double.capture(run)
+        return graph_double.capture(program)
 
     each = read(llama, "full")
     graphs = GraphDecoder(each.model, counting)
@@ -149,7 +151,7 @@ def test_a_graph_is_recorded_anew_where_storage_moves(llama: Tiny) -> None:
 
 
 def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:
-    def failing(run: Any, device: torch.device) -> Any:
+    def failing(program: StepProgram) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     each = read(llama, "h2o")
@@ -162,6 +164,24 @@ def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("method", ["h2o", "streaming"])
+def test_a_layer_grows_up_to_its_budget_before_anything_is_evicted(
+    llama: Tiny, method: str
+) -> None:
+    graphs = compare(llama, method, steps=80, budget=400)
+    assert graphs.steps > 60 or method == "h2o"
+
+
+def test_layers_that_were_moved_are_not_served(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = read(llama, "streaming")
+    program = StepProgram(each.model, each.cache, each.policies)
+    assert program.serves(each.cache, each.policies)
+    monkeypatch.setattr(each.model, "layers", Layers(each.model.layers.modules))
+    assert not program.serves(each.cache, each.policies)
+
+
 def test_conversations_go_through_graphs(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns, branches and answers drawn again are what they are without."""
 

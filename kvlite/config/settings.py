@@ -109,7 +109,8 @@ class Settings:
     weights: str = _option(
         "auto",
         "data type of the weights; auto is bf16 on a GPU, on a CPU fp32, or int4 for a GGUF file "
-        "of 4 bits, which loses nothing, and that of a quantized checkpoint; int4 is for a CPU; "
+        "below 1 GiB whose layers are all Q4_0, Q4_1 or Q4_K, which loses nothing, and that of a "
+        "quantized checkpoint; int4 is for a CPU; "
         "with int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "int4", "nf4"),
     )
@@ -167,8 +168,8 @@ class Settings:
     speculate: str = _sampling(
         "off",
         "put tokens that followed the same words before, in the document or the conversation, "
-        "through the model together with the next one, and keep those that come true: the same "
-        "answer sooner, where it repeats things; auto does so where it pays, off never",
+        "through the model together with the next one, and keep those that come true: but for "
+        "rounding the same answer, sooner where it repeats things; auto does so where it pays",
         choices=("auto", "off"),
     )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")

@@ -307,7 +307,9 @@ def _recalled(metrics: GenerationMetrics) -> Iterator[str]:
 
 
 def _launched(graph_steps: int, reason: str) -> Iterator[str]:
-    if reason and not graph_steps:
+    if not graph_steps and not reason:
+        return
+    if not graph_steps:
         yield f"The GPU was given one kernel after the other: no CUDA graph, since {reason}."
     else:
         yield f"A CUDA graph made {graph_steps:,} of its tokens, with one launch each."

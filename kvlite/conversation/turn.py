@@ -15,7 +15,7 @@ from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.run_stats import RunStats, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
-from kvlite.engine.cuda_graph import GraphDecoder
+from kvlite.engine.cuda_graph import graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
 from kvlite.engine.oom_actions import cache_oom_actions
@@ -106,7 +106,7 @@ class Turn:
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
-        self.graphs = GraphDecoder(model) if model.device.type == "cuda" else None
+        self.graphs = graph_decoder(model)
         self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
@@ -281,6 +281,7 @@ class Turn:
             self.note_fallback(str(error))
             yield Piece(None, text.flush(), self.metrics("memory"))
         finally:
+            speculation.release()
             if self.graphs is not None:
                 self.graphs.release()
 
@@ -299,7 +300,7 @@ class Turn:
         self.notes, self.config = self.prompt.notes, config
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
-        self.pending_ids, self.step = [], None
+        self.pending_ids, self.step, self.graphs = [], None, graph_decoder(self.model)
         self.run_stats.begin_again()
 
     def _speculation(self, ends: Collection[int]) -> Speculation:

@@ -5,6 +5,7 @@ a small one takes the device. A graph has them all.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,22 +18,27 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import Recall
 
 Replay = Callable[[], Tensor]
-Capture = Callable[[Callable[[], Tensor], torch.device], Replay]
+Capture = Callable[[StepProgram], Replay]
 
 # For fewer tokens than these, recording takes longer than it saves.
 WORTHWHILE = 8
 
 
-def capture(run: Callable[[], Tensor], device: torch.device) -> Replay:
-    """Record what a function launches, which does not run yet; its output is that of the last
+def capture(program: StepProgram) -> Replay:
+    """Record what a step launches, which does not run yet; its output is that of the last
     replay."""
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    device = program.model.device
+    stream, graph = _stream(device), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
+        # Kernels are compiled, and libraries take their workspace, before anything is recorded.
+        program.rehearse()
+        # A recording has memory of its own, and cannot take what is held for others.
+        torch.cuda.empty_cache()
         # Others may allocate on threads of their own meanwhile.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            out = run()
+            out = program.run()
         finally:
             graph.capture_end()
     torch.cuda.current_stream(device).wait_stream(stream)
@@ -42,6 +48,12 @@ def capture(run: Callable[[], Tensor], device: torch.device) -> Replay:
         return out
 
     return replay
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: libraries take a workspace of many megabytes for every stream."""
+    return torch.cuda.Stream(device)
 
 
 class GraphDecoder:
@@ -90,15 +102,19 @@ class GraphDecoder:
         self.reason = self._failed or refusal(self.model, cache, policies, recall) or ""
         if self.reason:
             return
-        program = StepProgram(self.model, cache, policies)
-        if program.room < WORTHWHILE:
-            self.reason = "a layer has to grow"
-            return
         try:
-            program.rehearse()
-            self._replay = self._capture(program.run, self.model.device)
-        except RuntimeError as error:  # whatever a library does that cannot be recorded
+            program = StepProgram(self.model, cache, policies)
+            if program.room < WORTHWHILE:
+                self.reason = "a layer has to grow"
+                return
+            self._replay = self._capture(program)
+        except Exception as error:  # whatever a library does that cannot be recorded
             self._failed = "memory is short" if is_oom(error) else f"it failed: {error}"
             self.reason = self._failed
             return
         self._program = program
+
+
+def graph_decoder(model: LoadedModel) -> GraphDecoder | None:
+    """One for an answer of a model on CUDA; None for others."""
+    return GraphDecoder(model) if model.device.type == "cuda" else None

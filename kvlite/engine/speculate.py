@@ -64,8 +64,11 @@ class LayerAhead:
         softcap: float | None,
     ) -> Tensor:
         used = head_group.used
-        head_group.append(k, v, self.positions)
-        end, head_group.used = head_group.used, used
+        try:
+            head_group.append(k, v, self.positions)
+        finally:
+            head_group.used = used
+        end = used + k.shape[2]
         keys, values = head_group.keys[:, :, :end], head_group.values[:, :, :end]
         return attend_causal(q, keys, values, scale=scale, softcap=softcap)[0]
 
@@ -225,6 +228,10 @@ class Speculation:
         self._ahead, self._width, self._spent = None, len(token_ids), 0.0
         self.steps += 1
         return None if self._width == 1 else self._unless_short(partial(self._pass, token_ids))
+
+    def release(self) -> None:
+        """Let go of the layers that tokens went through; the answer has ended."""
+        self._ahead = None
 
     def drawn(self) -> None:
         """A token was drawn, so that the device is done."""

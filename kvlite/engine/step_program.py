@@ -5,6 +5,8 @@ every token, and a CUDA graph can replay them. What the host has to decide happe
 in `decode.Step`: more room, methods that settle or trim, what is quantized, masked or recalled.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,12 @@ def refusal(
     """Why the next step of a cache is no program, in a few words; None if it is one."""
     if recall is not None:
         return "recall looks for entries at every token"
+    if model.device.type == "cuda" and find_spec("triton") is None:
+        return "triton is not installed"
     if model.layers.passing is not None:
         return "weights are streamed"
+    if model.weights.name != "nf4" and (model.weights.stored or model.weights.name == "int8"):
+        return f"products with {model.weights.name} weights may wait for the host"
     if not fixed_tables(model):
         return "the model's rotations change with the length"
     return next(
@@ -49,7 +55,9 @@ def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
     if any(rooms):
         waits = not all(rooms) or _remembers(layer, policy)
         return "a layer is not full yet" if waits else None
-    if method.decoding.evict is None:
+    capacities = [head_group.capacity for head_group in layer.head_groups]
+    wanted = policy.capacities(layer.lengths)
+    if any(size > capacity for size, capacity in zip(wanted, capacities, strict=True)):
         return "a layer has to grow"
     return f"{method.name} compares heads" if method.decoding.host_position else None
 
@@ -181,6 +189,7 @@ class StepProgram:
     def __init__(self, model: LoadedModel, cache: KVCache, policies: list[LayerPolicy]) -> None:
         """For a cache of one sequence that `refusal` has no reason against."""
         self.model, self.cache, self.policies = model, cache, [*policies]
+        self.modules = model.layers
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
         self.layers = [
@@ -200,6 +209,7 @@ class StepProgram:
         the meantime, or taken back."""
         return (
             cache is self.cache
+            and self.model.layers is self.modules
             and all(
                 own.layer is layer for own, layer in zip(self.layers, cache.layers, strict=True)
             )
@@ -211,7 +221,7 @@ class StepProgram:
         """Put the token through the model: logits of the next one, `(1, vocab)` float32."""
         hidden = self.model.embed(self.token[:, None])
         rotations = self.model.rotations_at(self.position, self.model.dtype)
-        for module, rotation, layer in zip(self.model.layers, rotations, self.layers, strict=True):
+        for module, rotation, layer in zip(self.modules, rotations, self.layers, strict=True):
             hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
         return self.model.logits(hidden[:, -1])
 

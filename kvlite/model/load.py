@@ -67,7 +67,10 @@ class LoadedModel:
     @property
     def dtype(self) -> torch.dtype:
         """The activations' type, and the cache's; weights may be quantized, embeddings are not."""
-        return self.weights.dtype
+        if self.weights.packs:
+            return self.weights.dtype
+        dtype: torch.dtype = self.module.model.embed_tokens.weight.dtype
+        return dtype
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything on the device for it; some twice, as views of one storage."""

@@ -17,6 +17,7 @@ from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import has_compiled
 from kvlite.offload.kv.store import HostKVStore
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
+from kvlite.ops.heads import of_heads
 
 
 @dataclass
@@ -79,22 +80,15 @@ class Recall:
         elif ordered and _exact(head_group, source) and transfer is not None:
             if self._counted is None:
                 self._counted = torch.zeros((), dtype=torch.int64, device=queries.device)
-            own = _of_heads(scores, head_group.heads)
+            own = of_heads(scores, head_group.heads)
             self._counted += swap_in_place(head_group, queries, own, source, count, transfer.fetch)
         else:
             if transfer is not None:
                 transfer.wait()
             self._known += swap_in(
-                head_group, queries, _of_heads(scores, head_group.heads), source, count
+                head_group, queries, of_heads(scores, head_group.heads), source, count
             )
         self.wanted += count * len(head_group.heads) * queries.shape[0]
-
-
-def _of_heads(scores: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """The scores `(batch, kv heads, n)` of some heads; indexing by a list would wait."""
-    if heads == tuple(range(scores.shape[1])):
-        return scores
-    return torch.stack([scores[:, head] for head in heads], 1)
 
 
 def _ordered(source: KVHeadGroup) -> bool:
