@@ -76,14 +76,14 @@ def test_a_vector_is_rounded_and_restored_as_by_torch(
 def test_the_likeliest_are_the_first_of_all_in_order(
     seed: int, some: int, count: int, kinds: int
 ) -> None:
-    """Scores alike, zeros and what is no number among them; ties go to the earlier."""
+    """Scores alike and zeros among them, ties go to the earlier; what is no number comes last."""
     random = np.random.default_rng(seed)
     scores = random.choice(random.random(kinds) ** random.integers(1, 40), some + 7)
     scores = scores.astype(np.float32)
     scores[random.random(some + 7) < 0.1] = random.choice([0, np.nan, 1e-42, 1])
     first, last = 3, some + 3
     found = choice._likeliest(scores, first, last, count)
-    order = sorted(range(first, last), key=lambda at: (-np.nan_to_num(scores[at]), at))
+    order = sorted(range(first, last), key=lambda at: (-np.nan_to_num(scores[at], nan=-1), at))
     assert found.tolist() == sorted(order[:count])
 
 

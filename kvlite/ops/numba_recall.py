@@ -87,7 +87,7 @@ def _likeliest(scores, first, last, count):
     """Where the `count` largest of scores from 0 to 1 are, between two places, in their order.
 
     Every eighth score says what bound half as many again will reach. If fewer than are wanted do,
-    all are looked at.
+    all are looked at. What is no number comes last.
     """
     some = last - first
     if count >= some:
@@ -107,9 +107,9 @@ def _likeliest(scores, first, last, count):
         for i in range(some):
             places[i] = first + i
         found = some
-    worth = np.zeros(found, np.float32)
+    worth = np.full(found, np.float32(-1))
     for i in range(found):
-        if scores[places[i]] > 0:
+        if scores[places[i]] >= 0:
             worth[i] = scores[places[i]]
     best = _largest(worth, count)
     for i in range(best.size):
