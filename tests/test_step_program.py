@@ -66,7 +66,8 @@ def compare(tiny: Tiny, method: str, steps: int = STEPS, **options: int) -> Grap
         if logits is None:
             logits = decode_step(mine.model, mine.cache, given, mine.policies)
         assert torch.allclose(logits, plain.logits, atol=1e-5), (method, plain.cache.seen)
-        assert state(mine.cache) == state(plain.cache)
+        same_state = state(mine.cache) == state(plain.cache)
+        assert same_state, (method, plain.cache.seen)
     for own, other in zip(mine.cache.layers, plain.cache.layers, strict=True):
         for group, same in zip(own.head_groups, other.head_groups, strict=True):
             filled = slice(0, group.used)
@@ -163,7 +164,6 @@ def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:
     assert graphs.step(each.cache, each.policies, 5) is None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("method", ["h2o", "streaming"])
 def test_a_layer_grows_up_to_its_budget_before_anything_is_evicted(
     llama: Tiny, method: str
@@ -182,6 +182,7 @@ def test_layers_that_were_moved_are_not_served(
     assert not program.serves(each.cache, each.policies)
 
 
+@pytest.mark.long
 def test_conversations_go_through_graphs(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns, branches and answers drawn again are what they are without."""
 
