@@ -84,7 +84,7 @@ class LayerStep:
             if self.sparse_mask is not None:
                 own = self.rotation
                 return self.sparse_mask.attend(q, keys, values, self.position, own, scale, softcap)
-            if not self._remembers(head_group):
+            if not self.policy.remembers(self.layer):
                 return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
             out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
             self._remember(head_group, rows[:, :, 0])
@@ -104,15 +104,11 @@ class LayerStep:
     def _over_segment(
         self, head_group: KVHeadGroup, q: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        remembers = self._remembers(head_group)
+        remembers = self.policy.remembers(self.layer)
         out, row = attend_segment(q, head_group, scale=scale, softcap=softcap, remembers=remembers)
         if remembers and row is not None:
             self._remember(head_group, row)
         return out
-
-    def _remembers(self, head_group: KVHeadGroup) -> bool:
-        """Whether the method judges entries by the attention they get while answering."""
-        return head_group.rows is not None and self.policy.method.prefilling.reconstruction is None
 
     def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
         add = head_group.add if self.policy.method.decoding.cumulative else head_group.record

@@ -130,9 +130,8 @@ def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
     """Whether a layer does no more with a token than append it, as long as it has room."""
     method = policy.method
     settled = method.across.resolves_at != "step" and policy.mask is None
-    judges = layer.rows > 0 and method.prefilling.reconstruction is None
     exact = all(head_group.segment is None for head_group in layer.head_groups)
-    return settled and exact and not judges and method.decoding.trim is None
+    return settled and exact and not policy.remembers(layer) and method.decoding.trim is None
 
 
 class Pace:

@@ -53,18 +53,13 @@ def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
     if method.across.resolves_at == "step":
         return f"{method.name} chooses a method for each layer"
     if any(rooms):
-        waits = not all(rooms) or _remembers(layer, policy)
+        waits = not all(rooms) or policy.remembers(layer)
         return "a layer is not full yet" if waits else None
     capacities = [head_group.capacity for head_group in layer.head_groups]
     wanted = policy.capacities(layer.lengths)
     if any(size > capacity for size, capacity in zip(wanted, capacities, strict=True)):
         return "a layer has to grow"
     return f"{method.name} compares heads" if method.decoding.host_position else None
-
-
-def _remembers(layer: LayerCache, policy: LayerPolicy) -> bool:
-    """Whether a layer remembers the attention that its entries get while answering."""
-    return layer.rows > 0 and policy.method.prefilling.reconstruction is None
 
 
 class LayerProgram:
@@ -87,7 +82,7 @@ class LayerProgram:
         starts = [sum(capacities[:index]) for index in range(len(heads))]
         self.longest = max(capacities)
         self.evicts = not groups[0].room
-        self.remembers = self.evicts and _remembers(layer, policy)
+        self.remembers = self.evicts and policy.remembers(layer)
 
         def on_device(numbers: list[int]) -> Tensor:
             return torch.tensor(numbers, device=device)

@@ -73,6 +73,11 @@ class LayerPolicy:
             return True
         return self.candidate_budget is None and max(self.held(lengths)) <= self.budget
 
+    def remembers(self, layer: LayerCache) -> bool:
+        """Whether a layer remembers the attention that its entries get while answering; what a
+        reconstruction found stays as it is."""
+        return layer.rows > 0 and self.method.prefilling.reconstruction is None
+
     def capacities(self, lengths: Sequence[GroupLength], room: int = ROOM) -> list[int]:
         """Slots for these lengths and room to grow, up to the budget if the method evicts."""
         if self.quantize_now is not None:
