@@ -89,6 +89,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
     "qwen3-moe": ("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+        },
+    ),
+    "olmo3": ("Olmo3Config", ALTERNATING),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1, 0]}),
+    "exaone4": ("Exaone4Config", ALTERNATING),
+    "seed-oss": ("SeedOssConfig", {"head_dim": 32}),
+    "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
 }
 
 

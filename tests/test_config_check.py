@@ -11,7 +11,8 @@ import transformers
 
 from kvlite.errors import ModelError
 from kvlite.model import config_check
-from kvlite.model.shape import ADMITTED, read_config, read_shape
+from kvlite.model.architectures import ADMITTED
+from kvlite.model.shape import read_config, read_shape
 from tests.configs import PUBLISHED
 from tests.conftest import ARCHITECTURES, SIZES
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from kvlite.config.child_process import run_in_child
 from kvlite.errors import KvliteError, ModelError
+from kvlite.model.architectures import ADMITTED
 from kvlite.model.files import fingerprint
 from kvlite.model.gguf_header import read_header
-from kvlite.model.shape import ADMITTED, read_config, require_admitted
+from kvlite.model.shape import read_config, require_admitted
 from tests.configs import PUBLISHED
 from tests.test_model import write_gguf
 

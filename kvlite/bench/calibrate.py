@@ -85,7 +85,7 @@ def _stopped_by(cancel: Event | None, model: LoadedModel) -> Iterator[None]:
     def look(*_: object) -> None:
         require_uncancelled(cancel)
 
-    hooks = [each.input_layernorm.register_forward_pre_hook(look) for each in model.layers.modules]
+    hooks = [each.register_forward_pre_hook(look) for each in model.layers.modules]
     try:
         yield
     finally:

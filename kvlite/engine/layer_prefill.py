@@ -34,7 +34,10 @@ def through(
     """
     given = {"position_embeddings": rotation, "kvlite": attender}
     if not answers:
-        module.self_attn(module.input_layernorm(hidden), attention_mask=None, **given)
+        # OLMo and EXAONE norm what comes out of attention, not what goes in.
+        norm = getattr(module, "input_layernorm", None)
+        seen = hidden if norm is None else norm(hidden)
+        module.self_attn(seen, attention_mask=None, **given)
         return hidden
     out: Tensor = module(hidden, **given)
     return out

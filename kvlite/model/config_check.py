@@ -12,6 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from kvlite.errors import ModelError
+from kvlite.model.architectures import ADMITTED
 
 # Well beyond every published model; a plan of more takes minutes, or overflows.
 MOST = {
@@ -29,7 +30,7 @@ MOST = {
     "num_local_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
     "decoder_sparse_step": 1_000,
-    "sliding_window_pattern": 1_000,
+    "no_rope_layer_interval": 1_000,
 }
 # The largest config.json that is read.
 LONGEST = 16 << 20
@@ -42,8 +43,6 @@ _NEEDED = (
     "vocab_size",
     "max_position_embeddings",
 )
-# Without the key these have as many KV heads as heads; others have those of some other model.
-_MAY_LACK_KV_HEADS = ("llama", "phi3")
 _EXPERTS = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
 _ACTIVATIONS = (
@@ -89,7 +88,8 @@ _RULES: tuple[_Rule, ...] = (
         "it must be true or false",
     ),
     (
-        "attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar rms_norm_eps "
+        "attention_multiplier attn_logit_softcapping embedding_multiplier final_logit_softcapping "
+        "logits_scaling query_pre_attn_scalar residual_multiplier rms_norm_eps "
         "rope_local_base_freq rope_theta",
         _is_positive,
         "it must be a number above 0",
@@ -189,7 +189,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
             key, the value and what would be right.
     """
     kind = require_model_type(config, path)
-    needed = [*_NEEDED, *([] if kind in _MAY_LACK_KV_HEADS else ["num_key_value_heads"])]
+    needed = [*_NEEDED, *ADMITTED[kind].needs]
     if kind in _EXPERTS:
         for name in _EXPERTS.values():  # both architectures may use the other's name
             if name in config:
@@ -295,6 +295,15 @@ def _require_layers(values: _Values) -> None:
         if kind not in _LAYERS:
             wanted = f"{_shown(kind)} is none of {', '.join(_LAYERS)}"
             raise values.fault("layer_types", wanted)
+    values.require(
+        "no_rope_layers",
+        lambda turns: (
+            isinstance(turns, list)
+            and len(turns) == layers
+            and all(each in (0, 1) for each in turns)
+        ),
+        f"it must be a list of 0 or 1 for each of {layers} layers",
+    )
     values.require(
         "mlp_only_layers",
         lambda dense: isinstance(dense, list) and all(map(_is_whole, dense)),

@@ -16,9 +16,10 @@ from kvlite.config.child_process import run_in_child
 from kvlite.config.paths import cache_folder
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, Stopped, reason, require_uncancelled
+from kvlite.model.architectures import ADMITTED
 from kvlite.model.files import stored_weights
 from kvlite.model.gguf_header import read_header, require_magic
-from kvlite.model.shape import ADMITTED, read_config, require_admitted
+from kvlite.model.shape import read_config, require_admitted
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _FORMAT = 1

@@ -87,12 +87,15 @@ class LoadedModel:
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""
         hidden: Tensor = self.module.model.embed_tokens(token_ids)
-        return hidden
+        multiplier = getattr(self.module.config, "embedding_multiplier", None)
+        return hidden if multiplier is None else hidden * multiplier
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
         logits: Tensor = self.module.lm_head(self.module.model.norm(hidden)).float()
-        cap = getattr(self.module.config, "final_logit_softcapping", None)
+        config = self.module.config
+        logits = logits / getattr(config, "logits_scaling", 1)
+        cap = getattr(config, "final_logit_softcapping", None)
         return logits.div(cap).tanh().mul(cap) if cap else logits
 
     def rotations(self, start: int, count: int) -> list[tuple[Tensor, Tensor]]:
@@ -104,14 +107,24 @@ class LoadedModel:
         return self.rotations_at(torch.arange(start, start + count, device=self.device), self.dtype)
 
     def rotations_at(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Like `rotations`, for any positions `(n,)`; the largest decides the frequencies."""
-        rotary = self.module.model.rotary_emb
+        """Like `rotations`, for any positions `(n,)`; the largest decides the frequencies. Layers
+        without rotary positions have tables that turn nothing."""
+        rotary, layers = self.module.model.rotary_emb, self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
         kinds = getattr(self.module.config, "layer_types", None)
         if kinds is None or not isinstance(getattr(rotary, "rope_type", None), dict):
-            return [rotary(like, positions[None])] * self.shape.layers
-        by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
-        return [by_kind[kind] for kind in kinds]
+            tables = [rotary(like, positions[None])] * layers
+        else:
+            by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
+            tables = [by_kind[kind] for kind in kinds]
+        if all(self.shape.rotary):
+            return tables
+        cos, sin = tables[0]
+        still = torch.ones_like(cos), torch.zeros_like(sin)
+        return [
+            table if turns else still
+            for table, turns in zip(tables, self.shape.rotary, strict=True)
+        ]
 
 
 def choose_device(device: str) -> torch.device:

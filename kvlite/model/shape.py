@@ -8,22 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
+from kvlite.model.architectures import ADMITTED, REFUSED
 from kvlite.model.config_check import parsed, require_model_type, require_sound
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights
-
-ADMITTED = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "phi3",
-    "mixtral",
-    "qwen3_moe",
-)
 
 
 @dataclass(frozen=True)
@@ -90,6 +79,7 @@ class ModelShape:
         windows: per layer, the tokens a sliding window shows (its own included), or None where
             the layer sees everything.
         parts: the weights, by kind and size.
+        rotary: per layer, whether queries and keys are rotated.
     """
 
     model_type: str
@@ -103,6 +93,7 @@ class ModelShape:
     max_context: int
     windows: tuple[int | None, ...]
     parts: tuple[Parts, ...]
+    rotary: tuple[bool, ...]
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -161,8 +152,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def require_admitted(model_type: str, name: str) -> None:
     """Raises ModelError if the architecture is not one this engine is tested with."""
     if model_type not in ADMITTED:
+        why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise ModelError(
-            f"{name} is a {model_type!r} model, which kvlite does not run: it runs "
+            f"{name} is a {model_type!r} model, which kvlite does not run{why}: it runs "
             f"{', '.join(ADMITTED)}"
         )
 
@@ -208,6 +200,7 @@ def shape_of(config: Any) -> ModelShape:
         max_context=_context(config),
         windows=_windows(config),
         parts=_parts(config),
+        rotary=_rotary(config),
     )
 
 
@@ -232,6 +225,11 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     if kinds is None:
         return (window,) * layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _rotary(config: Any) -> tuple[bool, ...]:
+    rotates = ADMITTED[config.model_type].rotates
+    return tuple(rotates(config, layer) for layer in range(config.num_hidden_layers))
 
 
 def _parts(config: Any) -> tuple[Parts, ...]:

@@ -1,0 +1,93 @@
+"""The architectures that are admitted, and what their configs do not say in words that others use.
+
+Multipliers, windows and sizes are read off the config; what is here cannot be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is particular to one.
+
+    Attributes:
+        needs: keys of its config that a plan depends on, besides those that all need.
+        rotates: whether a layer rotates queries and keys, given transformers' config and its index.
+    """
+
+    needs: tuple[str, ...] = ("num_key_value_heads",)
+    rotates: Callable[[Any, int], bool] = lambda config, layer: True
+
+
+def _rotates_where_told(config: Any, layer: int) -> bool:
+    return bool(config.no_rope_layers[layer])
+
+
+def _rotates_in_windows(config: Any, layer: int) -> bool:
+    """Layers that see everything have no positions where there are others beside them."""
+    return config.sliding_window is None or config.layer_types[layer] == "sliding_attention"
+
+
+PLAIN = Architecture()
+# Without num_key_value_heads these have as many KV heads as heads; others have those of some
+# other model.
+AS_MANY_KV_HEADS = Architecture(needs=())
+
+ADMITTED: dict[str, Architecture] = {
+    "llama": AS_MANY_KV_HEADS,
+    "mistral": PLAIN,
+    "qwen2": PLAIN,
+    "qwen3": PLAIN,
+    "gemma2": PLAIN,
+    "gemma3_text": PLAIN,
+    "phi3": AS_MANY_KV_HEADS,
+    "mixtral": PLAIN,
+    "qwen3_moe": PLAIN,
+    # transformers' default of what scales the attention, 1, is nobody's.
+    "granite": Architecture(
+        needs=(
+            "attention_multiplier",
+            "embedding_multiplier",
+            "logits_scaling",
+            "residual_multiplier",
+        )
+    ),
+    "olmo3": AS_MANY_KV_HEADS,
+    "smollm3": Architecture(rotates=_rotates_where_told),
+    "exaone4": Architecture(rotates=_rotates_in_windows),
+    # Both have a head_dim that is not hidden_size / heads.
+    "seed_oss": Architecture(needs=("head_dim", "num_key_value_heads")),
+    "hunyuan_v1_dense": Architecture(needs=("head_dim", "num_key_value_heads")),
+}
+
+_NEIGHBORS = "its rotary positions take neighbors, not halves of a head, as pairs"
+_HYBRID = "some of its layers keep a recurrent state instead of keys and values"
+
+# Why others that people ask for are refused.
+REFUSED: dict[str, str] = {
+    "glm4": _NEIGHBORS,
+    "cohere2": _NEIGHBORS,
+    "ernie4_5": _NEIGHBORS,
+    "glm4_moe": "its first layers are of another size than the rest",
+    "ministral3": "its queries are scaled by their position",
+    "gemma3": "its language model is part of a larger one, which cannot be loaded in part yet",
+    "mistral3": "its language model is part of a larger one, which cannot be loaded in part yet",
+    "gemma3n": "its last layers have no keys of their own",
+    "gemma4": "its last layers have no keys of their own",
+    "gemma4_text": "its last layers have no keys of their own",
+    "llama4": "some of its layers see chunks",
+    "llama4_text": "some of its layers see chunks",
+    "deepseek_v3": "its cache holds latents instead of keys and values",
+    "glm4_moe_lite": "its cache holds latents instead of keys and values",
+    "gpt_oss": "its attention has learned sinks",
+    "qwen3_next": _HYBRID,
+    "qwen3_5": _HYBRID,
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID,
+    "lfm2": _HYBRID,
+    "granitemoehybrid": _HYBRID,
+    "nemotron_h": _HYBRID,
+}
