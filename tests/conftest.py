@@ -103,6 +103,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4Config", ALTERNATING),
     "seed-oss": ("SeedOssConfig", {"head_dim": 32}),
     "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
+    "cohere2": ("Cohere2Config", {**ALTERNATING, "logit_scale": 0.25}),
+    "ernie4-5": ("Ernie4_5Config", {"head_dim": 16}),
+    "glm4": ("Glm4Config", {"head_dim": 16}),
 }
 
 

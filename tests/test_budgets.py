@@ -309,6 +309,7 @@ def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int
         max_context=32_768,
         windows=windows,
         parts=(),
+        rotary=(True,) * len(windows),
     )
 
 

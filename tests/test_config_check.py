@@ -62,7 +62,9 @@ def test_published_configs_have_a_shape(name: str, tmp_path: Path) -> None:
 def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
     kind, changes = ARCHITECTURES[name]
     config = getattr(transformers, kind)
-    for options in ({}, {**SIZES, **changes}):
+    # The class of Hunyuan has no head_dim unless it is given one, and cannot be run without.
+    own = {"head_dim": 128} if name == "hunyuan" else {}
+    for options in (own, {**SIZES, **changes}):
         config(**options).save_pretrained(tmp_path)
         assert read_config(tmp_path)["model_type"] in ADMITTED
 
@@ -80,6 +82,11 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
     ("name", "key"),
     [
         ("Mistral-7B-v0.3", "num_key_value_heads"),
+        ("granite-3.3-8b-instruct", "attention_multiplier"),
+        ("granite-3.3-8b-instruct", "embedding_multiplier"),
+        ("Hunyuan-7B-Instruct", "head_dim"),
+        ("GLM-4-9B-0414", "head_dim"),
+        ("c4ai-command-r7b", "logit_scale"),
         ("Mixtral-8x7B-v0.1", "num_local_experts"),
         ("Qwen3-30B-A3B", "num_experts"),
         ("Qwen3-30B-A3B", "num_experts_per_tok"),
@@ -95,6 +102,9 @@ def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_pat
 LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
 ROPE = PUBLISHED[LLAMA]["rope_scaling"]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
+    ("SmolLM3-3B", {"no_rope_layers": [1, 0]}, "0 or 1 for each of 36 layers"),
+    ("SmolLM3-3B", {"no_rope_layers": [1, 1, 1, 2] * 9}, "no_rope_layers is [1, 1, 1, 2"),
+    ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling is 0"),
     (LLAMA, {"num_attention_heads": 0}, "num_attention_heads is 0"),
     (LLAMA, {"num_attention_heads": True}, "num_attention_heads is true"),
     (LLAMA, {"num_attention_heads": "32"}, 'num_attention_heads is "32"'),

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
+from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation, require_steady, rotated, turned, unrotated
+from kvlite.model.rotary import Rotation, require_turnable, rotated, turned, unrotated
 from tests.conftest import Tiny, make_tiny
 
 
@@ -74,6 +75,23 @@ def test_one_rotation_serves_all_tokens(llama: Tiny) -> None:
 
 def test_rotations_that_change_with_the_length_are_refused() -> None:
     with pytest.raises(SettingError, match=r"longrope.*set toy:limit=false"):
-        require_steady(make_tiny("phi3-longrope").model, "toy:limit=true")
-    for name in ("llama", "gemma3", "llama-rope-dynamic"):
-        require_steady(make_tiny(name).model, "toy:limit=true")
+        require_turnable(make_tiny("phi3-longrope").model, "toy:limit=true")
+    for name in ("llama", "gemma3", "llama-rope-dynamic", "smollm3"):
+        require_turnable(make_tiny(name).model, "toy:limit=true")
+
+
+@pytest.mark.parametrize("name", ["glm4", "cohere2", "ernie4-5", "hunyuan"])
+def test_rotations_that_cannot_be_undone_are_refused(name: str) -> None:
+    model = make_tiny(name).model
+    with pytest.raises(SettingError, match=r"this model .*set toy:limit=false"):
+        require_turnable(model, "toy:limit=true")
+    with pytest.raises(SettingError, match=r"this model .*use snapkv"):
+        ExpectedAttention().fitted(model.shape, None)
+
+
+def test_keys_of_layers_without_positions_are_not_turned() -> None:
+    """SmolLM3's second layer has none: turned elsewhere, its keys are as they were."""
+    tables = make_tiny("smollm3").model.rotations(3, 5)
+    x = torch.randn(1, 2, 5, 16)
+    moved = [torch.equal(rotated(x, table), x) for table in tables]
+    assert moved == [False, True, False, True]

@@ -12,7 +12,7 @@ from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.engine.oom_actions import SINKS, kept
 from kvlite.errors import SettingError
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation, steady, turned
+from kvlite.model.rotary import Rotation, turned, unturnable
 
 
 @torch.inference_mode()
@@ -27,12 +27,11 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
             that is remembered, the first few and the most recent ones.
 
     Raises:
-        SettingError: the model's rotations depend on how much was read.
+        SettingError: the model's rotations cannot be undone.
     """
-    if not steady(model):
+    if why := unturnable(model):
         raise SettingError(
-            "--beyond-context compact turns keys to other positions, but this model's rotations "
-            "(longrope) change with the length of the context: use refuse"
+            f"--beyond-context compact turns keys to other positions, but {why}: use refuse"
         )
     chosen = [
         [kept(head_group, most) for head_group in layer.head_groups] for layer in cache.layers

@@ -14,7 +14,7 @@ from kvlite.errors import SettingError
 from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation, require_steady, turned
+from kvlite.model.rotary import Rotation, require_turnable, turned
 from kvlite.ops.attention import attend, attend_band, attend_causal, merge
 
 
@@ -131,7 +131,7 @@ def require_served(
         if policy.mask is None:
             continue
         if policy.mask.limit:
-            require_steady(model, f"{policy.method.name}:limit=true")
+            require_turnable(model, f"{policy.method.name}:limit=true")
         if not all(
             _holds_first(head_group, policy.mask.sinks, seen) for head_group in layer.head_groups
         ):

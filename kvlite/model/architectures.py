@@ -15,10 +15,12 @@ class Architecture:
     Attributes:
         needs: keys of its config that a plan depends on, besides those that all need.
         rotates: whether a layer rotates queries and keys, given transformers' config and its index.
+        unturnable: why queries and keys cannot be turned to other positions, if they cannot.
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
     rotates: Callable[[Any, int], bool] = lambda config, layer: True
+    unturnable: str = ""
 
 
 def _rotates_where_told(config: Any, layer: int) -> bool:
@@ -27,8 +29,15 @@ def _rotates_where_told(config: Any, layer: int) -> bool:
 
 def _rotates_in_windows(config: Any, layer: int) -> bool:
     """Layers that see everything have no positions where there are others beside them."""
-    return config.sliding_window is None or config.layer_types[layer] == "sliding_attention"
+    return config.sliding_window is None or _rotates_in_windows_alone(config, layer)
 
+
+def _rotates_in_windows_alone(config: Any, layer: int) -> bool:
+    sliding: bool = config.layer_types[layer] == "sliding_attention"
+    return sliding and config.sliding_window is not None
+
+
+_NEIGHBORS = "this model rotates neighboring channels, and kvlite only turns halves of a head"
 
 PLAIN = Architecture()
 # Without num_key_value_heads these have as many KV heads as heads; others have those of some
@@ -59,17 +68,23 @@ ADMITTED: dict[str, Architecture] = {
     "exaone4": Architecture(rotates=_rotates_in_windows),
     # Both have a head_dim that is not hidden_size / heads.
     "seed_oss": Architecture(needs=("head_dim", "num_key_value_heads")),
-    "hunyuan_v1_dense": Architecture(needs=("head_dim", "num_key_value_heads")),
+    "hunyuan_v1_dense": Architecture(
+        needs=("head_dim", "num_key_value_heads"),
+        unturnable="this model norms queries and keys after it has rotated them",
+    ),
+    "cohere2": Architecture(
+        needs=("logit_scale", "num_key_value_heads"),
+        rotates=_rotates_in_windows_alone,
+        unturnable=_NEIGHBORS,
+    ),
+    "ernie4_5": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
+    "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
 }
 
-_NEIGHBORS = "its rotary positions take neighbors, not halves of a head, as pairs"
 _HYBRID = "some of its layers keep a recurrent state instead of keys and values"
 
 # Why others that people ask for are refused.
 REFUSED: dict[str, str] = {
-    "glm4": _NEIGHBORS,
-    "cohere2": _NEIGHBORS,
-    "ernie4_5": _NEIGHBORS,
     "glm4_moe": "its first layers are of another size than the rest",
     "ministral3": "its queries are scaled by their position",
     "gemma3": "its language model is part of a larger one, which cannot be loaded in part yet",

@@ -31,6 +31,7 @@ MOST = {
     "num_experts_per_tok": 1 << 12,
     "decoder_sparse_step": 1_000,
     "no_rope_layer_interval": 1_000,
+    "sliding_window_pattern": 1_000,
 }
 # The largest config.json that is read.
 LONGEST = 16 << 20
@@ -89,8 +90,8 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "attention_multiplier attn_logit_softcapping embedding_multiplier final_logit_softcapping "
-        "logits_scaling query_pre_attn_scalar residual_multiplier rms_norm_eps "
-        "rope_local_base_freq rope_theta",
+        "layer_norm_eps logit_scale logits_scaling query_pre_attn_scalar residual_multiplier "
+        "rms_norm_eps rope_local_base_freq rope_theta",
         _is_positive,
         "it must be a number above 0",
     ),
@@ -196,6 +197,9 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
                 config = {_EXPERTS[kind]: config[name], **config}
         needed += [_EXPERTS[kind], "num_experts_per_tok"]
         needed += ["moe_intermediate_size"] if kind == "qwen3_moe" else []
+    if isinstance(config.get("sliding_window_pattern"), str) and config.get("layer_types"):
+        # EXAONE says it in letters, too.
+        config = {key: config[key] for key in config if key != "sliding_window_pattern"}
     values = _Values(config, path)
     for key in needed:
         if key not in config:

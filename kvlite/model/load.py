@@ -94,7 +94,9 @@ class LoadedModel:
         """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
         logits: Tensor = self.module.lm_head(self.module.model.norm(hidden)).float()
         config = self.module.config
-        logits = logits / getattr(config, "logits_scaling", 1)
+        scale = getattr(config, "logit_scale", 1) / getattr(config, "logits_scaling", 1)
+        if scale != 1:
+            logits = logits * scale
         cap = getattr(config, "final_logit_softcapping", None)
         return logits.div(cap).tanh().mul(cap) if cap else logits
 

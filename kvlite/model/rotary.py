@@ -1,14 +1,16 @@
 """Undoing and redoing rotary positions with the cos and sin that the model itself computes.
 
-Every admitted architecture turns a head's first half against its second; some turn only the first
+Most admitted architectures turn a head's first half against its second; some turn only the first
 part of a head (Phi-3), some also stretch what they turn (YaRN, longrope). Both show in cos and sin,
-so a rotation can be undone without knowing its kind.
+so a rotation can be undone without knowing its kind. Those whose rotations cannot be undone here
+are named in `architectures`.
 """
 
 import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
+from kvlite.model.architectures import ADMITTED
 from kvlite.model.load import LoadedModel
 
 Rotation = tuple[Tensor, Tensor]
@@ -72,9 +74,11 @@ def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rota
     return torch.cat(coses, 1)[:, :count].to(dtype), torch.cat(sines, 1)[:, :count].to(dtype)
 
 
-def steady(model: LoadedModel) -> bool:
-    """Whether a position's rotation is the same however much was read."""
-    return getattr(model.module.model.rotary_emb, "rope_type", None) != "longrope"
+def unturnable(model: LoadedModel) -> str:
+    """Why keys cannot be turned to other positions; empty if they can."""
+    if getattr(model.module.model.rotary_emb, "rope_type", None) == "longrope":
+        return "this model's rotations (longrope) change with the length of the context"
+    return ADMITTED[model.shape.model_type].unturnable
 
 
 def fixed_tables(model: LoadedModel) -> bool:
@@ -84,16 +88,16 @@ def fixed_tables(model: LoadedModel) -> bool:
     return not any("dynamic" in str(kind) or kind == "longrope" for kind in named)
 
 
-def require_steady(model: LoadedModel, option: str) -> None:
-    """Raises SettingError unless `steady`: a later turn could not undo the rotations.
+def require_turnable(model: LoadedModel, option: str) -> None:
+    """Raises SettingError if rotations cannot be undone.
 
     Args:
         option: the setting that needs to undo them.
     """
-    if not steady(model):
+    if why := unturnable(model):
         raise SettingError(
-            f"{option} turns keys to other positions, but this model's rotations (longrope) change "
-            f"with the length of the context: set {option.partition('=')[0]}=false"
+            f"{option} turns keys to other positions, but {why}: set "
+            f"{option.partition('=')[0]}=false"
         )
 
 
