@@ -94,4 +94,4 @@ def test_keys_of_layers_without_positions_are_not_turned() -> None:
     tables = make_tiny("smollm3").model.rotations(3, 5)
     x = torch.randn(1, 2, 5, 16)
     moved = [torch.equal(rotated(x, table), x) for table in tables]
-    assert moved == [False, True, False, True]
+    assert moved == [False, True, False, False]
