@@ -12,6 +12,7 @@ from tests.gpu.report import BEGIN, END, written_into
 SLOW = ("equality", "methods", "suites", "long_documents", "quantized_weights")
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.long if each in SLOW else ()) for each in PARTS]
 )

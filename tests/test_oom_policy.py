@@ -264,6 +264,7 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
     assert broken_off
 
 
+@pytest.mark.long
 def test_what_is_answered_is_indexed_though_memory_ran_out_then(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

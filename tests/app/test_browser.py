@@ -61,6 +61,13 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
 
     page.reload()
     assert answered(page, 1) == [answer]
+
+
+@pytest.mark.long
+def test_a_chat_goes_on_in_another_tab(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    send(page, "What is a cache?")
+    (answer,) = answered(page, 1)
     other = visitor.open(server.address)  # another tab of the same browser
     assert answered(other, 1) == [answer]
     send(other, "Say it in other words.")

@@ -218,6 +218,7 @@ def test_nothing_is_told_without_a_password(locked: Server) -> None:
         assert wrong.status_code == 400
 
 
+@pytest.mark.long
 def test_who_logs_in_chooses_models_of_the_list(locked: Server, talker: Path) -> None:
     with http(locked) as web:
         assert web.post("/login", data={"username": "ann", "password": "secret"}).is_success

@@ -137,8 +137,8 @@ def test_without_matplotlib_there_is_a_table_and_a_word(
     assert not list((tmp_path / "run").glob("*.png"))
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("stopped", [1, 4, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [1, 4, 10])
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     kvlite: Run, model: Path, tmp_path: Path, stopped: int
 ) -> None:
