@@ -93,13 +93,14 @@ def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str]
 
 
 def _page(service: Any, server_config: ServerConfig) -> Any:
-    from kvlite.model.source import models_here
+    from kvlite.model.local_models import models_here
 
     from .form import Models
     from .page import make_page
     from .web.gradio_patches import poll_queue_slowly
 
-    page = make_page(service, Models(models_here(), others=not server_config.auth))
+    runnable = [each.name for each in models_here() if not each.flaw]
+    page = make_page(service, Models(runnable, others=not server_config.auth))
     page.queue(max_size=64, default_concurrency_limit=8)
     poll_queue_slowly(page)
     return page

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape, shape_of
 from kvlite.model.weights import PLAIN, Weights
+from tests.hub import Hub
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -249,6 +251,21 @@ def tiny_folder(smollm: kvlite.Runner, tmp_path_factory: pytest.TempPathFactory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(smollm.model_path / name, folder)
     return folder
+
+
+@pytest.fixture
+def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that has the model of `tiny_folder` as `a/b`, and an empty cache."""
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    hub = Hub({name: (tiny_folder / name).read_bytes() for name in names})
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    yield hub
+    hub.over.set()
+    hub.shutdown()
+    hub.server_close()
 
 
 @pytest.hookimpl(tryfirst=True)

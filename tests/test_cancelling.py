@@ -2,8 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from kvlite.planner.candidates import open_planner
 from kvlite.planner.max_context import reaches
 from tests.configs import PUBLISHED
 from tests.conftest import Tiny
+from tests.hub import Hub
 
 FP32 = Weights("fp32", torch.float32)
 CPU = torch.device("cpu")
@@ -106,74 +105,6 @@ def test_calibrating_ends_before_the_next_layer(llama: Tiny) -> None:
 
 
 # --- downloads -----------------------------------------------------------------------------------
-
-
-class Hub(ThreadingHTTPServer):
-    """A hub with one repository, `a/b`, which may fall silent."""
-
-    daemon_threads = True
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
-        self.files = files
-        self.silent = threading.Event()
-        self.asked = threading.Event()
-        self.over = threading.Event()
-
-
-class Answering(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        self.server.asked.set()
-        if self.server.silent.is_set():
-            self.server.over.wait(60)
-            return
-        path = self.path.partition("?")[0]
-        name, files = path.rpartition("/")[2], self.server.files
-        if path.startswith("/api/"):
-            siblings = [{"rfilename": each} for each in files]
-            about: Any = {"id": "a/b", "sha": "1" * 40, "siblings": siblings}
-            if "/tree/" in path:
-                about = [
-                    {"type": "file", "path": each, "size": len(files[each]), "oid": "2" * 40}
-                    for each in files
-                ]
-            self.answer(json.dumps(about).encode(), "application/json")
-        elif name in files:
-            self.answer(files[name], "application/octet-stream")
-        else:
-            self.send_error(404)
-
-    def answer(self, content: bytes, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("X-Repo-Commit", "1" * 40)
-        self.send_header("ETag", f'"{hash(content):x}"')
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-    hub = Hub({name: (tiny_folder / name).read_bytes() for name in names})
-    threading.Thread(target=hub.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    yield hub
-    hub.over.set()
-    hub.shutdown()
-    hub.server_close()
 
 
 @pytest.mark.long

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import kvlite.model.gguf as conversion
-from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.config.settings import Settings
 from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError
 from kvlite.model.cpu import SplitLinear, split_linears
 from kvlite.model.gguf import converted_folder
 from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape, read_shape
-from kvlite.model.source import _embedded_gguf, find_model, models_here
+from kvlite.model.source import _embedded_gguf, find_model
 from kvlite.model.weights import Weights
 from tests.conftest import SIZES, Tiny
 
@@ -45,27 +45,6 @@ def save_config(config: Any, folder: Path) -> ModelShape:
 
 
 # --- finding it ----------------------------------------------------------------------------------
-
-
-def test_models_that_are_here_are_listed(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
-    assert models_here() == [EMBEDDED_MODEL]
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in ("models--a--whole", "models--b--config", "models--c--other", "datasets--d--e"):
-        shutil.copytree(tiny_folder, tmp_path / name / "snapshots" / "1")
-    (tmp_path / "models--b--config/snapshots/1/model.safetensors").unlink()
-    config = tmp_path / "models--c--other/snapshots/1/config.json"
-    config.write_text(json.dumps({"model_type": "bert"}))
-    assert models_here() == [EMBEDDED_MODEL, "a/whole"]
-    # One whose download was ended: what is there does not hold all that its index names.
-    index = tmp_path / "models--a--whole/snapshots/1/model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
-    assert models_here() == [EMBEDDED_MODEL, "a/whole"]
-    for partial in ({"weight_map": {"a": "model-00002.safetensors"}}, {}, [], {"weight_map": 5}):
-        index.write_text(json.dumps(partial))
-        assert models_here() == [EMBEDDED_MODEL]
 
 
 # --- the shape, from a config alone --------------------------------------------------------------

@@ -19,6 +19,8 @@ from kvlite.cli.config import config
 from kvlite.cli.console import say
 from kvlite.cli.library import app as library
 from kvlite.cli.methods import methods
+from kvlite.cli.models import app as models
+from kvlite.cli.models import pull
 from kvlite.cli.plan import plan
 from kvlite.cli.profile import app as profile
 from kvlite.cli.read import read
@@ -34,9 +36,10 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-for command in (chat, ask, read, plan, methods, calibrate, config):
+for command in (chat, ask, read, plan, pull, methods, calibrate, config):
     app.command()(command)
-for name, group in (("profile", profile), ("library", library), ("bench", bench)):
+groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))
+for name, group in groups:
     app.add_typer(group, name=name)
 
 

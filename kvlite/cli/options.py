@@ -102,11 +102,12 @@ def as_text(value: Any) -> str:
 
 def _with_flags(command: Command, names: Collection[str], *more: inspect.Parameter) -> Command:
     """The command with flags, and more parameters, in place of its first parameter, which gets the
-    values of the flags that were given."""
+    values of the flags that were given. It may have a `typer_context` of its own."""
     own = list(inspect.signature(command).parameters.values())[1:]
+    has_context = any(each.name == _CONTEXT for each in own)
 
     def run(**values: Any) -> None:
-        context: typer.Context = values.pop(_CONTEXT)
+        context: typer.Context = values[_CONTEXT] if has_context else values.pop(_CONTEXT)
         given = {}
         for name in names:
             value, source = values.pop(name), context.get_parameter_source(name)
@@ -115,7 +116,9 @@ def _with_flags(command: Command, names: Collection[str], *more: inspect.Paramet
         command(given, **values)
 
     options = [_parameter(name) for name in names]
-    parameters = [*own, *options, *more, _keyword(_CONTEXT, annotation=typer.Context)]
+    parameters = [*own, *options, *more]
+    if not has_context:
+        parameters.append(_keyword(_CONTEXT, annotation=typer.Context))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__doc__ = command.__doc__

@@ -11,7 +11,10 @@ from kvlite.errors import SettingError
 PREFIX = "KVLITE_"
 PROFILE = "KVLITE_PROFILE"
 # Variables that are not settings: folders, logins to the app, the profile.
-OTHERS = ("KVLITE_AUTH", "KVLITE_CACHE", "KVLITE_CONFIG", "KVLITE_DATA", PROFILE)
+OTHERS = (
+    *("KVLITE_AUTH", "KVLITE_CACHE", "KVLITE_CONFIG", "KVLITE_DATA", "KVLITE_MODELS"),
+    PROFILE,
+)
 
 _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),

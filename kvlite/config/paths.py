@@ -22,6 +22,12 @@ def data_folder() -> Path:
     return Path(os.environ.get("KVLITE_DATA") or user_data_path("kvlite", appauthor=False))
 
 
+def models_folder() -> Path:
+    """Models put there by hand, folders or GGUF files: `KVLITE_MODELS`, or `models` in the data
+    folder."""
+    return Path(os.environ.get("KVLITE_MODELS") or data_folder() / "models")
+
+
 def config_folder() -> Path:
     """Profiles: `KVLITE_CONFIG`, or the platform's."""
     from platformdirs import user_config_path

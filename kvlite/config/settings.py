@@ -47,7 +47,8 @@ class Settings:
 
     model: str = _option(
         EMBEDDED_MODEL,
-        "the embedded smollm2-135m, a folder, a .gguf file, or a Hugging Face id",
+        "the embedded smollm2-135m, a folder, a .gguf file, one of Ollama's (ollama:NAME), or a "
+        "Hugging Face id",
     )
     method: str = _option(
         "spans",

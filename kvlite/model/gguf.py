@@ -64,7 +64,7 @@ def converted_folder(
         raise ModelError(
             f"{gguf} cannot be read ({error.strerror}): check it and its permissions"
         ) from None
-    require_admitted(_GGUF_NAMES.get(header.architecture, header.architecture), str(gguf))
+    require_admitted(hugging_face_name(header.architecture), str(gguf))
     header.require_sizes()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,45 @@ def converted_folder(
     except OSError as error:
         raise _unusable(folder.parent, error) from error
     return folder
+
+
+def config_folder_of(gguf: Path, cancel: Event | None = None) -> Path:
+    """A folder with nothing but the config.json that a GGUF file's header describes: enough for a
+    plan, in seconds however large the file is. Raises as `converted_folder`."""
+    about = gguf.stat()
+    folder = cache_folder() / "configs" / f"{gguf.stem}-{about.st_size}-{about.st_mtime_ns}"
+    if (folder / "config.json").is_file():
+        return folder
+    header = read_header(gguf)
+    require_admitted(hugging_face_name(header.architecture), str(gguf))
+    header.require_sizes()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        run_in_child(_write_config, gguf, folder, cancel=cancel)
+    except KvliteError:
+        raise
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    except Exception as error:  # libraries fail in many ways over a stranger's file
+        raise ModelError(f"{gguf} does not describe a model: {reason(error)}") from error
+    return folder
+
+
+def _write_config(gguf: Path, folder: Path) -> None:
+    """Runs in a child process."""
+    from transformers import AutoConfig
+
+    from kvlite.config.atomic_file import replaced
+    from kvlite.model.load import PLACE
+
+    config: Any = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, **PLACE)
+    with replaced(folder / "config.json") as file:
+        file.write(config.to_json_string().encode())
+
+
+def hugging_face_name(architecture: str) -> str:
+    """transformers' name of an architecture that GGUF calls otherwise."""
+    return _GGUF_NAMES.get(architecture, architecture)
 
 
 def sweep() -> None:

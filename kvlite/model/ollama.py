@@ -1,0 +1,54 @@
+"""Models that Ollama keeps: manifests that name GGUF blobs.
+
+Source: Ollama's own layout, `manifests/HOST/NAMESPACE/MODEL/TAG` and `blobs/sha256-DIGEST`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvlite.errors import ModelError
+
+PREFIX = "ollama:"
+_WEIGHTS = "application/vnd.ollama.image.model"
+_LIBRARY = ("registry.ollama.ai", "library")
+
+
+def ollama_models() -> Iterator[tuple[str, Path]]:
+    """Each model's name, such as `ollama:llama3.2:3b`, and its GGUF file, which may be missing."""
+    root = _root()
+    for manifest in sorted(root.glob("manifests/*/*/*/*")):
+        blob = _blob(root, manifest)
+        if blob is not None:
+            host, space, model, tag = manifest.relative_to(root / "manifests").parts
+            place = "" if (host, space) == _LIBRARY else f"{space}/"
+            yield f"{PREFIX}{place}{model}:{tag}", blob
+
+
+def ollama_file(name: str) -> Path:
+    """The GGUF file of a model that `ollama_models` names; without a tag, that called `latest`.
+
+    Raises:
+        ModelError: Ollama has no such model here.
+    """
+    known = dict(ollama_models())
+    for each in (name, f"{name}:latest"):
+        if each in known:
+            return known[each]
+    here = ", ".join(known) or "none"
+    raise ModelError(f"no model {name!r} in {_root()}: Ollama has {here} there (OLLAMA_MODELS)")
+
+
+def _root() -> Path:
+    named = os.environ.get("OLLAMA_MODELS")
+    return Path(named) if named else Path.home() / ".ollama" / "models"
+
+
+def _blob(root: Path, manifest: Path) -> Path | None:
+    try:
+        layers = json.loads(manifest.read_bytes())["layers"]
+        digests = [str(each["digest"]) for each in layers if each["mediaType"] == _WEIGHTS]
+        return root / "blobs" / digests[0].replace(":", "-").replace("/", "-")
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return None

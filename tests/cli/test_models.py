@@ -1,0 +1,69 @@
+"""`kvlite models` and `kvlite pull`, against a hub on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Refused, Run
+from tests.hub import Hub
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without any models; the cache as the child processes see it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("KVLITE_MODELS", str(tmp_path / "models"))
+    cache = str(tmp_path / "home" / "hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", cache)
+
+
+@pytest.mark.long
+def test_a_model_is_pulled_listed_and_removed(kvlite: Run, hub: Hub, tmp_path: Path) -> None:
+    total = sum(map(len, hub.files.values()))
+    pulled = kvlite("pull", "a/b", "--context", 500, "--json")
+    assert pulled.code == 0, pulled.err
+    assert pulled.json()["bytes"] == total
+    # The config came before, to plan with.
+    assert pulled.json()["downloaded_bytes"] == total - len(hub.files["config.json"])
+    assert pulled.json()["fits"]["fits"] and pulled.json()["fits"]["tokens"] == 500
+    assert "of it here already. 500 tokens fit" in pulled.err
+    folder = Path(pulled.json()["folder"])
+    assert {name: (folder / name).read_bytes() for name in hub.files} == hub.files
+
+    listed = kvlite("models", "--context", 500, "--json").json()["models"]
+    assert [each["name"] for each in listed] == ["smollm2-135m", "a/b"]
+    assert listed[1]["plan"] == pulled.json()["fits"] and listed[1]["bytes"] == total
+    table = kvlite("models", "--context", 500)
+    assert table.code == 0 and "a/b" in table.out and "500 tokens" in table.out
+
+    again = kvlite("pull", "a/b", "--context", 500, "--json").json()
+    assert again["downloaded_bytes"] == 0
+    weights = (folder / "model.safetensors").resolve()
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    damaged = kvlite("pull", "a/b")
+    assert damaged.code == 2 and "model.safetensors came damaged" in damaged.err
+    mended = kvlite("pull", "a/b", "--json").json()
+    assert mended["downloaded_bytes"] == len(hub.files["model.safetensors"])
+
+    removed = kvlite("models", "remove", "a/b", "--json").json()
+    assert removed == {"removed": ["a/b"], "bytes": total}
+    assert [each["name"] for each in kvlite("models", "--json").json()["models"]] == [
+        "smollm2-135m"
+    ]
+
+
+@pytest.mark.long
+def test_a_repository_without_weights_is_refused_before_it_is_downloaded(
+    refused: Refused, hub: Hub, tmp_path: Path
+) -> None:
+    del hub.files["model.safetensors"]
+    refused(["pull", "a/b"], "a/b", "no .safetensors weights")
+    assert not list(tmp_path.rglob("tokenizer.json"))
+
+
+def test_what_is_no_id_or_not_here_is_refused(refused: Refused) -> None:
+    refused(["pull", "qwen"], "'qwen'", "no Hugging Face id")
+    refused(["pull", "./a"], "'./a'", "no Hugging Face id")
+    refused(["models", "remove", "a/b"], "'a/b'", "`kvlite models` lists them")
+    refused(["models", "remove", "smollm2-135m"], "smollm2-135m belongs to pip")

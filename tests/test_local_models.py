@@ -1,0 +1,138 @@
+"""Models on this machine are found wherever programs keep them, and what is wrong is named."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvlite.config.settings import EMBEDDED_MODEL
+from kvlite.errors import ModelError
+from kvlite.model import gguf
+from kvlite.model.local_models import LocalModel, models_here, remove_model
+from kvlite.model.ollama import ollama_file
+from kvlite.model.shape import read_shape
+from kvlite.model.source import _embedded_gguf, find_config, find_model
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user without any models."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("KVLITE_MODELS", str(tmp_path / "models"))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def by_name() -> dict[str, LocalModel]:
+    found = models_here()
+    assert len({each.name for each in found}) == len(found)
+    return {each.name: each for each in found}
+
+
+def whole() -> list[str]:
+    return [name for name, each in by_name().items() if not each.flaw]
+
+
+def in_ollama(home: Path, name: str, blob: Path | None) -> None:
+    root = home / ".ollama" / "models"
+    manifest = root / "manifests" / name
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    (root / "blobs").mkdir(exist_ok=True)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:aa"},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:bb"},
+    ]
+    manifest.write_text(json.dumps({"layers": layers}))
+    if blob is not None:
+        (root / "blobs" / "sha256-bb").symlink_to(blob)
+
+
+def test_those_of_the_hubs_cache_are_listed(home: Path, tiny_folder: Path) -> None:
+    assert whole() == [EMBEDDED_MODEL]
+    hub = home / "hub"
+    for name in ("models--a--whole", "models--b--config", "models--c--other", "datasets--d--e"):
+        shutil.copytree(tiny_folder, hub / name / "snapshots" / "1")
+    (hub / "models--b--config/snapshots/1/model.safetensors").unlink()
+    config = hub / "models--c--other/snapshots/1/config.json"
+    config.write_text(json.dumps({"model_type": "bert"}))
+    assert whole() == [EMBEDDED_MODEL, "a/whole"]
+    assert by_name()["a/whole"].architecture == "llama"
+    assert by_name()["a/whole"].max_context == 1024
+    assert "no .safetensors" in by_name()["b/config"].flaw
+    assert "bert" in by_name()["c/other"].flaw
+    # One whose download was ended: what is there does not hold all that its index names.
+    index = hub / "models--a--whole/snapshots/1/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    assert whole() == [EMBEDDED_MODEL, "a/whole"]
+    for partial in ({"weight_map": {"a": "model-00002.safetensors"}}, {}, [], {"weight_map": 5}):
+        index.write_text(json.dumps(partial))
+        assert whole() == [EMBEDDED_MODEL]
+    assert by_name()["a/whole"].flaw.endswith("is missing: kvlite pull a/whole")
+
+
+def test_those_of_folders_lm_studio_and_ollama_are_listed(home: Path, tiny_folder: Path) -> None:
+    shutil.copytree(tiny_folder, home / "models" / "mine")
+    studio = home / ".lmstudio" / "models" / "maker" / "smol"
+    studio.mkdir(parents=True)
+    (studio / "smol.gguf").symlink_to(_embedded_gguf())
+    (studio / "mmproj-smol.gguf").symlink_to(_embedded_gguf())
+    (studio / "broken.gguf").write_bytes(b"GGUF")
+    in_ollama(home, "registry.ollama.ai/library/smol/latest", _embedded_gguf())
+    in_ollama(home, "registry.ollama.ai/ann/gone/7b", None)
+    found = by_name()
+    assert [(each.place, each.name) for each in found.values()] == [
+        ("embedded", EMBEDDED_MODEL),
+        ("models folder", str(home / "models" / "mine")),
+        ("LM Studio", str(studio / "broken.gguf")),
+        ("LM Studio", str(studio / "smol.gguf")),
+        ("Ollama", "ollama:ann/gone:7b"),
+        ("Ollama", "ollama:smol:latest"),
+    ]
+    assert "broken.gguf" in found[str(studio / "broken.gguf")].flaw
+    smol = found["ollama:smol:latest"]
+    assert smol.flaw == "" and smol.architecture == "llama" and smol.max_context == 8192
+    assert smol.nbytes == _embedded_gguf().stat().st_size
+    assert ollama_file("ollama:smol").samefile(_embedded_gguf())
+    with pytest.raises(ModelError, match=r"no model 'ollama:other'.*ollama:smol:latest"):
+        find_model("ollama:other")
+
+
+def test_a_manifest_that_is_not_one_is_passed_over(home: Path) -> None:
+    for number, text in enumerate(("", "[]", "{}", '{"layers": [{}]}', '{"layers": 5}')):
+        in_ollama(home, f"registry.ollama.ai/library/m{number}/latest", None)
+        (home / f".ollama/models/manifests/registry.ollama.ai/library/m{number}/latest").write_text(
+            text
+        )
+    assert list(by_name()) == [EMBEDDED_MODEL]
+
+
+def test_models_are_removed_where_they_are_ours(home: Path, tiny_folder: Path) -> None:
+    shutil.copytree(tiny_folder, home / "models" / "mine")
+    shutil.copytree(tiny_folder, home / "hub" / "models--a--b" / "snapshots" / "1")
+    in_ollama(home, "registry.ollama.ai/library/smol/latest", _embedded_gguf())
+    found = by_name()
+    for name in (EMBEDDED_MODEL, "ollama:smol:latest"):
+        with pytest.raises(ModelError, match="remove it there"):
+            remove_model(found[name])
+    remove_model(found["a/b"])
+    remove_model(found[str(home / "models" / "mine")])
+    assert list(by_name()) == [EMBEDDED_MODEL, "ollama:smol:latest"]
+    assert not os.listdir(home / "hub") and not os.listdir(home / "models")
+
+
+def test_a_large_gguf_is_planned_without_converting_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted = read_shape(find_config(EMBEDDED_MODEL))
+    monkeypatch.setenv("KVLITE_CACHE", str(home / "cache"))
+    monkeypatch.setattr("kvlite.model.source.FLOAT32_LIMIT", 1)
+    folder = find_config(str(_embedded_gguf()))
+    assert [file.name for file in folder.iterdir()] == ["config.json"]
+    assert read_shape(folder) == converted
+    assert not (home / "cache" / "models").exists()
+    monkeypatch.setattr(gguf, "run_in_child", None)
+    assert find_config(str(_embedded_gguf())) == folder
