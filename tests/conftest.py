@@ -101,7 +101,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo3": ("Olmo3Config", ALTERNATING),
-    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1, 1]}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1, 0]}),
     "exaone4": ("Exaone4Config", ALTERNATING),
     "seed-oss": ("SeedOssConfig", {"head_dim": 32}),
     "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),

@@ -12,6 +12,7 @@ from kvlite.errors import ContextError, SettingError
 from kvlite.methods.base import Method
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.rotary import unturnable
 from tests.conftest import Tiny, make_tiny
 from tests.test_branches import heard, opened, said
 
@@ -47,7 +48,7 @@ def test_what_follows_depends_on_distances_alone(tiny: Tiny) -> None:
     """All entries moved by as much: the next tokens are what they would have been."""
     if any(window is not None for window in tiny.model.shape.windows):
         pytest.skip("a window drops the first entries by itself")
-    if getattr(tiny.model.module.model.rotary_emb, "rope_type", None) == "longrope":
+    if unturnable(tiny.model):
         pytest.skip("refused")
     moved, _ = read(tiny, 90)
     still, _ = read(tiny, 90)

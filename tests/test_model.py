@@ -35,6 +35,9 @@ WINDOWS: dict[str, tuple[int | None, ...]] = {
     "qwen2": EVERY_OTHER,
     "gemma2": EVERY_OTHER,
     "gemma3_text": EVERY_OTHER,
+    "olmo3": EVERY_OTHER,
+    "exaone4": EVERY_OTHER,
+    "cohere2": EVERY_OTHER,
 }
 
 

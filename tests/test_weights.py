@@ -409,11 +409,11 @@ def test_a_null_in_the_config_is_no_quantization(folder: Path) -> None:
 def test_the_check_sees_what_the_loop_leaves_out(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Admits every architecture; refuses where embeddings are scaled outside the layers."""
+    """Admits every architecture; refuses where other embeddings go into the layers."""
     embed = LoadedModel.embed
     require_own_answers(tiny.model)
     assert tiny.model.module.config._attn_implementation == ATTENTION
-    monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: 12 * embed(model, ids))
+    monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: embed(model, ids.flip(1)))
     with pytest.raises(ModelError, match="do not run layer by layer: logits are"):
         require_own_answers(tiny.model)
     monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: embed(model, ids) * torch.nan)

@@ -32,11 +32,12 @@ def meta_model(
     tokenizer: Any = None,
     calibration: Calibration | None = None,
 ) -> LoadedModel:
-    """A model on the meta device, for forecasts; one layer stands for all, since they are alike.
-    `config` is transformers'; of the weights only the dtype matters, and whether they are unpacked
-    to be multiplied."""
+    """A model on the meta device, for forecasts; one layer stands for all of its kind, with rotary
+    positions or without. `config` is transformers'; of the weights only the dtype matters, and
+    whether they are unpacked to be multiplied."""
     register_attention()
-    module = meta_module(config, weights.dtype, layers=1, attention=ATTENTION)
+    first = [shape.rotary.index(rotates) for rotates in shape.rotary]
+    module = meta_module(config, weights.dtype, layers=max(first) + 1, attention=ATTENTION)
     module.eval().requires_grad_(False)
     if weights.packs:
         pack(module, weights)
@@ -44,7 +45,7 @@ def meta_model(
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
     )
-    model.layers = Layers([model.layers[0]] * shape.layers)
+    model.layers = Layers([model.layers[index] for index in first])
     return model
 
 
