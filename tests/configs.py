@@ -2,8 +2,8 @@
 
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
-`rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, hunyuan_v1_dense,
-cohere2, ernie4_5 and glm4 were written from memory: their sizes may differ from the published ones.
+`rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
+ernie4_5, glm4 and hunyuan_v1_dense were written from memory: their sizes may not be the published.
 """
 
 from typing import Any

@@ -81,14 +81,33 @@ ADMITTED: dict[str, Architecture] = {
     "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
 }
 
+# Architectures whose language model is one part of several: what the part's config may leave out,
+# by transformers' documented defaults (Gemma3TextConfig, Mistral3Config).
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+    "mistral3": {"model_type": "mistral"},
+}
+# Where a wrapper's checkpoint has the weights of its language model, by the names of transformers 4
+# and 5, and what the language model alone calls them.
+LANGUAGE_WEIGHTS = {
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+
 _HYBRID = "some of its layers keep a recurrent state instead of keys and values"
 
 # Why others that people ask for are refused.
 REFUSED: dict[str, str] = {
     "glm4_moe": "its first layers are of another size than the rest",
     "ministral3": "its queries are scaled by their position",
-    "gemma3": "its language model is part of a larger one, which cannot be loaded in part yet",
-    "mistral3": "its language model is part of a larger one, which cannot be loaded in part yet",
     "gemma3n": "its last layers have no keys of their own",
     "gemma4": "its last layers have no keys of their own",
     "gemma4_text": "its last layers have no keys of their own",

@@ -12,7 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from kvlite.errors import ModelError
-from kvlite.model.architectures import ADMITTED
+from kvlite.model.architectures import ADMITTED, WRAPPERS
 
 # Well beyond every published model; a plan of more takes minutes, or overflows.
 MOST = {
@@ -180,6 +180,27 @@ def require_model_type(config: Mapping[str, Any], path: Path) -> str:
     if not isinstance(kind, str):
         raise _Values(config, path).fault("model_type", "it must be the architecture's name")
     return kind
+
+
+def language_part(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The config of a wrapper's language model, what it may leave out filled in; any other config
+    as it is.
+
+    Raises:
+        ModelError: it has no such part, or weights that were quantized, which cannot be loaded in
+            part.
+    """
+    known = WRAPPERS.get(require_model_type(config, path))
+    if known is None:
+        return dict(config)
+    values = _Values(config, path)
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise values.fault("text_config", "it must describe the language model")
+    if config.get("quantization_config") is not None:
+        wanted = "of such a model only unquantized weights can be loaded in part"
+        raise values.fault("quantization_config", wanted)
+    return {**known, **text}
 
 
 def require_sound(config: Mapping[str, Any], path: Path) -> None:

@@ -136,7 +136,9 @@ def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
         name: transformers' name, such as `model.layers.0.mlp.experts.down_proj`.
     """
     other = name.replace(".mlp.", ".block_sparse_moe.")
-    for known in (name, name.removeprefix("model."), other, other.removeprefix("model.")):
+    names = (name, name.removeprefix("model."), other, other.removeprefix("model."))
+    # Where a language model is one part of several, by the names of transformers 4 and 5.
+    for known in (*names, f"language_model.{name}", f"model.language_{name}"):
         if known in stored:
             return [stored[known]]
         experts, _, kind = known.rpartition(".")

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from kvlite.cache import KVCache
 from kvlite.errors import ModelError, SettingError, Stopped, reason
+from kvlite.model.architectures import LANGUAGE_WEIGHTS
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
-from kvlite.model.shape import ModelShape, described
+from kvlite.model.shape import ModelShape, described, transformers_config
 from kvlite.model.weights import (
     Weights,
     held_tensors,
@@ -205,7 +206,8 @@ def load_model(
 def load_module(
     folder: Path, *, device: torch.device, weights: Weights, attention: str = ATTENTION
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model, and transformers' loading info.
+    """A transformers model, and transformers' loading info. Where a language model is one part of
+    several, only its weights are read.
 
     Weights to be quantized come to the device one by one, so there is never a full copy.
 
@@ -217,7 +219,10 @@ def load_module(
     register_attention()
     hush_bitsandbytes()
     # If this were None, transformers would forget the checkpoint's own quantization.
-    quantized = {} if weights.config is None else {"quantization_config": weights.config}
+    given = {} if weights.config is None else {"quantization_config": weights.config}
+    whole = transformers_config(folder)
+    if (language := whole.get_text_config()) is not whole:
+        given |= {"config": language, "key_mapping": LANGUAGE_WEIGHTS}
     with making_modules():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -227,7 +232,7 @@ def load_module(
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **quantized,
+            **given,
             **PLACE,
         )
     module, found = loaded

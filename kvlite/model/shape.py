@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
 from kvlite.model.architectures import ADMITTED, REFUSED
-from kvlite.model.config_check import parsed, require_model_type, require_sound
+from kvlite.model.config_check import (
+    language_part,
+    parsed,
+    require_model_type,
+    require_sound,
+)
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights
@@ -131,14 +136,15 @@ class ModelShape:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json, checked if the architecture is admitted.
+    """The model's config.json, or that of its language model where it has other parts; checked if
+    the architecture is admitted.
 
     Raises:
         ModelError: there is none, or no model has such values.
     """
     path = folder / "config.json"
     try:
-        config = parsed(path)
+        config = language_part(parsed(path), path)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
             f"{folder} is not a model folder: it has no config.json (give a folder saved by "
@@ -165,22 +171,28 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def described(folder: Path) -> tuple[Any, ModelShape]:
-    """transformers' config of the model in `folder`, and its shape.
+    """transformers' config of the language model in `folder`, and its shape.
 
     Raises:
         ModelError: the config is missing or broken, or its architecture is not admitted.
     """
     require_admitted(read_config(folder)["model_type"], str(folder))
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = transformers_config(folder).get_text_config()
         return config, shape_of(config)
     except Exception as error:  # libraries fail in many ways over a stranger's file
         # huggingface_hub's validators put what they found into the cause.
         why = error.__cause__ if isinstance(error.__cause__, Exception) else error
         path = folder / "config.json"
         raise ModelError(f"{path} does not describe a model: {reason(why)}") from error
+
+
+def transformers_config(folder: Path) -> Any:
+    """transformers' config of the model in `folder`, all parts of it."""
+    from transformers import AutoConfig
+
+    # Without trust_remote_code it would ask on the terminal whether to run a file's code.
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def shape_of(config: Any) -> ModelShape:

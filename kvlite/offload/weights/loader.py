@@ -17,10 +17,10 @@ from kvlite.memory.free import is_oom, release_memory
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
-from kvlite.model.load import PLACE, LoadedModel, load_model, load_module
+from kvlite.model.load import LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
 from kvlite.model.packing import pack_embedding, pack_linears
-from kvlite.model.shape import read_shape
+from kvlite.model.shape import read_shape, transformers_config
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.weights.buffers import (
     FileReader,
@@ -182,10 +182,10 @@ def open_without_layers(
     """A transformers model whose decoder layers are on the meta device, the rest on `device`, after
     a check that the files have all weights; and loading info like transformers'."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     register_attention()
-    config = AutoConfig.from_pretrained(folder, **PLACE)
+    config = transformers_config(folder).get_text_config()
     with making_modules(), init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(
             config, dtype=weights.dtype, attn_implementation=ATTENTION

@@ -1,0 +1,161 @@
+"""Models whose language model is one part of several: it alone is loaded, and says the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import kvlite
+from kvlite.errors import ModelError
+from kvlite.model.shape import read_shape
+from tests.conftest import ALTERNATING, GEMMA, SIZES
+
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+IDS = [list(range(3, 90)), list(range(20, 40))]
+
+
+def gemma3() -> Any:
+    sizes = {**SIZES, "vocab_size": 49_152, **ALTERNATING, **GEMMA}
+    text = transformers.Gemma3TextConfig(**sizes)
+    vision = transformers.SiglipVisionConfig(**VISION)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def mistral3() -> Any:
+    text = transformers.MistralConfig(**{**SIZES, "vocab_size": 49_152}, sliding_window=None)
+    vision = transformers.PixtralVisionConfig(**{**VISION, "head_dim": 16})
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config=vision, tie_word_embeddings=False
+    )
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
+MODELS = {"gemma3": gemma3, "mistral3": mistral3}
+
+
+@pytest.fixture(params=MODELS)
+def whole(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(3)
+    model = MODELS[request.param]().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.tie_weights()
+    return model
+
+
+@pytest.fixture
+def folder(whole: Any, tiny_folder: Path, tmp_path: Path) -> Path:
+    whole.save_pretrained(tmp_path / "whole")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "whole" / name).write_bytes((tiny_folder / name).read_bytes())
+    return tmp_path / "whole"
+
+
+def renamed(folder: Path) -> set[str]:
+    """The other of the two ways in which transformers names the weights."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+
+    def other(name: str) -> str:
+        for old, new in (
+            ("language_model.model.", "model.language_model."),
+            ("model.language_model.", "language_model.model."),
+            ("language_model.lm_head.", "lm_head."),
+            ("lm_head.", "language_model.lm_head."),
+        ):
+            if name.startswith(old):
+                return name.replace(old, new, 1)
+        return name
+
+    names = {other(name): tensor for name, tensor in weights.items()}
+    assert set(names) != set(weights)
+    save_file(names, file, {"format": "pt"})
+    return set(names)
+
+
+def answers(talk: kvlite.Conversation) -> list[list[int]]:
+    return [talk.generate(ids, max_new_tokens=12, ignore_eos=True).token_ids for ids in IDS]
+
+
+def test_its_language_model_says_what_the_whole_says(whole: Any, folder: Path) -> None:
+    """Over two turns, whichever way its weights are named, read at once or layer by layer."""
+    expected, ids = [], list[int]()
+    for turn in IDS:
+        ids += turn
+        with torch.no_grad():
+            prompt = torch.tensor([ids])
+            out = whole.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=12,
+                min_new_tokens=12,
+                do_sample=False,
+                eos_token_id=None,
+            )
+        said = out[0, len(ids) :].tolist()
+        expected.append(said)
+        ids += said
+    for stream in ("off", "disk"):
+        talk = kvlite.load(str(folder), stream=stream).conversation(method="full")
+        assert answers(talk) == expected
+    renamed(folder)
+    for stream in ("off", "disk"):
+        runner = kvlite.load(str(folder), stream=stream)
+        assert answers(runner.conversation(method="full")) == expected
+    assert not any("vision" in name for name, _ in runner.model.module.named_parameters())
+
+
+def test_a_plan_counts_the_language_model_alone(whole: Any, folder: Path) -> None:
+    shape = read_shape(folder)
+    text = whole.model.language_model
+    assert shape.layers == 4 and shape.model_type == text.config.model_type
+    head = 0 if text.config.tie_word_embeddings else whole.lm_head.weight.numel()
+    counted = sum(shape.parameters.values())
+    assert counted == sum(each.numel() for each in text.parameters()) + head
+
+
+def test_what_gemma_leaves_out_is_that_of_its_class(folder: Path, whole: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if config["model_type"] != "gemma3":
+        pytest.skip("others leave nothing out")
+    for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"):
+        del config["text_config"][key]
+    del config["text_config"]["max_position_embeddings"], config["text_config"]["model_type"]
+    path.write_text(json.dumps(config))
+    shape, known = read_shape(folder), transformers.Gemma3TextConfig()
+    assert (shape.heads, shape.kv_heads) == (known.num_attention_heads, known.num_key_value_heads)
+    assert (shape.head_dim, shape.vocab) == (known.head_dim, known.vocab_size)
+    assert shape.max_context == known.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"text_config": None}, "text_config"),
+        ({"text_config": 5}, "text_config"),
+        ({"text_config": {"model_type": "ministral3"}}, "scaled by their position"),
+        ({"quantization_config": {"quant_method": "awq"}}, "unquantized weights"),
+        ({"text_config": {"model_type": "llama"}}, "hidden_size"),
+    ],
+)
+def test_a_part_that_cannot_be_run_is_refused(
+    folder: Path, change: dict[str, Any], said: str
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ModelError, match=said):
+        read_shape(folder)
