@@ -1,8 +1,7 @@
-"""Decode for several caches that have seen equally many tokens, as one batch.
+"""Decode for several branches of one prompt, as one batch.
 
-Each branch attends over its own entries; only the products with weights are shared. So a branch
-gets what it would get alone, to rounding. Branches that recall while answering take turns: they
-share the host store, which takes an answer's tokens too.
+Branches that recall while answering take turns: they share the host store, which takes an answer's
+tokens too.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
-from kvlite.engine.decode import LayerStep
+from kvlite.engine.batch import run_together
+from kvlite.engine.decode import Step
 from kvlite.engine.prefill import Prefill
-from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
@@ -23,53 +22,17 @@ from kvlite.model.load import LoadedModel
 _FULL = Full()
 
 
-class _Side:
-    """Attends with row i of a batch to the layer of branch i."""
-
-    def __init__(self, steps: Sequence[LayerStep]) -> None:
-        self.steps = steps
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
-        """As `model.attention_interface.Attender`."""
-        rows = zip(q.split(1), k.split(1), v.split(1), strict=True)
-        return torch.cat(
-            [step.attend(*row, scale, softcap) for step, row in zip(self.steps, rows, strict=True)]
-        )
-
-
-@torch.inference_mode()
 def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
-    """One decode step for each branch, which gets its next logits.
-
-    Args:
-        branches: that have seen equally many tokens; if one recalls while answering, it alone.
-    """
-    (seen,) = {branch.cache.seen for branch in branches}
-    hidden = model.embed(torch.tensor(tokens, device=model.device)[:, None])
-    rotations = model.rotations(seen, 1)
-    masks = [sparse_masks(model, branch.policies) for branch in branches]
-    for index, module in enumerate(model.layers):
-        steps = [
-            LayerStep(
-                index,
-                branch.cache.layers[index],
-                branch.policies[index],
-                seen,
-                rotations[index],
-                mask[index],
-                branch.recall,
-            )
-            for branch, mask in zip(branches, masks, strict=True)
-        ]
-        hidden = module(hidden, position_embeddings=rotations[index], kvlite=_Side(steps))
-        for branch, step in zip(branches, steps, strict=True):
-            branch.cache.layers[index] = step.trimmed()
-            branch.policies[index] = step.policy
-    for branch, logits in zip(branches, model.logits(hidden[:, -1]), strict=True):
-        branch.logits = logits
-        branch.cache.seen += 1
+    """One decode step for each branch, which gets its next logits; if one recalls while answering,
+    it alone."""
+    ids = torch.tensor(tokens, device=model.device).split(1)
+    steps = [
+        Step(model, branch.cache, token, branch.policies, branch.recall)
+        for branch, token in zip(branches, ids, strict=True)
+    ]
+    for branch, logits in zip(branches, run_together(model, steps), strict=True):
+        assert not isinstance(logits, Exception), "without an OOM policy it is raised"
+        branch.logits = logits[0]
 
 
 def answers(model: LoadedModel, branches: Sequence[Branch], longest: int) -> list[list[int]]:

@@ -176,6 +176,8 @@ class Step:
     Attributes:
         hidden: `(batch, 1, hidden size)`, what comes into the next layer.
         index: that layer.
+        step: through it, once it has begun.
+        through: what came out of it, before the layer itself is settled.
     """
 
     @torch.inference_mode()
@@ -213,40 +215,52 @@ class Step:
         """
         self.cache.writing = True
         while self.index < len(self.policies):
-            self._safely(self._layer)
-        logits = self._safely(lambda: self.model.logits(self.hidden[:, -1]))
-        self.cache.seen += 1
-        self.cache.writing = False
-        return logits
+            self.go_on()
+        return self.end(self._safely(lambda: self.model.logits(self.hidden[:, -1])))
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the step that can be done again."""
         return work() if self.oom_policy is None else self.oom_policy.run(work, self.oom_actions)
 
+    def go_on(self) -> None:
+        """Go through the next layer, or on with it. Errors are those of `run`."""
+        self._safely(self._layer)
+
     def _layer(self) -> None:
-        """Go through the next layer, or on with it."""
-        index, layers = self.index, self.cache.layers
-        step = self.step = self._begun()
+        index, step = self.index, self.begin_layer()
         try:
             if self.through is None:
                 module, rotation = self.model.layers[index], self.rotations[index]
                 self.through = module(self.hidden, position_embeddings=rotation, kvlite=step)
             trimmed = step.trimmed()
         finally:
-            # What is given up next is looked for there.
-            layers[index], self.policies[index] = step.layer, step.policy
-        layers[index] = trimmed
+            self.leave_layer()
+        self.cache.layers[index] = trimmed
         self.hidden, self.index, self.step, self.through = self.through, index + 1, None, None
 
-    def _begun(self) -> LayerStep:
+    def begin_layer(self) -> LayerStep:
         """The step through the next layer, which may have become smaller since it began."""
         index, position = self.index, self.cache.seen
-        layer, policy, step = self.cache.layers[index], self.policies[index], self.step
-        if step is None:
+        layer, policy = self.cache.layers[index], self.policies[index]
+        if self.step is None:
             rotation, sparse_mask = self.rotations[index], self.sparse_masks[index]
-            return LayerStep(index, layer, policy, position, rotation, sparse_mask, self.recall)
-        step.layer, step.policy = layer, policy
-        return step
+            self.step = LayerStep(
+                index, layer, policy, position, rotation, sparse_mask, self.recall
+            )
+        self.step.layer, self.step.policy = layer, policy
+        return self.step
+
+    def leave_layer(self) -> None:
+        """Put the layer where what is given up next is looked for, however far it got."""
+        assert self.step is not None
+        self.cache.layers[self.index] = self.step.layer
+        self.policies[self.index] = self.step.policy
+
+    def end(self, logits: Tensor) -> Tensor:
+        """Let the token count, which went through all layers and gave these logits."""
+        self.cache.seen += 1
+        self.cache.writing = False
+        return logits
 
 
 @torch.inference_mode()

@@ -1,0 +1,102 @@
+"""Several conversations take one decode step together: each weight is read once for all of them.
+
+Only products with weights are shared. Each conversation attends over its own cache, by its own
+policies, at its own position, so conversations come and go between any two steps. Logits are those
+it would get alone, to rounding: a product over several rows adds up in another order than over one.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvlite.engine.decode import LayerStep, Step
+from kvlite.errors import OutOfMemory
+from kvlite.memory.free import is_oom, release_memory
+from kvlite.memory.oom import T
+from kvlite.model.load import LoadedModel
+
+
+class RowsAttender:
+    """Attends with row i of a batch to the layer of conversation i."""
+
+    def __init__(self, steps: Sequence[LayerStep]) -> None:
+        self.steps = steps
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """As `model.attention_interface.Attender`."""
+        rows = zip(self.steps, *(each.split(1) for each in (q, k, v)), strict=True)
+        return torch.cat([step.attend(q, k, v, scale, softcap) for step, q, k, v in rows])
+
+
+@torch.inference_mode()
+def run_together(model: LoadedModel, steps: Sequence[Step]) -> list[Tensor | OutOfMemory]:
+    """Run steps of different caches that have not begun; those that recall have stores of their
+    own.
+
+    Where memory runs out in a layer, each conversation goes through that layer by itself, and gives
+    up what its own OOM policy says. One that has nothing left to give up stops there; the others go
+    on. Without an OOM policy, torch's error is raised.
+
+    Returns:
+        For each, logits of the next token, `(1, vocab)` float32; or the error that stopped it: its
+        step can be `run` again later.
+    """
+    results: dict[int, Tensor | OutOfMemory] = {}
+    going = dict(enumerate(steps))
+    for step in steps:
+        step.cache.writing = True
+    for _ in range(len(model.layers)):
+        if len(going) > 1:
+            _unless_short(model, partial(_through_layer, model, [*going.values()]))
+        for each, step in [*going.items()]:
+            try:
+                step.go_on()
+            except OutOfMemory as error:
+                results[each] = error.with_traceback(None)  # which holds what it had made
+                del going[each]
+    logits = None
+    if len(going) > 1:
+        logits = _unless_short(model, partial(_logits, model, [*going.values()]))
+    for row, (each, step) in enumerate(going.items()):
+        try:
+            results[each] = step.run() if logits is None else step.end(logits[row : row + 1])
+        except OutOfMemory as error:
+            results[each] = error.with_traceback(None)
+    return [results[each] for each in range(len(steps))]
+
+
+def _through_layer(model: LoadedModel, steps: Sequence[Step]) -> None:
+    """Bring steps through the next layer; what came out is theirs to go on with."""
+    index = steps[0].index
+    hidden = torch.cat([step.hidden for step in steps])
+    coses, sines = zip(*(step.rotations[index] for step in steps), strict=True)
+    begun = [step.begin_layer() for step in steps]
+    try:
+        attender = RowsAttender(begun)
+        rotation = torch.cat(coses), torch.cat(sines)
+        through = model.layers[index](hidden, position_embeddings=rotation, kvlite=attender)
+    finally:
+        for step in steps:
+            step.leave_layer()
+    for step, row in zip(steps, through.split(1), strict=True):
+        step.through = row
+
+
+def _logits(model: LoadedModel, steps: Sequence[Step]) -> Tensor:
+    return model.logits(torch.cat([step.hidden[:, -1] for step in steps]))
+
+
+def _unless_short(model: LoadedModel, work: Callable[[], T]) -> T | None:
+    """Do work that can be done again; None if memory runs out."""
+    try:
+        return work()
+    except Exception as error:
+        if not is_oom(error):
+            raise
+    # The error is gone here, and with its traceback what the work had made.
+    release_memory(model.device)
+    return None

@@ -1,0 +1,182 @@
+"""Conversations that take their steps together say what each would say alone."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvlite.cache import KVBits, KVCache
+from kvlite.engine.batch import run_together
+from kvlite.engine.decode import LayerStep, Step
+from kvlite.engine.prefill import prefill
+from kvlite.errors import OutOfMemory
+from kvlite.memory.oom import OOMPolicy
+from kvlite.methods import parse_method
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.model.load import LoadedModel
+from kvlite.offload import HostKVStore, Recall
+from tests.conftest import ARCHITECTURES, Tiny, make_tiny
+from tests.faults import Faults, quick_collections
+
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a conversation holds what it read."""
+
+    method: str = "full"
+    budget: int = 24
+    bits: int | None = None
+    recalls: bool = False
+
+
+WAYS = [
+    Way(),
+    Way("snapkv:window=8", recalls=True),
+    Way("snapkv:per_head=true,window=8"),
+    Way("h2o"),
+    Way("streaming"),
+    Way("spans", 80, bits=4, recalls=True),
+    Way("full", bits=8),
+    Way("minference"),
+]
+
+
+@dataclass
+class Talk:
+    """A conversation that was read."""
+
+    cache: KVCache
+    policies: list[LayerPolicy]
+    logits: Tensor
+    store: HostKVStore | None
+
+    @classmethod
+    def read(cls, model: LoadedModel, way: Way, length: int) -> "Talk":
+        ids = torch.tensor([[3 + (7 * i * i + length) % 90 for i in range(length)]])
+        bits = None if way.bits is None else KVBits(way.bits, way.bits)
+        cache, method = model.empty_cache(), parse_method(way.method)
+        policies = layer_policies(method, model.shape, way.budget, length, bits=bits)
+        store = HostKVStore.empty(model.shape, model.dtype, None) if way.recalls else None
+        logits = prefill(model, cache, ids, policies, store=store, reserve=STEPS)
+        return cls(cache, policies, logits, store)
+
+    def step(self, model: LoadedModel, oom_policy: OOMPolicy | None = None) -> Step:
+        recall = None if self.store is None else Recall(self.store, 8)
+        token = self.logits.argmax(-1)
+        return Step(model, self.cache, token, self.policies, recall, oom_policy)
+
+
+def alone(model: LoadedModel, talk: Talk) -> list[Tensor]:
+    """The logits of each of some steps."""
+    made = []
+    for _ in range(STEPS):
+        talk.logits = talk.step(model).run()
+        made.append(talk.logits)
+    return made
+
+
+def read_all(model: LoadedModel, ways: list[Way]) -> list[Talk]:
+    """Of different lengths."""
+    return [Talk.read(model, way, 50 + 13 * at) for at, way in enumerate(ways)]
+
+
+def together(model: LoadedModel, talks: list[Talk], joins: list[int]) -> list[list[Tensor]]:
+    """The logits of each of some steps, of each conversation; each joins after some steps of the
+    others and leaves when it has taken its own."""
+    made: list[list[Tensor]] = [[] for _ in talks]
+    for now in range(max(joins) + STEPS):
+        going = [at for at, start in enumerate(joins) if start <= now < start + STEPS]
+        steps = [talks[at].step(model) for at in going]
+        for at, logits in zip(going, run_together(model, steps), strict=True):
+            assert isinstance(logits, Tensor)
+            talks[at].logits = logits
+            made[at].append(logits)
+    return made
+
+
+def same(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(torch.cat(one), torch.cat(other), rtol=1e-5, atol=1e-5)
+        assert torch.equal(torch.cat(one).argmax(-1), torch.cat(other).argmax(-1))
+
+
+def test_every_way_together_joining_and_leaving(llama: Tiny) -> None:
+    model = llama.model
+    expected = [alone(model, talk) for talk in read_all(model, WAYS)]
+    talks = read_all(model, WAYS)
+    same(together(model, talks, [at % 4 for at in range(len(WAYS))]), expected)
+    assert [talk.cache.seen for talk in talks] == [50 + 13 * at + STEPS for at in range(len(WAYS))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_every_architecture(name: str) -> None:
+    """Also those whose rotations depend on the length, or whose layers see a window."""
+    model, ways = make_tiny(name).model, WAYS[:3]
+    expected = [alone(model, talk) for talk in read_all(model, ways)]
+    same(together(model, read_all(model, ways), [0, 2, 1]), expected)
+
+
+@pytest.mark.long
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(WAYS), st.integers(0, 4)), min_size=2, max_size=6))
+def test_any_company(llama: Tiny, company: list[tuple[Way, int]]) -> None:
+    model, ways = llama.model, [way for way, _ in company]
+    expected = [alone(model, talk) for talk in read_all(model, ways)]
+    same(together(model, read_all(model, ways), [start for _, start in company]), expected)
+
+
+@pytest.fixture(scope="module")
+def few() -> LoadedModel:
+    return make_tiny("llama", num_hidden_layers=2, hidden_size=32, intermediate_size=48).model
+
+
+def steps_of(model: LoadedModel, talks: list[Talk]) -> list[Step]:
+    return [talk.step(model, OOMPolicy(model.device, never_lossy=True)) for talk in talks]
+
+
+def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
+    """At whatever allocation of a step."""
+    read = read_all(few, WAYS[1:6])
+    steps = steps_of(few, deepcopy(read))
+    with Faults() as faults:
+        expected = run_together(few, steps)
+    for at in range(0, faults.count, faults.count // 16):
+        steps = steps_of(few, deepcopy(read))
+        with quick_collections(), Faults([at]) as fault:
+            made = run_together(few, steps)
+        assert fault.failed == 1
+        for ours, theirs in zip(made, expected, strict=True):
+            assert isinstance(ours, Tensor) and isinstance(theirs, Tensor)
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        assert [step.cache.seen for step in steps] == [talk.cache.seen + 1 for talk in read]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_one_that_stops_leaves_the_others_going(
+    few: LoadedModel, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_all(few, WAYS[1:4])
+    expected = [talk.step(few).run() for talk in deepcopy(read)]
+    short, attend = read[1].cache.seen, LayerStep.attend
+
+    def runs_out(self: LayerStep, *args: Any) -> Tensor:
+        if self.position == short and self.index == layer:
+            raise torch.OutOfMemoryError("there is no more")
+        return attend(self, *args)
+
+    steps = steps_of(few, read)
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStep, "attend", runs_out)
+        first, stopped, last = run_together(few, steps)
+    assert isinstance(stopped, OutOfMemory) and read[1].cache.writing
+    same([[first], [last]], [[expected[0]], [expected[2]]])  # type: ignore[list-item]
+    same([[steps[1].run()]], [[expected[1]]])  # later it goes on from that layer
+    assert [talk.cache.seen for talk in read] == [51, 64, 77]
