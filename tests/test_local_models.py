@@ -86,17 +86,18 @@ def test_those_of_folders_lm_studio_and_ollama_are_listed(home: Path, tiny_folde
     found = by_name()
     assert [(each.place, each.name) for each in found.values()] == [
         ("embedded", EMBEDDED_MODEL),
-        ("models folder", str(home / "models" / "mine")),
-        ("LM Studio", str(studio / "broken.gguf")),
-        ("LM Studio", str(studio / "smol.gguf")),
+        ("models folder", "~/models/mine"),
+        ("LM Studio", "~/.lmstudio/models/maker/smol/broken.gguf"),
+        ("LM Studio", "~/.lmstudio/models/maker/smol/smol.gguf"),
         ("Ollama", "ollama:ann/gone:7b"),
         ("Ollama", "ollama:smol:latest"),
     ]
-    assert "broken.gguf" in found[str(studio / "broken.gguf")].flaw
+    assert "broken.gguf" in found["~/.lmstudio/models/maker/smol/broken.gguf"].flaw
     smol = found["ollama:smol:latest"]
     assert smol.flaw == "" and smol.architecture == "llama" and smol.max_context == 8192
     assert smol.nbytes == _embedded_gguf().stat().st_size
     assert ollama_file("ollama:smol").samefile(_embedded_gguf())
+    assert find_model("~/models/mine") == home / "models" / "mine"
     with pytest.raises(ModelError, match=r"no model 'ollama:other'.*ollama:smol:latest"):
         find_model("ollama:other")
 
@@ -119,7 +120,7 @@ def test_models_are_removed_where_they_are_ours(home: Path, tiny_folder: Path) -
         with pytest.raises(ModelError, match="remove it there"):
             remove_model(found[name])
     remove_model(found["a/b"])
-    remove_model(found[str(home / "models" / "mine")])
+    remove_model(found["~/models/mine"])
     assert list(by_name()) == [EMBEDDED_MODEL, "ollama:smol:latest"]
     assert not os.listdir(home / "hub") and not os.listdir(home / "models")
 

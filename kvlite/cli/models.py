@@ -70,7 +70,9 @@ def listing(
     output().print(_table(rows, tokens))
     for model in found:
         if model.flaw:
-            screen.print(f"{model.name}: {model.flaw}", style="yellow")
+            named = model.flaw.startswith(model.name)
+            said = model.flaw if named else f"{model.name}: {model.flaw}"
+            screen.print(said, style="yellow")
 
 
 @app.command()

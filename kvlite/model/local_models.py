@@ -96,7 +96,7 @@ def _in_hub_cache() -> Iterator[LocalModel]:
         newest = max(repo.revisions, key=lambda revision: revision.last_modified)
         ggufs = sorted(newest.snapshot_path.rglob("*.gguf"))
         if ggufs and not (newest.snapshot_path / "config.json").exists():
-            yield from (_of_gguf(str(file), HUB, file) for file in ggufs)
+            yield from (_of_gguf(_short(file), HUB, file) for file in ggufs)
             continue
         found = _of_folder(repo.repo_id, HUB, newest.snapshot_path)
         yield replace(found, path=repo.repo_path, nbytes=repo.size_on_disk)
@@ -105,10 +105,16 @@ def _in_hub_cache() -> Iterator[LocalModel]:
 def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
     """Folders with a config.json and GGUF files, however deep."""
     for config in sorted(root.rglob("config.json")):
-        yield _of_folder(str(config.parent), place, config.parent)
+        yield _of_folder(_short(config.parent), place, config.parent)
     for file in sorted(root.rglob("*.gguf")):
         if not file.name.startswith("mmproj"):  # an image encoder
-            yield _of_gguf(str(file), place, file)
+            yield _of_gguf(_short(file), place, file)
+
+
+def _short(path: Path) -> str:
+    """A path as `--model` takes it, from the home folder on where it is there."""
+    home = Path.home()
+    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
