@@ -48,6 +48,7 @@ def test_threads_are_no_more_than_the_share(
     set_threads()
     assert os.environ.get("OMP_NUM_THREADS") == count
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
 
 
 def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
