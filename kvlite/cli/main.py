@@ -17,6 +17,7 @@ from kvlite.cli.calibrate import calibrate
 from kvlite.cli.chat.command import chat
 from kvlite.cli.config import config
 from kvlite.cli.console import say
+from kvlite.cli.doctor import doctor
 from kvlite.cli.library import app as library
 from kvlite.cli.methods import methods
 from kvlite.cli.models import app as models
@@ -36,7 +37,7 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-for command in (chat, ask, read, plan, pull, methods, calibrate, config):
+for command in (chat, ask, read, plan, pull, methods, calibrate, config, doctor):
     app.command()(command)
 groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))
 for name, group in groups:

@@ -153,11 +153,14 @@ def ending_on_signals() -> Iterator[None]:
 @contextmanager
 def unechoed() -> Iterator[None]:
     """Hide what is typed while the block runs; the next prompt gets it."""
-    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+    try:
+        import termios
+    except ImportError:  # Windows
         yield
         return
-    import termios
-
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     quiet = [*before]

@@ -153,10 +153,10 @@ def _end_with_parent() -> None:
 
 
 def _limit(memory: int) -> None:
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         return
-    import resource
-
     import psutil
 
     wanted = psutil.Process().memory_info().vms + memory

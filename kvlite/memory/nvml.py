@@ -43,6 +43,45 @@ class CardUse:
         return max(0, self.held - self.used)
 
 
+@dataclass(frozen=True)
+class Card:
+    """A card as its driver names it, whether or not torch can use it.
+
+    Attributes:
+        total, free: bytes.
+        driver: its version.
+        cuda: the newest CUDA that the driver runs, such as "13.0".
+        capability: such as "8.9".
+    """
+
+    name: str
+    total: int
+    free: int
+    driver: str
+    cuda: str
+    capability: str
+
+
+def cards() -> list[Card]:
+    """All NVIDIA cards of this machine; none where there is no driver to ask."""
+    with _driver() as nvml:
+        if nvml is None:
+            return []
+        version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        driver, cuda = (
+            nvml.nvmlSystemGetDriverVersion(),
+            f"{version // 1000}.{version % 1000 // 10}",
+        )
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            capability = ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+            name = nvml.nvmlDeviceGetName(handle)
+            found.append(Card(name, int(memory.total), int(memory.free), driver, cuda, capability))
+    return found
+
+
 def card_use(device: "torch.device") -> CardUse | None:
     """What a card's driver reports, None if there is no driver to ask."""
     import torch
