@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvlite.ops import attention
 from kvlite.ops.attention import attend, attend_masked, attend_with_rows, grouped, merge
+from kvlite.ops.softmax import Softmax
 
 from .oracles.attention import FloatArray, attention_rows, kv_head_of, masked_attention
 
@@ -82,7 +83,7 @@ def test_attend_equals_the_oracle(
     tensors = make_tensors(heads, rows, n, dim)
     scale = dim**-0.5
     visible = list(range(n)) if causal else [n - 1] * rows
-    out, lse = attend(*tensors, scale=scale, softcap=softcap, causal=causal)
+    out, lse = attend(*tensors, Softmax(scale, softcap), causal=causal)
     assert lse.dtype == torch.float32
     assert close(out, oracle_output(tensors, visible, scale, softcap))
     assert close(lse, oracle_lse(tensors, visible, scale, softcap))
@@ -104,7 +105,7 @@ def test_plain_attention_equals_the_oracle_in_any_blocks(
     tensors = make_tensors(heads, rows, n, 16, seed=1)
     visible = list(range(n)) if causal else [n - 1] * rows
     for softcap in (None, 2.0):
-        out, lse = attention._plain(*tensors, 0.3, softcap, causal)
+        out, lse = attention._plain(*tensors, Softmax(0.3, softcap), causal)
         assert close(out, oracle_output(tensors, visible, 0.3, softcap))
         assert close(lse, oracle_lse(tensors, visible, 0.3, softcap))
 
@@ -115,8 +116,8 @@ def test_plain_attention_equals_the_oracle_in_any_blocks(
 def test_flash_equals_plain_on_long_lines(dim: int, heads: tuple[int, int], causal: bool) -> None:
     """More rows than a block of the one and than a tile of the other."""
     tensors = make_tensors(heads, 600, 600 if causal else 777, dim, batch=1)
-    out, lse = attend(*tensors, scale=dim**-0.5, softcap=None, causal=causal)
-    plain_out, plain_lse = attention._plain(*tensors, dim**-0.5, None, causal)
+    out, lse = attend(*tensors, Softmax(dim**-0.5, None), causal=causal)
+    plain_out, plain_lse = attention._plain(*tensors, Softmax(dim**-0.5), causal)
     assert close(out, plain_out)
     assert close(lse, plain_lse)
 
@@ -125,7 +126,7 @@ def test_attend_of_one_entry_is_its_value() -> None:
     q, k, v = make_tensors((6, 2), 1, 1, 16)
     for causal in (True, False):
         for softcap in (None, 5.0):
-            out, _ = attend(q, k, v, scale=0.25, softcap=softcap, causal=causal)
+            out, _ = attend(q, k, v, Softmax(0.25, softcap), causal=causal)
             assert close(out, v.repeat_interleave(3, 1), atol=1e-6)
 
 
@@ -138,8 +139,8 @@ def test_attend_takes_views(softcap: float | None, causal: bool) -> None:
     buffers = torch.full((2, 2, 2, 30, 16), torch.nan)
     buffers[:, :, :, :11] = torch.stack([k, v])
     views = (view_q, *buffers[:, :, :, :11])
-    ours = attend(*views, scale=0.25, softcap=softcap, causal=causal)
-    expected = attend(q, k, v, scale=0.25, softcap=softcap, causal=causal)
+    ours = attend(*views, Softmax(0.25, softcap), causal=causal)
+    expected = attend(q, k, v, Softmax(0.25, softcap), causal=causal)
     for one, other in zip(ours, expected, strict=True):
         assert close(one, other, atol=1e-6)
 
@@ -149,7 +150,7 @@ def test_attend_takes_views(softcap: float | None, causal: bool) -> None:
 def test_attend_in_half_precision(dtype: torch.dtype, softcap: float | None) -> None:
     tensors = make_tensors((6, 2), 9, 9, 64)
     halves = tuple(tensor.to(dtype) for tensor in tensors)
-    out, lse = attend(*halves, scale=0.125, softcap=softcap, causal=True)
+    out, lse = attend(*halves, Softmax(0.125, softcap), causal=True)
     assert out.dtype == dtype and lse.dtype == torch.float32
     visible = list(range(9))
     assert close(out, oracle_output(halves, visible, 0.125, softcap), atol=0.03)  # type: ignore[arg-type]
@@ -160,8 +161,8 @@ def test_attend_in_half_precision(dtype: torch.dtype, softcap: float | None) -> 
 def test_rows_in_half_precision(dtype: torch.dtype) -> None:
     """Products that float16 cannot hold, and differences that bfloat16 would round away."""
     q, k, v = (tensor.to(dtype) for tensor in make_tensors((6, 2), 1, 64, 128))
-    out, rows = attend_with_rows(q * 30, k * 30, v, scale=1e-3, softcap=None)
-    exact = attend_with_rows(q.double() * 30, k.double() * 30, v.double(), scale=1e-3, softcap=None)
+    out, rows = attend_with_rows(q * 30, k * 30, v, Softmax(1e-3, None))
+    exact = attend_with_rows(q.double() * 30, k.double() * 30, v.double(), Softmax(1e-3, None))
     assert out.dtype == dtype and rows.dtype == torch.float32
     assert close(out, exact[0], atol=0.04)
     assert close(rows, exact[1], atol=0.01)
@@ -185,8 +186,8 @@ def test_merging_two_parts_equals_one(
 ) -> None:
     """What was read before, seen by all, and the new chunk, seen causally."""
     q, k, v = make_tensors(heads, rows, earlier + rows, 16, seed=2)
-    old = attend(q, k[:, :, :earlier], v[:, :, :earlier], scale=0.3, softcap=softcap, causal=False)
-    new = attend(q, k[:, :, earlier:], v[:, :, earlier:], scale=0.3, softcap=softcap, causal=True)
+    old = attend(q, k[:, :, :earlier], v[:, :, :earlier], Softmax(0.3, softcap), causal=False)
+    new = attend(q, k[:, :, earlier:], v[:, :, earlier:], Softmax(0.3, softcap), causal=True)
     visible = list(range(earlier, earlier + rows))
     expected = oracle_output((q, k, v), visible, 0.3, softcap)
     assert close(merge(old, new), expected)
@@ -207,7 +208,7 @@ def test_merging_parts_of_very_different_weight() -> None:
 def test_merge_keeps_the_type() -> None:
     q, k, v = (tensor.bfloat16() for tensor in make_tensors((4, 2), 5, 12, 16))
     halves = [
-        attend(q, k[:, :, s], v[:, :, s], scale=0.25, softcap=None, causal=False)
+        attend(q, k[:, :, s], v[:, :, s], Softmax(0.25, None), causal=False)
         for s in (slice(0, 7), slice(7, 12))
     ]
     out = merge(halves[0], halves[1])
@@ -229,7 +230,7 @@ def test_a_sliding_band_equals_the_oracle_row_by_row(
     q, k, v = make_tensors(heads, rows, n, dim, seed=4)
     i = torch.arange(before, n)[:, None]
     j = torch.arange(n)
-    out = attend_masked(q, k, v, (j <= i) & (j > i - window), scale=0.3, softcap=softcap)
+    out = attend_masked(q, k, v, (j <= i) & (j > i - window), Softmax(0.3, softcap))
     slots = np.array([range(n)] * heads[1])
     for b, row in np.ndindex(2, rows):
         position = before + row
@@ -256,7 +257,7 @@ def test_rows_say_where_decode_looked(
 ) -> None:
     n, scale = 18, dim**-0.5
     q, k, v = make_tensors(heads, rows, n, dim, seed=5)
-    out, looked = attend_with_rows(q, k, v, scale=scale, softcap=softcap)
+    out, looked = attend_with_rows(q, k, v, Softmax(scale, softcap))
     assert looked.dtype == torch.float32
     assert close(out, oracle_output((q, k, v), [n] * rows, scale, softcap))
     slots = np.array([range(n)] * heads[1])
@@ -276,9 +277,9 @@ def test_inputs_are_left_as_they_are() -> None:
     copies = [tensor.clone() for tensor in tensors]
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     for softcap in (None, 3.0):
-        attend(*tensors, scale=1.0, softcap=softcap, causal=True)
-        attention._plain(*tensors, 1.0, softcap, True)
-        attend_masked(*tensors, mask, scale=1.0, softcap=softcap)
-        attend_with_rows(*tensors, scale=1.0, softcap=softcap)
+        attend(*tensors, Softmax(1.0, softcap), causal=True)
+        attention._plain(*tensors, Softmax(1.0, softcap), True)
+        attend_masked(*tensors, mask, Softmax(1.0, softcap))
+        attend_with_rows(*tensors, Softmax(1.0, softcap))
     assert all(torch.equal(a, b) for a, b in zip(tensors, copies, strict=True))
     assert mask.equal(torch.ones(6, 6, dtype=torch.bool).tril())

@@ -14,6 +14,7 @@ from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.scores import Window
+from kvlite.ops.softmax import Softmax
 
 
 def layer(sizes: list[tuple[tuple[int, ...], int]], batch: int = 2, rows: int = 0) -> LayerCache:
@@ -255,9 +256,9 @@ def test_reading_and_answering_over_several_banks_equal_one_bank() -> None:
         banked = LayerCache.gathered(chosen, [12] * len(sizes))
         q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
         reader = LayerPrefill(banked, policy, torch.arange(6, 11, dtype=torch.int32), 11, UNUSED)
-        read = reader.attend(q, k, v, 0.3, None)
+        read = reader.attend(q, k, v, Softmax(0.3))
         step = LayerStep(0, reader.layer, policy, 11, UNUSED)
-        told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], 0.3, None)
+        told = step.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], Softmax(0.3))
         outs.append((read, told))
     for one, several in zip(*outs, strict=True):
         assert (one - several).abs().max() < 1e-6
@@ -268,7 +269,7 @@ def test_a_cut_leaves_banks_within_the_budget_alone() -> None:
     for head_group in cache.head_groups:
         shape = (2, len(head_group.heads), head_group.capacity, 8)
         head_group.append(torch.randn(shape), torch.randn(shape), torch.arange(shape[2]))
-    window = Window(torch.randn(2, 3, 1, 8), 19, 3, 1.0)
+    window = Window(torch.randn(2, 3, 1, 8), 19, 3, Softmax(1.0))
     view = LayerView(0, cache.head_groups, window, 10)
     after = LayerPolicy(parse_method("streaming"), 10).cut(view, 0)
     held = {

@@ -66,7 +66,7 @@ def test_votes_are_the_oracles_numbers(name: str, options: str) -> None:
             head_group.keys[sequence, :, 4:60],
             head_group.values[sequence, :, 4:60],
             *coming,
-            view.window.scale,
+            view.window.softmax.scale,
             "covariance=false" not in options,
             "values=false" not in options,
         )

@@ -13,6 +13,7 @@ from kvlite.methods import parse_method
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.ops.attention import attend, attention_sums, merge
+from kvlite.ops.softmax import Softmax
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_run
 from tests.oracles import selection
@@ -111,10 +112,10 @@ def test_attention_sums_in_blocks(
     monkeypatch.setattr("kvlite.ops.attention.ELEMENTS_AT_ONCE", elements)
     torch.manual_seed(2)
     q, (k, v) = torch.randn(2, 6, 13, 8), torch.randn(2, 2, 3, 40, 8)
-    given = {"scale": 0.7, "softcap": softcap}
-    own = attend(q, k[:, :, 27:], v[:, :, 27:], causal=True, **given)  # type: ignore[arg-type]
-    earlier = attend(q, k[:, :, :27], v[:, :, :27], causal=False, **given)  # type: ignore[arg-type]
-    sums = attention_sums(q, k, torch.logaddexp(own[1], earlier[1]), **given)  # type: ignore[arg-type]
+    given = Softmax(0.7, softcap)
+    own = attend(q, k[:, :, 27:], v[:, :, 27:], given, causal=True)
+    earlier = attend(q, k[:, :, :27], v[:, :, :27], given, causal=False)
+    sums = attention_sums(q, k, torch.logaddexp(own[1], earlier[1]), given)
     logits = q @ k.repeat_interleave(2, 1).mT * 0.7
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)

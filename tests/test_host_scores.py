@@ -23,6 +23,7 @@ from kvlite.methods.scores import Window
 from kvlite.offload import HostScores, host_scoring_backend
 from kvlite.offload import host_scoring as offload
 from kvlite.offload.host_scoring import HostSoftmax, HostTransfer
+from kvlite.ops.softmax import Softmax
 from tests.conftest import Tiny, make_tiny
 from tests.test_api import held
 from tests.test_engine import empty
@@ -331,7 +332,7 @@ def test_the_devices_workspace_at_131072_tokens(monkeypatch: pytest.MonkeyPatch,
     layer = LayerCache([(heads, ENTRIES)], batch=1, dim=DIM_8B, dtype=torch.bfloat16, device=device)
     layer.head_groups[0].used = ENTRIES
     queries = torch.empty(1, HEADS_8B, rows, DIM_8B, dtype=torch.bfloat16, device=device)
-    window = Window(queries, ENTRIES - rows, KV_8B, DIM_8B**-0.5)
+    window = Window(queries, ENTRIES - rows, KV_8B, Softmax(DIM_8B**-0.5))
     peaks, widest = {}, {}
     backends: dict[str, ScoringBackend] = {"device": ON_DEVICE, "host": HostScores(device)}
     if rows == 32:

@@ -24,6 +24,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.lminfinite import LMInfinite
 from kvlite.model.rotary import Rotation, rotated
 from kvlite.ops.attention import attend_band, attend_masked
+from kvlite.ops.softmax import Softmax
 
 from .conftest import Tiny, make_tiny
 from .oracles.infinite import lambda_attention
@@ -193,7 +194,7 @@ def test_larger_budgets_than_before_see_what_was_left(llama: Tiny, limit: bool) 
     own = cos[:, 20:32], sin[:, 20:32]
     sparse_mask = SparseAttentionMask(mask, limits if limit else None)
     keys = rotated(k, (cos[:, line], sin[:, line]))
-    ours = sparse_mask.attend(rotated(q, own), keys, v, line[before], own, 0.25, None)
+    ours = sparse_mask.attend(rotated(q, own), keys, v, line[before], own, Softmax(0.25))
     expected = lambda_attention(q[0], k[0], v[0], line, cos[0], sin[0], 4, 12, limit, 0.25)
     assert np.allclose(ours[0].numpy(), expected, atol=1e-5)
 
@@ -284,8 +285,8 @@ def test_a_band_equals_a_mask(rows: int, before: int, width: int, softcap: float
     k, v = torch.randn(2, 2, 2, n, 8, generator=generator)
     i, j = torch.arange(before, n)[:, None], torch.arange(n)
     mask = (j <= i) & (j > i - width)
-    out, lse = attend_band(q, k, v, width, scale=0.4, softcap=softcap)
-    expected = attend_masked(q, k, v, mask, scale=0.4, softcap=softcap)
+    out, lse = attend_band(q, k, v, width, Softmax(0.4, softcap))
+    expected = attend_masked(q, k, v, mask, Softmax(0.4, softcap))
     assert (out - expected).abs().max() < 1e-5
     logits = q @ k.repeat_interleave(3, 1).transpose(-1, -2) * 0.4
     logits = logits if softcap is None else softcap * (logits / softcap).tanh()

@@ -32,6 +32,7 @@ from kvlite.methods.scores import (
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.ops.attention import attend
+from kvlite.ops.softmax import Softmax
 
 from .oracles import budgets, selection
 from .oracles.attention import FloatArray, attention_rows, masked_attention
@@ -69,7 +70,7 @@ class Case:
             self.keys[index].double().numpy(),
             list(range(self.window.start, self.window.end)),
             self.positions[index].numpy(),
-            self.window.scale,
+            self.window.softmax.scale,
         )
 
 
@@ -107,7 +108,7 @@ def make_case(
     start = int(positions[0, 0, -1]) + 1 - rows
     spread = torch.randn(batch, kv_heads * group, DIM, DIM, generator=generator)
     expected = Expected(queries.mean(2), spread @ spread.transpose(-1, -2))
-    window = Window(queries, start, kv_heads, DIM**-0.5, softcap, expected)
+    window = Window(queries, start, kv_heads, Softmax(DIM**-0.5, softcap), expected)
     return Case(layer, keys, values, positions, window)
 
 
@@ -175,7 +176,7 @@ def snapkv_oracle(method: SnapKV, case: Case, budget: int) -> Kept:
             method.pooling,
             method.queries,
             method.heads,
-            case.window.softcap,
+            case.window.softmax.softcap,
         )
         for b in range(case.keys.shape[0])
     ]
@@ -197,7 +198,7 @@ def kvx_oracle(method: KVX, case: Case, budget: int) -> Kept:
             over_queries=method.queries,
             over_heads=method.heads,
             per_layer=method.per_layer,
-            softcap=case.window.softcap,
+            softcap=case.window.softmax.softcap,
         )
         for b in range(case.keys.shape[0])
     ]
@@ -371,9 +372,7 @@ def test_attention_over_what_is_kept_equals_a_mask_over_everything() -> None:
     chosen = method.select(LayerView(0, case.layer.head_groups, case.window, 15))
     head_group = LayerCache.gathered(chosen, [15]).head_groups[0]
     query = torch.randn(2, 6, 1, DIM, generator=torch.Generator().manual_seed(1))
-    out, _ = attend(
-        query, head_group.keys, head_group.values, scale=0.3, softcap=None, causal=False
-    )
+    out, _ = attend(query, head_group.keys, head_group.values, Softmax(0.3, None), causal=False)
     for b, slots in enumerate(chosen[0].slots.tolist()):
         expected = masked_attention(
             query[b].numpy(),

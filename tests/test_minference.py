@@ -12,6 +12,7 @@ from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.ops.softmax import Softmax
 from tests.conftest import Tiny
 from tests.oracles.vertical_slash import read_by_columns
 from tests.test_api import held
@@ -45,7 +46,7 @@ def test_a_chunk_sees_what_the_oracle_says(
     parts = []
     for at in range(0, 53, chunk):
         given = (each[:, :, at : at + chunk] for each in (q, k, v))
-        parts.append(reader.attend(*given, 0.35, None))
+        parts.append(reader.attend(*given, Softmax(0.35)))
         reader.count()
     wanted = read_by_columns(q[0], k[0], v[0], 0.35, chunk, count, near, observed, sinks)
     assert torch.cat(parts, 2)[0].double().numpy() == pytest.approx(wanted, abs=1e-5)

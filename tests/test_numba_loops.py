@@ -12,6 +12,7 @@ from kvlite.engine.quantized_attention import compiled, in_parts
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.store import HostKVLayer
+from kvlite.ops.softmax import Softmax
 
 from .test_recall import full_head_group
 
@@ -178,8 +179,8 @@ def test_compiled_attention_is_that_in_parts(
     new = torch.randn(2, 1, 2, 1, dim)
     head_group.append(new[0], new[1], torch.tensor([count]))
     queries = torch.randn(1, 2, rows, dim)
-    expected, weights = in_parts(queries, head_group, softcap, True)
-    found, own = compiled(queries, head_group, softcap, True)
+    expected, weights = in_parts(queries, head_group, Softmax(1.0, softcap), True)
+    found, own = compiled(queries, head_group, Softmax(1.0, softcap), True)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(own, weights, atol=1e-6, rtol=1e-4)
-    assert compiled(queries, head_group, softcap, False)[1] is None
+    assert compiled(queries, head_group, Softmax(1.0, softcap), False)[1] is None

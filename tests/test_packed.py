@@ -27,6 +27,7 @@ from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.scores import Window
 from kvlite.model.load import LoadedModel
 from kvlite.ops.attention import attend_with_rows
+from kvlite.ops.softmax import Softmax
 from tests.conftest import Tiny, make_tiny
 
 from .oracles import quantized as oracle
@@ -164,7 +165,7 @@ def test_four_bits_take_less_than_a_third_of_sixteen(dtype: torch.dtype, dim: in
     layer = LayerCache([((0, 1), count)], batch=1, dim=dim, dtype=dtype, device=torch.device("cpu"))
     keys, values = torch.randn(2, 1, 2, count, dim, dtype=dtype)
     layer.head_groups[0].append(keys, values, torch.arange(count, dtype=torch.int32))
-    window = Window(torch.zeros(1, 2, 0, dim), count, 2, 1.0)
+    window = Window(torch.zeros(1, 2, 0, dim), count, 2, Softmax(1.0))
     policy = LayerPolicy(Full(), count, bits=FOUR)
     small = policy.cut(LayerView(0, layer.head_groups, window, count), 64)
     assert small.head_groups[0].used == count
@@ -360,8 +361,8 @@ def test_attention_is_that_over_the_restored_entries(softcap: float | None) -> N
             head_group.keys[:, :, : head_group.used],
             head_group.values[:, :, : head_group.used],
         )
-        out, row = attend_segment(q, head_group, scale=0.3, softcap=softcap, remembers=True)
-        expected, rows = attend_with_rows(q, keys, values, scale=0.3, softcap=softcap)
+        out, row = attend_segment(q, head_group, Softmax(0.3, softcap), remembers=True)
+        expected, rows = attend_with_rows(q, keys, values, Softmax(0.3, softcap))
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(row, rows[:, :, 0], atol=1e-6, rtol=1e-4)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.engine.quantized_attention import fused, in_parts
+from kvlite.ops.softmax import Softmax
 from tests.interpreted import DEVICE, kernels
 from tests.oracles.quantized_attention import naive
 from tests.test_packed import head_groups
@@ -227,16 +228,18 @@ def test_any_shape(kernel: ModuleType, data: st.DataObject) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(
+    "softmax", [Softmax(1.0), Softmax(1.0, 2.0, torch.randn(4))], ids=["plain", "sinks"]
+)
 def test_an_answer_is_attended_to_the_same_by_the_kernel(
-    kernel: ModuleType, softcap: float | None
+    kernel: ModuleType, softmax: Softmax
 ) -> None:
     """Exact entries before and after the quantized ones, merged."""
     for head_group in head_groups():
         queries = torch.randn(1, len(head_group.heads), 4 // len(head_group.heads), 16)
-        out, weights = in_parts(queries, head_group, softcap, True)
-        ours, our_weights = fused(queries, head_group, softcap, True)
+        out, weights = in_parts(queries, head_group, softmax, True)
+        ours, our_weights = fused(queries, head_group, softmax, True)
         torch.testing.assert_close(ours, out, atol=5e-4, rtol=5e-4)
         torch.testing.assert_close(our_weights, weights, atol=5e-4, rtol=5e-4)
-        alone, nothing = fused(queries, head_group, softcap, False)
+        alone, nothing = fused(queries, head_group, softmax, False)
         assert nothing is None and alone.equal(ours)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvlite.ops.attention import attend_ragged
+from kvlite.ops.softmax import Softmax
 from tests.interpreted import DEVICE, kernels
 
 if find_spec("triton") is None:
@@ -63,11 +64,16 @@ def check(
     for each in (keys, values):
         each[:, ~filled] = torch.nan
     on_device = [each.to(DEVICE) for each in (q, keys, values, starts, last)]
-    given_ = {"scale": dim**-0.5, "softcap": softcap}
     for run in (kernel.attend_ragged, attend_ragged):
-        out = run(*on_device, max(capacities), **given_)
+        out = run(*on_device, max(capacities), Softmax(dim**-0.5, softcap))
         assert out.dtype == dtype
         assert (out.cpu().double() - expected).abs().max() < near
+    sinks = torch.randn(len(lengths) * rows, generator=generator).to(DEVICE)
+    softmax = Softmax(dim**-0.5, softcap, sinks)
+    ours, theirs = (
+        run(*on_device, max(capacities), softmax) for run in (kernel.attend_ragged, attend_ragged)
+    )
+    assert (ours.float() - theirs.float()).abs().max() < near
 
 
 @pytest.mark.parametrize("dim", [16, 64, 96, 128])

@@ -16,6 +16,7 @@ from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.memory.oom import T
 from kvlite.model.load import LoadedModel
+from kvlite.ops.softmax import Softmax
 
 
 class RowsAttender:
@@ -24,12 +25,10 @@ class RowsAttender:
     def __init__(self, steps: Sequence[LayerStep]) -> None:
         self.steps = steps
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`."""
         rows = zip(self.steps, *(each.split(1) for each in (q, k, v)), strict=True)
-        return torch.cat([step.attend(q, k, v, scale, softcap) for step, q, k, v in rows])
+        return torch.cat([step.attend(q, k, v, softmax) for step, q, k, v in rows])
 
 
 @torch.inference_mode()

@@ -20,6 +20,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
 from kvlite.ops.attention import attend, attend_with_rows, grouped
+from kvlite.ops.softmax import Softmax
 
 
 class LayerStep:
@@ -55,9 +56,7 @@ class LayerStep:
         self.done: set[tuple[str, tuple[int, ...]]] = set()
         self.asked: Window | None = None
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the token into every head group, then attend over all of it."""
         if not self.done and not all(head_group.room for head_group in self.layer.head_groups):
             self._grow()
@@ -69,30 +68,32 @@ class LayerStep:
         @functools.cache
         def scores() -> Tensor:
             assert recall is not None
-            return recall.scores(self.index, _queries(q, k.shape[1], scale))
+            return recall.scores(self.index, _queries(q, k.shape[1], softmax.scale))
 
-        def over(head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def over(
+            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+        ) -> Tensor:
             self._once("written", head_group.heads, partial(self._write, head_group, k, v))
             if recall is not None and recall.reaches(self.index, head_group):
-                queries = _queries(q, len(head_group.heads), scale)
+                queries = _queries(q, len(head_group.heads), softmax.scale)
                 come = partial(recall.bring_back, self.index, head_group, queries)
                 self._once("recalled", head_group.heads, lambda: come(scores()))
             if head_group.segment is not None and self.sparse_mask is None:
-                return self._over_segment(head_group, q, scale, softcap)
+                return self._over_segment(head_group, q, softmax)
             keys = head_group.keys[:, :, : head_group.used]
             values = head_group.values[:, :, : head_group.used]
             if self.sparse_mask is not None:
                 own = self.rotation
-                return self.sparse_mask.attend(q, keys, values, self.position, own, scale, softcap)
+                return self.sparse_mask.attend(q, keys, values, self.position, own, softmax)
             if not self.policy.remembers(self.layer):
-                return attend(q, keys, values, scale=scale, softcap=softcap, causal=False)[0]
-            out, rows = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
+                return softmax.with_sinks(*attend(q, keys, values, softmax, causal=False))[0]
+            out, rows = attend_with_rows(q, keys, values, softmax)
             self._remember(head_group, rows[:, :, 0])
             return out
 
-        out = over_head_groups(self.layer, q, k, v, over)
+        out = over_head_groups(self.layer, q, k, v, softmax, over)
         if self.policy.method.across.resolves_at == "step":
-            self.asked = Window(q, self.position, k.shape[1], scale, softcap)
+            self.asked = Window(q, self.position, k.shape[1], softmax)
         return out
 
     def _once(self, what: str, heads: tuple[int, ...], act: Callable[[], None]) -> None:
@@ -101,11 +102,9 @@ class LayerStep:
             act()
             self.done.add((what, heads))
 
-    def _over_segment(
-        self, head_group: KVHeadGroup, q: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def _over_segment(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
         remembers = self.policy.remembers(self.layer)
-        out, row = attend_segment(q, head_group, scale=scale, softcap=softcap, remembers=remembers)
+        out, row = attend_segment(q, head_group, softmax, remembers=remembers)
         if remembers and row is not None:
             self._remember(head_group, row)
         return out

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.ops.attention import grouped
 from kvlite.ops.heads import of_heads, put_heads
+from kvlite.ops.softmax import Softmax
 
 
 def over_head_groups(
@@ -16,25 +17,29 @@ def over_head_groups(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    attend: Callable[[KVHeadGroup, Tensor, Tensor, Tensor], Tensor],
+    softmax: Softmax,
+    attend: Callable[[KVHeadGroup, Tensor, Tensor, Tensor, Softmax], Tensor],
 ) -> Tensor:
     """Run `attend` for each head group, and put the heads together again.
 
     Args:
         q: `(batch, heads, L, dim)`; k, v: `(batch, kv heads, L, dim)`.
-        attend: takes a head group and its heads' q, k, v; returns output in the shape of its q.
+        softmax: of all heads.
+        attend: takes a head group and its heads' q, k, v and softmax; returns output in the shape
+            of its q.
 
     Returns:
         `(batch, heads, L, dim)`.
     """
     if len(layer.head_groups) == 1 and not layer.head_alias:
-        return attend(layer.head_groups[0], q, k, v)
+        return attend(layer.head_groups[0], q, k, v, softmax)
     out = torch.empty_like(q)
     outs = grouped(out, k.shape[1])
     for head_group in layer.head_groups:
         heads = head_group.heads
         queries = of_heads(grouped(q, k.shape[1]), heads).flatten(1, 2)
-        own = attend(head_group, queries, of_heads(k, heads), of_heads(v, heads))
+        given = of_heads(k, heads), of_heads(v, heads), softmax.of_heads(heads, k.shape[1])
+        own = attend(head_group, queries, *given)
         put_heads(outs, heads, grouped(own, len(heads)))
     for head, other in layer.head_alias.items():
         outs[:, head] = outs[:, other]

@@ -18,6 +18,7 @@ from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Attender
 from kvlite.model.rotary import Rotation, unrotated
 from kvlite.ops.attention import attend_causal, attend_masked, attention_sums, grouped
+from kvlite.ops.softmax import Softmax
 
 
 def through(
@@ -109,8 +110,7 @@ class LayerPrefill:
         self.answers = True  # else keys, values and queries are wanted alone
         self.found: Found | None = None
         self.kv_heads = 0
-        self.scale = 1.0
-        self.softcap: float | None = None
+        self.softmax = Softmax(1.0)  # until the first chunk
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
         """Put the next chunk through a decoder layer, as `through` does, or leave everything as it
@@ -142,14 +142,12 @@ class LayerPrefill:
         self.query_sq_sum, self.statistics = found.query_sq_sum, found.statistics
         self.done += found.length
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """One chunk, to be followed by `count`: over all earlier entries freely, over itself
         causally; without `answers` the result means nothing."""
-        self.kv_heads, self.scale, self.softcap = k.shape[1], scale, softcap
+        self.kv_heads, self.softmax = k.shape[1], softmax
         self.found = self._found(q)
-        return over_head_groups(self.layer, q, k, v, self._over_head_group)
+        return over_head_groups(self.layer, q, k, v, softmax, self._over_head_group)
 
     def _found(self, q: Tensor) -> Found:
         """What a chunk's queries tell."""
@@ -167,7 +165,9 @@ class LayerPrefill:
             statistics = statistics.joined(unrotated(q, self._rotation(length))[:, :, late])
         return Found(length, queries, query_sq_sum, statistics)
 
-    def _over_head_group(self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _over_head_group(
+        self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+    ) -> Tensor:
         before, window = head_group.used, self.policy.window
         head_group.append(k, v, self.positions[self.done : self.done + q.shape[2]])
         if not self.answers:
@@ -175,21 +175,21 @@ class LayerPrefill:
         keys = head_group.keys[:, :, : head_group.used]
         values = head_group.values[:, :, : head_group.used]
         if window is not None and head_group.used > window:
-            return self._over_window(head_group, q, before, window)
+            return self._over_window(head_group, q, before, window, softmax)
         first = self.end - self.positions.shape[0] + self.done
         vertical_slash = self.policy.method.prefilling.columns
         if self.sparse_mask is not None:
             own = self._rotation(q.shape[2])
-            return self.sparse_mask.attend(q, keys, values, first, own, self.scale, self.softcap)
+            return self.sparse_mask.attend(q, keys, values, first, own, softmax)
         if vertical_slash is not None:
-            at, given = head_group.positions[..., : head_group.used], (self.scale, self.softcap)
-            seen = attend_vertical_slash(q, keys, values, at, first, vertical_slash, *given)
+            at = head_group.positions[..., : head_group.used]
+            seen = attend_vertical_slash(q, keys, values, at, first, vertical_slash, softmax)
             if seen is not None:
                 return seen
-        out, lse = attend_causal(q, keys, values, scale=self.scale, softcap=self.softcap)
+        out, lse = softmax.with_sinks(*attend_causal(q, keys, values, softmax))
         if self.policy.method.decoding.cumulative:
             assert self.found is not None
-            sums = attention_sums(q, keys, lse, scale=self.scale, softcap=self.softcap)
+            sums = attention_sums(q, keys, lse, softmax)
             self.found.sums.append((head_group, sums))
         return out
 
@@ -199,7 +199,9 @@ class LayerPrefill:
         chunk = slice(self.done, self.done + length)
         return cos[:, chunk], sin[:, chunk]
 
-    def _over_window(self, head_group: KVHeadGroup, q: Tensor, before: int, window: int) -> Tensor:
+    def _over_window(
+        self, head_group: KVHeadGroup, q: Tensor, before: int, window: int, softmax: Softmax
+    ) -> Tensor:
         """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
         cut into blocks of rows so that each mask is about window x window."""
         outs = []
@@ -218,8 +220,7 @@ class LayerPrefill:
                     head_group.keys[:, :, low:high],
                     head_group.values[:, :, low:high],
                     (j <= i) & (j > i - window),
-                    scale=self.scale,
-                    softcap=self.softcap,
+                    softmax,
                 )
             )
         return torch.cat(outs, 2)
@@ -233,7 +234,7 @@ class LayerPrefill:
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
         expected = None if self.coming is None else self.statistics.expected(self.coming)
-        window = Window(queries, start, self.kv_heads, self.scale, self.softcap, expected, backend)
+        window = Window(queries, start, self.kv_heads, self.softmax, expected, backend)
         return LayerView(
             index,
             self.layer.head_groups,

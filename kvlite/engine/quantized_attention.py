@@ -10,33 +10,34 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, has_compiled, rotation
-from kvlite.ops.attention import capped, grouped
+from kvlite.ops.attention import grouped
+from kvlite.ops.softmax import Softmax
 
 # Bytes of keys' codes from which on several threads share the work.
 MOST_CODES = 1 << 21
 
 
 def attend_segment(
-    q: Tensor, head_group: KVHeadGroup, *, scale: float, softcap: float | None, remembers: bool
+    q: Tensor, head_group: KVHeadGroup, softmax: Softmax, *, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Decode attention over what a head group holds, its segment a part at a time.
 
     Args:
         q: `(batch, heads, 1, dim)`.
-        scale, softcap: as in `kvlite.ops.attention`.
+        softmax: of the head group's heads.
         remembers: whether the probabilities are wanted.
 
     Returns:
         output in the shape of q, and the probabilities averaged over a KV head's queries,
         `(batch, kv heads, used)` float32.
     """
-    queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * scale
+    queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * softmax.scale
     attend = in_parts
     if q.is_cuda and has_kernel(head_group):
         attend = fused
     elif compiles(head_group):
         attend = compiled
-    out, weights = attend(queries, head_group, softcap, remembers)
+    out, weights = attend(queries, head_group, softmax, remembers)
     row = None if weights is None else weights.mean(2)
     return out.flatten(1, 2)[:, :, None].to(q.dtype), row
 
@@ -63,7 +64,7 @@ def compiles(head_group: KVHeadGroup) -> bool:
 
 
 def in_parts(
-    queries: Tensor, head_group: KVHeadGroup, softcap: float | None, remembers: bool
+    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
     """On any device: `queries` are `(batch, kv heads, heads per KV head, dim)` float32, scaled; the
     output has their shape, and the probabilities are `(batch, kv heads, heads per KV head,
@@ -72,8 +73,8 @@ def in_parts(
     assert segment is not None
     near = queries @ head_group.residual_keys[:, :, held].float().mT
     before, after = near.tensor_split([segment.start], -1)
-    logits = capped(torch.cat([before, segment.dot(queries), after], -1), softcap)
-    weights = logits.softmax(-1)
+    logits = softmax.capped(torch.cat([before, segment.dot(queries), after], -1))
+    weights = softmax.probabilities(logits)
     sizes = [before.shape[-1], head_group.segment_len, after.shape[-1]]
     first, older, recent = weights.split(sizes, -1)
     out = torch.cat([first, recent], -1) @ head_group.residual_values[:, :, held].float()
@@ -81,7 +82,7 @@ def in_parts(
 
 
 def compiled(
-    queries: Tensor, head_group: KVHeadGroup, softcap: float | None, remembers: bool
+    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
     """As `in_parts`, on a CPU by a few compiled loops."""
     from kvlite.ops.numba_attention import attend
@@ -90,14 +91,14 @@ def compiled(
     assert isinstance(segment, Packed)
     sizes = segment.start, segment.bits.keys, segment.bits.values
     own = head_group.residual_keys.numpy()[0], head_group.residual_values.numpy()[0]
-    out, weights = attend(
-        np.ascontiguousarray(queries.numpy()[0]), own, held, segment.arrays(), sizes, softcap
-    )
+    sinks = None if softmax.sinks is None else softmax.sinks.view(queries.shape[1:3]).numpy()
+    given = own, held, segment.arrays(), sizes, softmax.softcap, sinks
+    out, weights = attend(np.ascontiguousarray(queries.numpy()[0]), *given)
     return torch.from_numpy(out)[None], torch.from_numpy(weights)[None] if remembers else None
 
 
 def fused(
-    queries: Tensor, head_group: KVHeadGroup, softcap: float | None, remembers: bool
+    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
     """As `in_parts`, the segment by one kernel on CUDA, merged with the exact entries."""
     # torch brings triton along on CUDA alone.
@@ -105,18 +106,19 @@ def fused(
 
     segment, held = head_group.segment, slice(0, head_group.residual_len)
     assert isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
-    near = capped(queries @ head_group.residual_keys[:, :, held].float().mT, softcap)
+    near = softmax.capped(queries @ head_group.residual_keys[:, :, held].float().mT)
     hadamard = rotation(queries.shape[-1], queries.device)
     shift = (queries @ segment.mean[..., None]).squeeze(-1)
     far = queries.new_empty(*queries.shape[:3], segment.count) if remembers else None
     older, lse = attend_quantized(
-        queries, segment.keys, segment.values, hadamard, shift, softcap, logits=far
+        queries, segment.keys, segment.values, hadamard, shift, softmax.softcap, logits=far
     )
     exact = near.softmax(-1) @ head_group.residual_values[:, :, held].float()
     own = near.logsumexp(-1)
     out = torch.lerp(exact, older, torch.sigmoid(lse - own)[..., None])
+    out, whole = softmax.with_sinks(out, torch.logaddexp(lse, own))
     if far is None:
         return out, None
     before, after = near.tensor_split([segment.start], -1)
     logits = torch.cat([before, far, after], -1)
-    return out, (logits - torch.logaddexp(lse, own)[..., None]).exp_()
+    return out, (logits - whole[..., None]).exp_()

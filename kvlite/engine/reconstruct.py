@@ -24,6 +24,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, rotations_after
 from kvlite.offload import HostKVStore
 from kvlite.ops.attention import attend, attend_causal, attention_peaks, merged
+from kvlite.ops.softmax import Softmax
 
 BEGIN = "\n\nRepeat the previous context exactly.\n\n"
 GO_ON = "\n\nRepeat the part of the previous context exactly, starting with "
@@ -255,19 +256,19 @@ class Telling:
         self.done = span.stop
         return out
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """One chunk: over all that was read freely, over the passage's rows causally."""
 
-        def over(head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def over(
+            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+        ) -> Tensor:
             part = self.parts[head_group.heads]
             own = slice(part.used, part.used + k.shape[2])
             part.keys[:, :, own], part.values[:, :, own], part.used = k, v, own.stop
             keys, values = part.keys[:, :, : own.stop], part.values[:, :, : own.stop]
-            seen = attend_causal(q, keys, values, scale=scale, softcap=softcap)
+            seen = attend_causal(q, keys, values, softmax)
             passage = keys[:, :, part.first : part.first + part.high - part.low]
-            peaks = attention_peaks(q, passage, seen[1], scale=scale, softcap=softcap)
+            peaks = attention_peaks(q, passage, softmax.with_sinks(*seen)[1], softmax)
             head_group.raise_to(part.low, peaks)
             if not self.answers:
                 return q
@@ -275,11 +276,10 @@ class Telling:
             for rest in (slice(part.first, part.low), slice(part.high, head_group.used)):
                 if rest.start < rest.stop:
                     others = keys[:, :, rest], values[:, :, rest]
-                    given = attend(q, *others, scale=scale, softcap=softcap, causal=False)
-                    seen = merged(seen, given)
-            return seen[0]
+                    seen = merged(seen, attend(q, *others, softmax, causal=False))
+            return softmax.with_sinks(*seen)[0]
 
-        return over_head_groups(self.layer, q, k, v, over)
+        return over_head_groups(self.layer, q, k, v, softmax, over)
 
 
 def _part(head_group: KVHeadGroup, span: tuple[int, int], sinks: int, rows: int) -> _Part:

@@ -15,7 +15,8 @@ from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, require_turnable, turned
-from kvlite.ops.attention import attend, attend_band, attend_causal, merge
+from kvlite.ops.attention import attend, attend_band, attend_causal, merged
+from kvlite.ops.softmax import Softmax
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ class SparseAttentionMask:
         values: Tensor,
         first: int,
         own: Rotation,
-        scale: float,
-        softcap: float | None,
+        softmax: Softmax,
     ) -> Tensor:
         """Attention of the last L of N entries, as far as each of them sees.
 
@@ -68,36 +68,27 @@ class SparseAttentionMask:
         """
         near = min(max(0, self.mask.sinks + self.mask.window - first), q.shape[2])
         end = keys.shape[2] - q.shape[2] + near
-        outs = []
+        parts = []
         if near:
             rows, held, their = q[:, :, :near], keys[:, :, :end], values[:, :, :end]
-            outs.append(attend_causal(rows, held, their, scale=scale, softcap=softcap)[0])
+            parts.append(attend_causal(rows, held, their, softmax))
         if near < q.shape[2]:
             own = own[0][:, near:], own[1][:, near:]
-            outs.append(self._limited(q[:, :, near:], keys, values, own, scale, softcap))
-        return torch.cat(outs, 2)
+            parts.append(self._limited(q[:, :, near:], keys, values, own, softmax))
+        return torch.cat([softmax.with_sinks(*part)[0] for part in parts], 2)
 
     def _limited(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        own: Rotation,
-        scale: float,
-        softcap: float | None,
-    ) -> Tensor:
+        self, q: Tensor, keys: Tensor, values: Tensor, own: Rotation, softmax: Softmax
+    ) -> tuple[Tensor, Tensor]:
         """As `attend`, for tokens that do not see everything."""
         sinks, window = self.mask.sinks, self.mask.window
-        recent = attend_band(
-            q, keys[:, :, sinks:], values[:, :, sinks:], window, scale=scale, softcap=softcap
-        )
+        recent = attend_band(q, keys[:, :, sinks:], values[:, :, sinks:], window, softmax)
         if not sinks:
-            return recent[0]
+            return recent
         keys, values = keys[:, :, :sinks], values[:, :, :sinks]
         if self.limit is not None:
             q, keys = self.limit.queries(q, own), self.limit.keys(keys)
-        far = attend(q, keys, values, scale=scale, softcap=softcap, causal=False)
-        return merge(far, recent)
+        return merged(attend(q, keys, values, softmax, causal=False), recent)
 
 
 def sparse_masks(

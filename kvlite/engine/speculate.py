@@ -25,6 +25,7 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import rotations_apart
 from kvlite.ops.attention import attend_causal
+from kvlite.ops.softmax import Softmax
 
 # The most tokens in one pass, and how much more tokens in the same time it has to promise.
 WIDEST, WORTH = 8, 1.1
@@ -46,22 +47,12 @@ class LayerAhead:
         self.layer = layer
         self.positions = positions
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Each token over all entries, those before it in the pass, and itself."""
-        over = partial(self._over, scale=scale, softcap=softcap)
-        return over_head_groups(self.layer, q, k, v, over)
+        return over_head_groups(self.layer, q, k, v, softmax, self._over)
 
     def _over(
-        self,
-        head_group: KVHeadGroup,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        softcap: float | None,
+        self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
     ) -> Tensor:
         used = head_group.used
         try:
@@ -70,7 +61,7 @@ class LayerAhead:
             head_group.used = used
         end = used + k.shape[2]
         keys, values = head_group.keys[:, :, :end], head_group.values[:, :, :end]
-        return attend_causal(q, keys, values, scale=scale, softcap=softcap)[0]
+        return softmax.with_sinks(*attend_causal(q, keys, values, softmax))[0]
 
 
 class Ahead:

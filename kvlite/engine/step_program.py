@@ -16,6 +16,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
 from kvlite.offload import Recall
 from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
+from kvlite.ops.softmax import Softmax
 
 
 def refusal(
@@ -76,7 +77,7 @@ class LayerProgram:
         self.layer, self.policy, self.position = layer, policy, position
         self.writes = True
         groups, device = layer.head_groups, position.device
-        heads = [head for group in groups for head in group.heads]
+        self.heads = heads = [head for group in groups for head in group.heads]
         capacities = [group.capacity for group in groups for _ in group.heads]
         used = [group.used for group in groups for _ in group.heads]
         starts = [sum(capacities[:index]) for index in range(len(heads))]
@@ -98,23 +99,22 @@ class LayerProgram:
         taken = [heads.index(layer.head_alias.get(head, head)) for head in range(every)]
         self.back = None if self.order is None else on_device(taken)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`, for one token of one sequence."""
         queries = grouped(q, k.shape[1])[:, :, :, 0]
         if self.order is not None:
+            softmax = softmax.of_heads(self.heads, k.shape[1])
             queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
         slots = self._evicted() if self.evicts else self.first + self.position
         if self.writes:
             self._write(slots, k[:, :, 0], v[:, :, 0])
         if self.remembers:
-            out = self._remembering(queries, scale, softcap)
+            out = self._remembering(queries, softmax)
         else:
             keys, values = self.layer.keys, self.layer.values
             last = self.ends if self.evicts else slots
             runs = self.starts, last, self.longest
-            out = attend_ragged(queries, keys, values, *runs, scale=scale, softcap=softcap)
+            out = attend_ragged(queries, keys, values, *runs, softmax)
         if self.back is not None:
             out = out.index_select(1, self.back)
         return out.flatten(1, 2)[:, :, None]
@@ -139,13 +139,15 @@ class LayerProgram:
                 gone = own[None, :, None, None].expand(-1, -1, layer.rows, -1)
                 group.rows.scatter_(3, gone, 0.0)
 
-    def _remembering(self, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def _remembering(self, queries: Tensor, softmax: Softmax) -> Tensor:
         """Attention over full head groups, which remember it."""
-        outs = []
+        outs, first = [], 0
         for group, own in zip(self.layer.head_groups, self._by_group(queries, 1), strict=True):
+            heads = range(first, first := first + len(group.heads))
             q = own.flatten(1, 2)[:, :, None]
             keys, values = group.residual_keys, group.residual_values
-            out, row = attend_with_rows(q, keys, values, scale=scale, softcap=softcap)
+            own_softmax = softmax.of_heads(heads, len(self.heads))
+            out, row = attend_with_rows(q, keys, values, own_softmax)
             outs.append(grouped(out, own.shape[1])[:, :, :, 0])
             if self.writes:
                 self._remember(group, row)

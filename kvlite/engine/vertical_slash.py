@@ -7,7 +7,8 @@ from kvlite.cache import KVHeadGroup
 from kvlite.cache.selection import wide
 from kvlite.methods.capabilities import VerticalSlash
 from kvlite.methods.scores import Window, top, window_scores
-from kvlite.ops.attention import attend, attend_causal, merge
+from kvlite.ops.attention import attend, attend_causal, merged
+from kvlite.ops.softmax import Softmax
 
 
 def attend_vertical_slash(
@@ -17,8 +18,7 @@ def attend_vertical_slash(
     positions: Tensor,
     first: int,
     columns: VerticalSlash,
-    scale: float,
-    softcap: float | None,
+    softmax: Softmax,
 ) -> Tensor | None:
     """Attention of a chunk over chosen columns, what is near, and itself causally.
 
@@ -38,12 +38,12 @@ def attend_vertical_slash(
     if far <= columns.count or length <= columns.observed:
         return None
     head_group = KVHeadGroup(tuple(range(keys.shape[1])), keys, values, positions, used=used)
-    window = Window(q, first, len(head_group.heads), scale, softcap).last(columns.observed)
+    window = Window(q, first, len(head_group.heads), softmax).last(columns.observed)
     voted = window_scores(head_group, window, "sum", "sum")[..., :far]
     voted[..., : columns.sinks] = torch.inf
     slots = top(voted, columns.count)
     index = wide(slots, keys)
     chosen = keys[:, :, :far].gather(2, index), values[:, :, :far].gather(2, index)
-    further = attend(q, *chosen, scale=scale, softcap=softcap, causal=False)
+    further = attend(q, *chosen, softmax, causal=False)
     near = keys[:, :, far:], values[:, :, far:]
-    return merge(further, attend_causal(q, *near, scale=scale, softcap=softcap))
+    return softmax.with_sinks(*merged(further, attend_causal(q, *near, softmax)))[0]

@@ -65,7 +65,10 @@ class ExpectedAttention(Scored):
         covariance = grouped(window.expected.covariance, window.kv_heads)
         scores = []
         for index, head in enumerate(head_group.heads):
-            keys = head_group.keys[:, index, self.sinks : head_group.used].float() * window.scale
+            keys = (
+                head_group.keys[:, index, self.sinks : head_group.used].float()
+                * window.softmax.scale
+            )
             each = [
                 self._logits(keys, mean[:, head, i], covariance[:, head, i]).softmax(-1)
                 for i in range(mean.shape[2])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlite.methods.types import Tensor
+from kvlite.ops.softmax import Softmax
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +20,12 @@ class Logits:
         shape: `(batch, heads per KV head, rows, entries)`.
         parts: which entries, and their logits `(batch, heads per KV head, rows, n)` float32 on the
             device; computed lazily, and only once.
+        softmax: of these query heads.
     """
 
     shape: tuple[int, ...]
     parts: Iterator[tuple[slice, Tensor]]
+    softmax: Softmax
 
     def whole(self) -> Tensor:
         """All parts as one tensor."""
@@ -54,7 +57,7 @@ class ScoringBackend:
     def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
         """The softmax of each block, in order, `(batch, heads per KV head, rows, entries)`."""
         for block in blocks:
-            yield block.whole().softmax(-1)
+            yield block.softmax.probabilities(block.whole())
 
     def beside(self, tensor: Tensor) -> Tensor:
         """A tensor of the device's, at the place where attention is."""

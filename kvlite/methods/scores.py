@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvlite.methods.placement import ON_DEVICE, Logits, ScoringBackend
 from kvlite.methods.types import KVHeadGroup, Tensor
+from kvlite.ops.softmax import Softmax
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ class Window:
     Attributes:
         queries: `(batch, heads, rows, dim)`, rotated.
         start: position of the first query; the others follow it.
-        scale, softcap: how the model turns products into logits.
+        softmax: how the layer turns products into attention.
         expected: the queries to come, for methods that need `FutureQueries`.
         backend: where their attention becomes a choice.
     """
@@ -45,8 +46,7 @@ class Window:
     queries: Tensor
     start: int
     kv_heads: int
-    scale: float
-    softcap: float | None = None
+    softmax: Softmax
     expected: Expected | None = None
     backend: ScoringBackend = ON_DEVICE
 
@@ -110,11 +110,12 @@ class Window:
         """Logits of some rows over `keys` (batch, visible, dim), the first of a head's."""
         import torch
 
-        from kvlite.ops.attention import capped, grouped
+        from kvlite.ops.attention import grouped
 
         queries = grouped(self.queries[:, :, rows], self.kv_heads)[:, head_group.heads[head]]
         shape = *queries.shape[:3], keys.shape[1]
-        queries = (queries.float() * self.scale).flatten(1, 2)
+        softmax = self.softmax.of_heads([head_group.heads[head]], self.kv_heads)
+        queries = (queries.float() * softmax.scale).flatten(1, 2)
         asked = torch.arange(self.start + rows.start, self.start + rows.stop, device=keys.device)
         # Entries ascend in position, so only the last few can lie ahead of a row.
         early = max(0, head_group.used - (self.end - self.start - rows.start))
@@ -125,14 +126,14 @@ class Window:
             for at in starts[:2] if keys.is_meta else starts:
                 part = slice(at, min(at + size, shape[3]))
                 logits = torch.matmul(queries, keys[:, part].float().transpose(-1, -2))
-                logits = capped(logits, self.softcap).view(*shape[:3], -1)
+                logits = softmax.capped(logits).view(*shape[:3], -1)
                 late = slice(max(at, early), part.stop)
                 if late.start < late.stop:
                     ahead = head_group.positions[:, None, head, None, late] > asked[:, None]
                     logits[..., late.start - at :].masked_fill_(ahead, -torch.inf)
                 yield part, logits
 
-        return Logits(shape, parts())
+        return Logits(shape, parts(), softmax)
 
 
 def window_scores(

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from kvlite.ops.softmax import Softmax
+
 ATTENTION = "kvlite"
 
 
 class Attender(Protocol):
     """Runs a layer's attention: takes its queries, keys and values, and has the cached ones."""
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Attention output `(batch, heads, L, dim)` for rotated q and the new, unrepeated
         k and v `(batch, kv heads, L, dim)`."""
         ...
@@ -39,7 +39,9 @@ def _attention(
     scaling: float,
     kvlite: Attender,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    out = kvlite.attend(query, key, value, scaling, softcap)
+    sinks = None if s_aux is None else s_aux.float()
+    out = kvlite.attend(query, key, value, Softmax(scaling, softcap, sinks))
     return out.transpose(1, 2).contiguous(), None

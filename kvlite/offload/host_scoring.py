@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kvlite.methods.placement import Logits, ScoringBackend
+from kvlite.ops.softmax import Softmax
 
 IN_FLIGHT = 2
 ELEMENTS_AT_ONCE = 1 << 20
@@ -168,20 +169,20 @@ class HostSoftmax(HostScores):
 
     def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
         """Attention on the host, one block behind the device."""
-        before: tuple[Tensor, int] | None = None
+        before: tuple[Tensor, int, Softmax] | None = None
         for block in blocks:
             whole, ticket = torch.empty(block.shape), 0
             for entries, part in block.parts:
                 ticket = self.host_transfer.send(part, whole[..., entries])
             if before is not None:
                 yield self._softmax(*before)
-            before = whole, ticket
+            before = whole, ticket, block.softmax
         if before is not None:
             yield self._softmax(*before)
 
-    def _softmax(self, logits: Tensor, ticket: int) -> Tensor:
+    def _softmax(self, logits: Tensor, ticket: int, softmax: Softmax) -> Tensor:
         self.host_transfer.arrive(ticket)
-        return logits.softmax(-1)
+        return softmax.probabilities(logits)
 
     def beside(self, tensor: Tensor) -> Tensor:
         """A copy on the host."""

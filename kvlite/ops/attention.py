@@ -2,7 +2,8 @@
 
 Every function takes unrepeated KV heads: queries `(batch, heads, L, dim)`, keys and values
 `(batch, kv heads, N, dim)`, query head h reading KV head h // (heads / kv heads).
-`scale` multiplies the logits; `softcap` c bends them to c * tanh(logit / c) (Gemma 2).
+What returns a log-sum-exp leaves a softmax's sinks out: `Softmax.with_sinks` puts them in once all
+parts are merged. What returns attention alone has them in it.
 """
 
 from collections.abc import Callable
@@ -11,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlite.ops.softmax import Softmax
+
 ROW_BLOCK = 256
 ELEMENTS_AT_ONCE = 1 << 22
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, softmax: Softmax, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention of L queries over N entries, and its log-sum-exp.
 
@@ -27,9 +30,9 @@ def attend(
         output `(batch, heads, L, dim)` in the queries' dtype and natural-log lse
         `(batch, heads, L)` float32.
     """
-    if softcap is not None:
-        return _plain(q, k, v, scale, softcap, causal)
-    return _backend(q)(q, k, v, scale, causal)
+    if softmax.softcap is not None:
+        return _plain(q, k, v, softmax, causal)
+    return _backend(q)(q, k, v, softmax.scale, causal)
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
@@ -44,28 +47,24 @@ def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple
     return merge(first, second), torch.logaddexp(first[1], second[1])
 
 
-def attend_causal(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
+def attend_causal(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
     """Attention of the last L of N entries, each over itself and all before it.
 
     Returns:
         as `attend`.
     """
     if q.shape[2] == 1:
-        return attend(q, k, v, scale=scale, softcap=softcap, causal=False)
+        return attend(q, k, v, softmax, causal=False)
     before = k.shape[2] - q.shape[2]
-    own = attend(q, k[:, :, before:], v[:, :, before:], scale=scale, softcap=softcap, causal=True)
+    own = attend(q, k[:, :, before:], v[:, :, before:], softmax, causal=True)
     if not before:
         return own
-    earlier = attend(
-        q, k[:, :, :before], v[:, :, :before], scale=scale, softcap=softcap, causal=False
-    )
+    earlier = attend(q, k[:, :, :before], v[:, :, :before], softmax, causal=False)
     return merged(earlier, own)
 
 
 def attend_band(
-    q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, softcap: float | None
+    q: Tensor, k: Tensor, v: Tensor, width: int, softmax: Softmax
 ) -> tuple[Tensor, Tensor]:
     """Attention of the last L of N entries, each over the `width` entries that end with itself, or
     all where there are not as many.
@@ -82,50 +81,45 @@ def attend_band(
     parts = []
     if growing:
         rows, seen = q[:, :, :growing], slice(before + growing)
-        parts.append(
-            attend_causal(rows, k[:, :, seen], v[:, :, seen], scale=scale, softcap=softcap)
-        )
+        parts.append(attend_causal(rows, k[:, :, seen], v[:, :, seen], softmax))
     block = max(1, width - 1)
     for first in range(growing, q.shape[2], block):
         rows = q[:, :, first : first + block]
         start, end = before + first, before + first + rows.shape[2]
         seen = slice(min(start, end - width + 1), end)
-        part = attend_causal(rows, k[:, :, seen], v[:, :, seen], scale=scale, softcap=softcap)
+        part = attend_causal(rows, k[:, :, seen], v[:, :, seen], softmax)
         if width > 1:
             leaving = slice(start - width + 1, seen.start)
-            back = (each.flip(2) for each in (rows, k[:, :, leaving], v[:, :, leaving]))
-            out, lse = attend(*back, scale=scale, softcap=softcap, causal=True)
+            given = rows, k[:, :, leaving], v[:, :, leaving]
+            back, keys, values = (each.flip(2) for each in given)
+            out, lse = attend(back, keys, values, softmax, causal=True)
             part = merged((out.flip(2), lse.flip(2)), part)
         parts.append(part)
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def attend_masked(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softmax: Softmax) -> Tensor:
     """Attention under a boolean mask `(L, N)`, True where entry j is visible to row i."""
-    if softcap is not None:
-        probabilities = _softmax(_logits(q, k, scale, softcap), ~mask)
-        return _weigh(probabilities, v, q)
+    if softmax.softcap is not None or softmax.sinks is not None:
+        logits = _logits(q, k, softmax).masked_fill_(~mask, -torch.inf)
+        return _weigh(softmax.probabilities(logits), v, q)
     if q.device.type == "cuda":
         # With a mask, CUDA's fast kernels take only as many KV heads as query heads.
         q, k, v = _equal_heads(q, k, v, causal=True)
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+        q, k, v, attn_mask=mask, scale=softmax.scale, enable_gqa=k.shape[1] != q.shape[1]
     )
 
 
-def attend_with_rows(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
+def attend_with_rows(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
     """Decode attention that also says where it looked.
 
     Returns:
         output `(batch, heads, L, dim)` and the probabilities averaged over a KV head's queries,
         `(batch, kv heads, L, N)` float32.
     """
-    probabilities = _softmax(_logits(q, k, scale, softcap), None)
+    probabilities = softmax.probabilities(_logits(q, k, softmax))
     return _weigh(probabilities, v, q), probabilities.mean(2)
 
 
@@ -136,9 +130,7 @@ def attend_ragged(
     starts: Tensor,
     last: Tensor,
     longest: int,
-    *,
-    scale: float,
-    softcap: float | None,
+    softmax: Softmax,
 ) -> Tensor:
     """Attention of one token over flat storage, in which each KV head has a run of slots.
 
@@ -157,20 +149,16 @@ def attend_ragged(
         # torch brings triton along on CUDA alone.
         from kvlite.ops import triton_ragged
 
-        return triton_ragged.attend_ragged(
-            q, keys, values, starts, last, longest, scale=scale, softcap=softcap
-        )
+        return triton_ragged.attend_ragged(q, keys, values, starts, last, longest, softmax)
     slots = starts[:, None] + torch.arange(longest, device=q.device)
     held = slots <= last[:, None]
     slots = torch.minimum(slots, last[:, None])
-    logits = capped((q.float() * scale) @ keys[:, slots].float().mT, softcap)
-    weights = logits.masked_fill(~held[:, None], -torch.inf).softmax(-1)
+    logits = softmax.capped((q.float() * softmax.scale) @ keys[:, slots].float().mT)
+    weights = softmax.probabilities(logits.masked_fill(~held[:, None], -torch.inf))
     return (weights.to(values.dtype) @ values[:, slots]).to(q.dtype)
 
 
-def attention_sums(
-    q: Tensor, k: Tensor, lse: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
+def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
     """How much attention L queries paid to each of N entries, the last L of which are their own.
 
     Formed anew from the log-sum-exp that `attend` returned, in blocks of rows.
@@ -190,7 +178,7 @@ def attention_sums(
         rows = slice(start, min(start + block, length))
         stop = entries - length + rows.stop
         first = stop - (rows.stop - rows.start)
-        logits = _logits(q[:, :, rows], k[:, :, :stop], scale, softcap)
+        logits = _logits(q[:, :, rows], k[:, :, :stop], softmax)
         own = columns[first:stop]
         logits[..., first:].masked_fill_(own > own[:, None], -torch.inf)
         weights = (logits - grouped(lse[:, :, rows, None], kv_heads)).exp_()
@@ -198,9 +186,7 @@ def attention_sums(
     return sums
 
 
-def attention_peaks(
-    q: Tensor, k: Tensor, lse: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
+def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
     """The most attention that any of L queries paid to each of N entries.
 
     Formed anew from the log-sum-exp that `attend` returned, in blocks of rows.
@@ -217,7 +203,7 @@ def attention_peaks(
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
     for start in range(0, length, block):
         rows = slice(start, start + block)
-        logits = _logits(q[:, :, rows], k, scale, softcap)
+        logits = _logits(q[:, :, rows], k, softmax)
         logits -= grouped(lse[:, :, rows, None], kv_heads)
         torch.maximum(peaks, logits.flatten(2, 3).amax(2), out=peaks)
     return peaks.exp_()
@@ -228,24 +214,13 @@ def grouped(q: Tensor, kv_heads: int) -> Tensor:
     return q.view(q.shape[0], kv_heads, -1, *q.shape[2:])
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Bend logits within +-softcap, in place."""
-    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
-
-
-def _logits(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
+def _logits(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
     """Logits `(batch, kv heads, group, L, N)` float32, from float32 products: a product in
     float16 may overflow before it is scaled."""
-    group = grouped(q, k.shape[1]).float() * scale
+    group = grouped(q, k.shape[1]).float() * softmax.scale
     flat = group.flatten(2, 3)
-    logits = capped(torch.matmul(flat, k.float().transpose(-1, -2)), softcap)
+    logits = softmax.capped(torch.matmul(flat, k.float().transpose(-1, -2)))
     return logits.view(*group.shape[:4], -1)
-
-
-def _softmax(logits: Tensor, hidden: Tensor | None) -> Tensor:
-    if hidden is not None:
-        logits.masked_fill_(hidden, -torch.inf)
-    return logits.softmax(-1)
 
 
 def _weigh(probabilities: Tensor, v: Tensor, q: Tensor) -> Tensor:
@@ -255,7 +230,7 @@ def _weigh(probabilities: Tensor, v: Tensor, q: Tensor) -> Tensor:
 
 
 def _plain(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, softmax: Softmax, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Any device, any dtype, soft caps: row blocks in plain torch. The others' reference."""
     outs, lses = [], []
@@ -263,7 +238,7 @@ def _plain(
     for start in range(0, q.shape[2], ROW_BLOCK):
         rows = q[:, :, start : start + ROW_BLOCK]
         stop = start + rows.shape[2] if causal else k.shape[2]
-        logits = _logits(rows, k[:, :, :stop], scale, softcap)
+        logits = _logits(rows, k[:, :, :stop], softmax)
         if causal:
             index = torch.arange(start, stop, device=q.device)
             logits.masked_fill_(columns[:stop] > index[:, None], -torch.inf)
@@ -285,7 +260,7 @@ def _backend(q: Tensor) -> Backend:
         return _flash_cuda
     if q.device.type == "cuda":
         return _efficient_cuda
-    return lambda q, k, v, scale, causal: _plain(q, k, v, scale, None, causal)
+    return lambda q, k, v, scale, causal: _plain(q, k, v, Softmax(scale), causal)
 
 
 def _flash_takes(q: Tensor) -> bool:

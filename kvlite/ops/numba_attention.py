@@ -35,15 +35,18 @@ def _turned(queries):
 
 
 @jitted
-def _softmax(line, softcap):
-    """Logits to probabilities, in place; bent within +-softcap before, if that is not 0."""
+def _softmax(line, softcap, sink):
+    """Logits to probabilities, in place; bent within +-softcap before, if that is not 0. A sink
+    takes its share; -inf is none."""
     if softcap:
         for i in range(line.size):
             line[i] = np.tanh(line[i] / softcap) * softcap
-    top, whole = highest(line), np.float32(0)
+    top, whole = max(highest(line), sink), np.float32(0)
     for i in range(line.size):
         line[i] = close_exp(line[i] - top)
         whole += line[i]
+    if sink > -np.inf:
+        whole += close_exp(sink - top)
     share = np.float32(1) / whole
     for i in range(line.size):
         line[i] *= share
@@ -89,7 +92,7 @@ def _prepared(queries, packed):
 
 
 @jitted
-def _weights(queries, keys, packed, far, start, softcap, weights):
+def _weights(queries, keys, packed, far, start, softcap, sinks, weights):
     """Probabilities of all entries, where `far` has the products with the packed ones; and those
     of the packed ones by themselves."""
     mean = packed[7]
@@ -99,7 +102,7 @@ def _weights(queries, keys, packed, far, start, softcap, weights):
     for head in range(heads):
         _logits(queries[head], keys[head], mean, head, far[head], start, weights[head])
         for row in range(rows):
-            _softmax(weights[head, row], softcap)
+            _softmax(weights[head, row], softcap, sinks[head, row])
             older[head, row] = weights[head, row, start : start + middle]
     return older
 
@@ -120,6 +123,7 @@ def attend(
     packed: Packed,
     sizes: Sizes,
     softcap: float | None,
+    sinks: Array | None,
 ) -> tuple[Array, Array]:
     """One token's attention.
 
@@ -129,6 +133,7 @@ def attend(
         held: how many of these slots are filled.
         packed: `kvlite.cache.packed.Packed.arrays`.
         sizes: how many exact entries come before the packed, and the bits of keys and values.
+        softcap, sinks: as in `kvlite.ops.softmax`; sinks `(heads, rows)` float32.
 
     Returns:
         output `(heads, rows, dim)` and probabilities `(heads, rows, entries)`.
@@ -140,7 +145,9 @@ def attend(
     far = np.empty((heads, turned.shape[1], middle), np.float32)
     product_loop(bits, dim, scales.shape[1])(turned, codes, scales, zeros, 0, middle, far)
     weights = np.empty((heads, rows, held + middle), np.float32)
-    older = _weights(queries, keys, packed, far, start, softcap or 0.0, weights)
+    if sinks is None:
+        sinks = np.full((heads, rows), -np.inf, np.float32)
+    older = _weights(queries, keys, packed, far, start, softcap or 0.0, sinks, weights)
     out = np.empty((heads, rows, dim), np.float32)
     sums = sum_loop(value_bits, dim, value_scales.shape[1])
     sums(older, value_codes, value_scales, value_zeros, 0, middle, out)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvlite.ops.softmax import Softmax
 from kvlite.ops.triton_decode import MERGED_AT_ONCE, merge_splits, splits_for
 
 TILE = 64
@@ -22,9 +23,7 @@ def attend_ragged(
     starts: Tensor,
     last: Tensor,
     longest: int,
-    *,
-    scale: float,
-    softcap: float | None,
+    softmax: Softmax,
 ) -> Tensor:
     """Attention of one token over what each KV head holds; see `ops.attention.attend_ragged`, whose
     arguments and result these are."""
@@ -46,9 +45,9 @@ def attend_ragged(
             lses,
             keys.shape[1],
             heads,
-            scale,
-            0.0 if softcap is None else softcap,
-            CAPPED=softcap is not None,
+            softmax.scale,
+            softmax.softcap or 0.0,
+            CAPPED=softmax.softcap is not None,
             ROWS=rows,
             LANES=max(8, 1 << (rows - 1).bit_length()),
             DIM=dim,
@@ -62,7 +61,7 @@ def attend_ragged(
         merge_splits[batch * heads * rows,](
             outs, lses, out, lse, splits, ROWS=rows, DIM=dim, WIDE=wide, BLOCK=MERGED_AT_ONCE
         )
-    return out
+    return softmax.with_sinks(out, lse)[0]
 
 
 _OPERANDS = {

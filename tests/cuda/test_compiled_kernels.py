@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.offload.kv.index import Index
+from kvlite.ops.softmax import Softmax
 from tests.conftest import CACHE
 from tests.cuda import guard
 
@@ -61,7 +62,7 @@ def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
     queries = torch.zeros(1, KV_HEADS, rows, dim, dtype=torch.bfloat16, device=DEVICE)
     keys = queries.new_zeros(1, KV_HEADS * 64, dim)
     starts = torch.arange(0, KV_HEADS * 64, 64, device=DEVICE)
-    attend_ragged(queries, keys, keys, starts, starts + 40, 64, scale=0.1, softcap=softcap)
+    attend_ragged(queries, keys, keys, starts, starts + 40, 64, Softmax(0.1, softcap))
 
 
 def searched(rows: int = 4, dim: int = 128) -> None:

@@ -28,6 +28,7 @@ from kvlite.engine.cuda_graph import GraphDecoder
 from kvlite.errors import KvliteError
 from kvlite.methods import METHODS
 from kvlite.ops.attention import attend
+from kvlite.ops.softmax import Softmax
 from tests.conftest import ARCHITECTURES, make_tiny
 from tests.gpu.models import Place, save_random
 
@@ -124,7 +125,7 @@ def attention(place: Place) -> Iterator[Row]:
         scale = dim**-0.5
         exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True)
         functions: dict[str, Callable[[], Any]] = {
-            "attend": partial(attend, q, k, v, scale=scale, softcap=None, causal=False),
+            "attend": partial(attend, q, k, v, Softmax(scale), causal=False),
             "SDPA": partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True),
         }
         for name, work in functions.items():
