@@ -3,7 +3,8 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4 and hunyuan_v1_dense were written from memory: their sizes may not be the published.
+ernie4_5, glm4, hunyuan_v1_dense and gpt_oss were written from memory: their sizes may not be the
+published.
 """
 
 from typing import Any
@@ -14,6 +15,38 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
+}
+_MXFP4 = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
+_GPT_OSS: dict[str, Any] = {
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "initial_context_length": 4096,
+    "num_experts_per_tok": 4,
+    "pad_token_id": 199999,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
 }
 
 
@@ -393,6 +426,22 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         head_dim=128,
         partial_rotary_factor=0.5,
         rope_theta=10000.0,
+    ),
+    "gpt-oss-20b": _config(
+        "gpt_oss",
+        (2880, 2880, 24, 64, 8, 201088, 131072),
+        quantization_config=_MXFP4,
+        **_GPT_OSS,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        num_local_experts=32,
+    ),
+    "gpt-oss-120b": _config(
+        "gpt_oss",
+        (2880, 2880, 36, 64, 8, 201088, 131072),
+        quantization_config=_MXFP4,
+        **_GPT_OSS,
+        layer_types=["sliding_attention", "full_attention"] * 18,
+        num_local_experts=128,
     ),
     "SmolLM2-1.7B-Instruct": _config(
         "llama", (2048, 8192, 24, 32, 32, 49152, 8192), rope_theta=130000

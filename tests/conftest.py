@@ -108,6 +108,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2Config", {**ALTERNATING, "logit_scale": 0.25}),
     "ernie4-5": ("Ernie4_5Config", {"head_dim": 16}),
     "glm4": ("Glm4Config", {"head_dim": 16}),
+    "gpt-oss": (
+        "GptOssConfig",
+        {
+            **ALTERNATING,
+            **_rope("yarn", original_max_position_embeddings=128, truncate=False),
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 
 

@@ -54,12 +54,24 @@ def run_under(
     weighed: dict[int, Tensor] = {}
 
     def attention(
-        module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, scaling: float, **_: Any
+        module: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Any,
+        *,
+        scaling: float,
+        s_aux: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         group = q.shape[1] // k.shape[1]
         logits = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scaling
         seen = allowed[module.layer_idx].repeat_interleave(group, 0)
-        weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+        logits = logits.masked_fill(~seen, -torch.inf)
+        if s_aux is not None:
+            sinks = s_aux.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+            logits = torch.cat([logits, sinks], -1)
+        weights = logits.softmax(-1)[..., : k.shape[2]]
         weighed[module.layer_idx] = weights[0]
         out = weights @ v.repeat_interleave(group, 1)
         outs = out.view(out.shape[0], k.shape[1], group, *out.shape[2:])

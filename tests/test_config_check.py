@@ -58,6 +58,20 @@ def test_published_configs_have_a_shape(name: str, tmp_path: Path) -> None:
     assert (shape.layers, shape.hidden) == (config["num_hidden_layers"], config["hidden_size"])
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("gpt-oss-20b", (19.12, 0.64, 1.16, 20.91)), ("gpt-oss-120b", (114.71, 0.96, 1.16, 116.83))],
+)
+def test_parameters_are_those_of_the_model_card(
+    name: str, published: tuple[float, ...], tmp_path: Path
+) -> None:
+    """Billions by kind: "gpt-oss-120b & gpt-oss-20b Model Card", Table 1."""
+    found = read_shape(write(tmp_path, PUBLISHED[name])).parameters
+    embeddings = found["embedding"] + found["head"]
+    counted = found["mlp"], found["attention"], embeddings, sum(found.values())
+    assert tuple(round(each / 1e9, 2) for each in counted) == published
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
     kind, changes = ARCHITECTURES[name]
@@ -88,6 +102,8 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
         ("GLM-4-9B-0414", "head_dim"),
         ("c4ai-command-r7b", "logit_scale"),
         ("Mixtral-8x7B-v0.1", "num_local_experts"),
+        ("gpt-oss-20b", "head_dim"),
+        ("gpt-oss-20b", "num_local_experts"),
         ("Qwen3-30B-A3B", "num_experts"),
         ("Qwen3-30B-A3B", "num_experts_per_tok"),
         ("Qwen3-30B-A3B", "moe_intermediate_size"),

@@ -58,9 +58,14 @@ def run(
 
 
 def reference_tokens(reference: Any, ids: list[int], count: int) -> list[int]:
+    given = torch.tensor([ids])
     with torch.no_grad():
         out = reference.generate(
-            torch.tensor([ids]), max_new_tokens=count, do_sample=False, eos_token_id=None
+            given,
+            attention_mask=torch.ones_like(given),  # else tokens of padding would not be seen
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
         )
     return [int(i) for i in out[0, len(ids) :]]
 
@@ -132,17 +137,34 @@ def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
 def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
     llama: Tiny, method: str
 ) -> None:
+    equals_dense_attention(llama, method)
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize(
+    "method", ["streaming", "snapkv:window=8", "kvx:per_head=true", "h2o", "tova", "keydiff"]
+)
+def test_learned_sinks_take_their_share_beside_what_is_held(method: str) -> None:
+    tiny = make_tiny("gpt-oss", layer_types=["full_attention"] * 4)
+    torch.manual_seed(5)
+    for ours, theirs in zip(tiny.model.layers, tiny.reference.model.layers, strict=True):
+        ours.self_attn.sinks.data.normal_(1, 2)
+        theirs.self_attn.sinks.data.copy_(ours.self_attn.sinks)
+    equals_dense_attention(tiny, method)
+
+
+def equals_dense_attention(tiny: Tiny, method: str) -> None:
     torch.manual_seed(4)
     prompt, steps = torch.randint(3, 199, (1, 90)), 32
-    cache = empty(llama.model)
+    cache = empty(tiny.model)
     n = prompt.shape[1]
-    policies = layer_policies(parse_method(method), llama.model.shape, 24, n)
-    rows = [prefill(llama.model, cache, prompt, policies, reserve=steps, chunk=32)]
+    policies = layer_policies(parse_method(method), tiny.model.shape, 24, n)
+    rows = [prefill(tiny.model, cache, prompt, policies, reserve=steps, chunk=32)]
     ids, held = [prompt], []
     for step in range(steps):
         before = positions(cache)
         ids.append(rows[-1].argmax(-1)[None])
-        rows.append(decode_step(llama.model, cache, ids[-1][0], policies))
+        rows.append(decode_step(tiny.model, cache, ids[-1][0], policies))
         after = positions(cache)
         held.append(
             [
@@ -155,7 +177,7 @@ def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(
             ]
         )
         assert all(n + step in head for layer in after for head in layer)
-    expected = masked_logits(llama.reference, torch.cat(ids, 1), held, n)
+    expected = masked_logits(tiny.reference, torch.cat(ids, 1), held, n)
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
 
 

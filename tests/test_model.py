@@ -38,6 +38,7 @@ WINDOWS: dict[str, tuple[int | None, ...]] = {
     "olmo3": EVERY_OTHER,
     "exaone4": EVERY_OTHER,
     "cohere2": EVERY_OTHER,
+    "gpt_oss": EVERY_OTHER,
 }
 
 

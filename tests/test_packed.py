@@ -396,7 +396,7 @@ def test_quantizing_never_takes_more_memory_than_leaving_it(llama: Tiny, method:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3", "mistral-sliding", "phi3-longrope", "qwen3-moe"]
+    "name", ["gemma2", "gemma3", "mistral-sliding", "phi3-longrope", "qwen3-moe", "gpt-oss"]
 )
 def test_eight_bits_say_what_sixteen_do(name: str) -> None:
     model, ids = make_tiny(name).model, random_ids(150)

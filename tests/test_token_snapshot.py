@@ -114,7 +114,7 @@ def test_what_is_not_recalled_goes_on_as_a_branch_that_is_read_again(
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "mixtral"])
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "mixtral", "gpt-oss"])
 @pytest.mark.parametrize("name", ["full", "recall", "recall-4"])
 def test_sliding_windows_are_read_again(architecture: str, name: str, tmp_path: Path) -> None:
     tiny = make_tiny(architecture)

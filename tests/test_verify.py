@@ -174,7 +174,9 @@ def test_what_was_forgotten_is_said(recall: str) -> None:
 
 
 @pytest.mark.cases(4)
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral"])
+@pytest.mark.parametrize(
+    "architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral", "gpt-oss"]
+)
 @pytest.mark.parametrize("name", ["full", "recall", "forget", "late"])
 def test_sliding_windows_are_checked_too(architecture: str, name: str) -> None:
     tiny = make_tiny(architecture)

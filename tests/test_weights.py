@@ -25,6 +25,7 @@ from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.architectures import has_experts
 from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.cpu import SplitLinear
 from kvlite.model.load import LoadedModel, load_module
@@ -162,7 +163,7 @@ def test_answers_as_transformers_does(
     folder = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
     (folder / "model.safetensors").unlink()
     tiny.reference.save_pretrained(folder)
-    if tiny.reference.config.model_type in choice.EXPERTS:
+    if has_experts(tiny.reference.config.model_type):
         with pytest.raises(SettingError, match=f"--weights {name} would leave the experts of"):
             kvlite.load(str(folder), weights=name)
         return

@@ -16,11 +16,15 @@ class Architecture:
         needs: keys of its config that a plan depends on, besides those that all need.
         rotates: whether a layer rotates queries and keys, given transformers' config and its index.
         unturnable: why queries and keys cannot be turned to other positions, if they cannot.
+        experts: the key of its config that says how many experts a layer has; empty without any.
+        angles_once: its rotary tables have each angle once, not for both halves of a head.
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
     rotates: Callable[[Any, int], bool] = lambda config, layer: True
     unturnable: str = ""
+    experts: str = ""
+    angles_once: bool = False
 
 
 def _rotates_where_told(config: Any, layer: int) -> bool:
@@ -52,8 +56,13 @@ ADMITTED: dict[str, Architecture] = {
     "gemma2": PLAIN,
     "gemma3_text": PLAIN,
     "phi3": AS_MANY_KV_HEADS,
-    "mixtral": PLAIN,
-    "qwen3_moe": PLAIN,
+    "mixtral": Architecture(experts="num_local_experts"),
+    "qwen3_moe": Architecture(
+        needs=("moe_intermediate_size", "num_key_value_heads"), experts="num_experts"
+    ),
+    "gpt_oss": Architecture(
+        needs=("head_dim", "num_key_value_heads"), experts="num_local_experts", angles_once=True
+    ),
     # transformers' default of what scales the attention, 1, is nobody's.
     "granite": Architecture(
         needs=(
@@ -80,6 +89,13 @@ ADMITTED: dict[str, Architecture] = {
     "ernie4_5": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
     "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
 }
+
+
+def has_experts(model_type: str) -> bool:
+    """Whether layers of an architecture, admitted or not, are known to have experts."""
+    known = ADMITTED.get(model_type)
+    return known is not None and bool(known.experts)
+
 
 # Architectures whose language model is one part of several: what the part's config may leave out,
 # by transformers' documented defaults (Gemma3TextConfig, Mistral3Config).
@@ -115,7 +131,6 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
-    "gpt_oss": "its attention has learned sinks",
     "qwen3_next": _HYBRID,
     "qwen3_5": _HYBRID,
     "qwen3_5_text": _HYBRID,

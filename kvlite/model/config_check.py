@@ -44,7 +44,7 @@ _NEEDED = (
     "vocab_size",
     "max_position_embeddings",
 )
-_EXPERTS = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
+_EXPERTS = ("num_local_experts", "num_experts")
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
 _ACTIVATIONS = (
     "silu, gelu_pytorch_tanh, gelu, gelu_fast, gelu_new, gelu_python, mish, quick_gelu, relu, "
@@ -91,7 +91,7 @@ _RULES: tuple[_Rule, ...] = (
     (
         "attention_multiplier attn_logit_softcapping embedding_multiplier final_logit_softcapping "
         "layer_norm_eps logit_scale logits_scaling query_pre_attn_scalar residual_multiplier "
-        "rms_norm_eps rope_local_base_freq rope_theta",
+        "rms_norm_eps rope_local_base_freq rope_theta swiglu_alpha swiglu_limit",
         _is_positive,
         "it must be a number above 0",
     ),
@@ -212,12 +212,11 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     """
     kind = require_model_type(config, path)
     needed = [*_NEEDED, *ADMITTED[kind].needs]
-    if kind in _EXPERTS:
-        for name in _EXPERTS.values():  # both architectures may use the other's name
+    if experts := ADMITTED[kind].experts:
+        for name in _EXPERTS:  # an architecture may use the others' name
             if name in config:
-                config = {_EXPERTS[kind]: config[name], **config}
-        needed += [_EXPERTS[kind], "num_experts_per_tok"]
-        needed += ["moe_intermediate_size"] if kind == "qwen3_moe" else []
+                config = {experts: config[name], **config}
+        needed += [experts, "num_experts_per_tok"]
     if isinstance(config.get("sliding_window_pattern"), str) and config.get("layer_types"):
         # EXAONE says it in letters, too.
         config = {key: config[key] for key in config if key != "sliding_window_pattern"}
@@ -302,8 +301,9 @@ def _require_fitting(values: _Values, kind: str) -> None:
             raise values.fault("head_dim", "it must be even, as rotary positions take pairs")
         wanted = f"{heads} heads of it would have an odd size, and rotary positions take pairs"
         raise values.fault("hidden_size", wanted)
-    if kind in _EXPERTS and config["num_experts_per_tok"] > config[_EXPERTS[kind]]:
-        wanted = f"there are {config[_EXPERTS[kind]]} experts ({_EXPERTS[kind]})"
+    experts = ADMITTED[kind].experts
+    if experts and config["num_experts_per_tok"] > config[experts]:
+        wanted = f"there are {config[experts]} experts ({experts})"
         raise values.fault("num_experts_per_tok", wanted)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvlite.cache import KVCache
 from kvlite.errors import ModelError, SettingError, Stopped, reason
-from kvlite.model.architectures import LANGUAGE_WEIGHTS
+from kvlite.model.architectures import ADMITTED, LANGUAGE_WEIGHTS
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
@@ -58,6 +58,9 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self.layers = Layers(self.module.model.layers[: self.shape.layers])
+        if ADMITTED[self.shape.model_type].angles_once:
+            for layer in self.layers.modules:
+                layer.self_attn.register_forward_pre_hook(_with_angles_once, with_kwargs=True)
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +114,8 @@ class LoadedModel:
 
     def rotations_at(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Like `rotations`, for any positions `(n,)`; the largest decides the frequencies. Layers
-        without rotary positions have tables that turn nothing."""
+        without rotary positions have tables that turn nothing. Tables have each angle for both
+        halves of a head."""
         rotary, layers = self.module.model.rotary_emb, self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
         kinds = getattr(self.module.config, "layer_types", None)
@@ -120,6 +124,9 @@ class LoadedModel:
         else:
             by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
             tables = [by_kind[kind] for kind in kinds]
+        if ADMITTED[self.shape.model_type].angles_once:
+            cos, sin = (torch.cat([each, each], -1) for each in tables[0])
+            tables = [(cos, sin)] * layers
         if all(self.shape.rotary):
             return tables
         cos, sin = tables[0]
@@ -128,6 +135,14 @@ class LoadedModel:
             table if turns else still
             for table, turns in zip(tables, self.shape.rotary, strict=True)
         ]
+
+
+def _with_angles_once(
+    attention: Any, args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What an attention module is given, its rotary tables with each angle once."""
+    cos, sin = (each[..., : attention.head_dim // 2] for each in given["position_embeddings"])
+    return args, {**given, "position_embeddings": (cos, sin)}
 
 
 def choose_device(device: str) -> torch.device:

@@ -29,12 +29,14 @@ class Parts:
         size: the shape of one.
         linear: whether they are matrices of linear layers within the decoder: these can be
             quantized.
+        upcast: whether they are float32 where others are float16.
         count: how many there are.
     """
 
     group: str
     size: tuple[int, ...]
     linear: bool
+    upcast: bool
     count: int
 
     def numbers(self) -> int:
@@ -54,7 +56,8 @@ class Parts:
         if bits := self._packed_bits(weights):
             return self.count * (numbers * bits // 8 + 8 * numbers // 32)
         if not self.linear or weights.name not in ("int8", "nf4"):
-            return self.count * numbers * weights.dtype.itemsize
+            itemsize = 4 if self.upcast and weights.is_half else weights.dtype.itemsize
+            return self.count * numbers * itemsize
         if weights.name == "int8":
             return self.count * (numbers + 4 * self.size[0])
         scales = ceil(numbers / 64)
@@ -256,8 +259,14 @@ def _parts(config: Any) -> tuple[Parts, ...]:
         for name, module in model.named_modules()
         if type(module) is torch.nn.Linear and module is not head
     }
+    upcast = model._keep_in_fp32_modules  # by transformers, where a model is loaded as float16
     kinds = Counter(
-        (_group(name), tuple(weight.shape), name in linears)
+        (
+            _group(name),
+            tuple(weight.shape),
+            name in linears,
+            any(each in name for each in upcast),
+        )
         for name, weight in model.named_parameters()
     )
     return tuple(Parts(*kind, count) for kind, count in kinds.items())

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.errors import SettingError
+from kvlite.model.architectures import has_experts
 from kvlite.model.packing import stored_packed
 from kvlite.model.shape import read_config
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-EXPERTS = ("mixtral", "qwen3_moe")
 BLOCK = 64
 
 _NOISE = ("MatMul8bitLt: inputs will be cast", "Failed to load CPU gemm_4bit_forward")
@@ -48,6 +48,11 @@ class Weights:
     def packs(self) -> bool:
         """Whether layers are those of `model.packed_linear`."""
         return self.name == "int4"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether activations are float16, which overflows where bfloat16 does not."""
+        return self.dtype == torch.float16
 
     @property
     def numbers(self) -> str:
@@ -101,7 +106,7 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
             return packed
         dtype = _natural_dtype(device)
         return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
-    if config.get("model_type") in EXPERTS:
+    if has_experts(config["model_type"]):
         raise SettingError(
             f"--weights {setting} would leave the experts of {folder} as they are, which is nearly "
             f"all of a {config['model_type']!r} model: use bf16 or fp16"

@@ -12,11 +12,12 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget, card, device_budget
 from kvlite.methods.engine_config import EngineConfig
+from kvlite.model.architectures import has_experts
 from kvlite.model.calibration import find_calibration
 from kvlite.model.load import PLACE, choose_device
 from kvlite.model.shape import described, read_config
 from kvlite.model.source import find_config
-from kvlite.model.weights import EXPERTS, PLAIN, Weights, choose_weights, stored_name
+from kvlite.model.weights import PLAIN, Weights, choose_weights, stored_name
 from kvlite.offload.weights.loader import require_streamable
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.plan import Planner
@@ -166,4 +167,4 @@ def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
 
 
 def _has_experts(folder: Path) -> bool:
-    return read_config(folder)["model_type"] in EXPERTS
+    return has_experts(read_config(folder)["model_type"])
