@@ -12,7 +12,8 @@ from kvlite.errors import KvliteError, SettingError
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.service import Service
 from .engine.work import Work
-from .layout import ANSWER_TAB, Parts
+from .layout import ANSWER_TAB, SETTINGS_TAB, Parts
+from .samples import DOCUMENT, EXAMPLES, QUESTION, sample_document
 from .tabs import Tabs, owner_of
 from .views.history import History, answered
 from .views.status import sentence_html, status_html
@@ -73,6 +74,21 @@ class ConversationEvents:
         if not text and not files:
             return self._refused(view, SettingError("Type a message first."))
         return self._do(view, lambda: self.service.say(view.owner, id, text, files), empty=True)
+
+    def try_sample(
+        self, id: str, start: int, query: str, event: gr.SelectData, request: gr.Request
+    ) -> Updates:
+        """Send one of the samples, its document with it; or show what fits this machine."""
+        place = event.index if isinstance(event.index, int) else 0
+        text = EXAMPLES[place]["text"] if 0 <= place < len(EXAMPLES) else ""
+        if not text:
+            return {self.parts.side: gr.Tabs(selected=SETTINGS_TAB)}
+        owner, files = owner_of(request), list[str]()
+        if text == QUESTION:
+            path = self.service.uploads.new(owner) / DOCUMENT
+            path.write_text(sample_document(), encoding="utf-8")
+            files.append(str(path))
+        return self.say(id, start, query, {"text": text, "files": files}, request)
 
     def regenerate(self, id: str, start: int, request: gr.Request) -> Updates:
         """Answer the last message again."""

@@ -8,10 +8,11 @@ from kvlite.config.settings import OPTIONS, Settings
 
 from .engine.uploads import SUFFIXES
 from .form import ANSWER, FIRST, Models, control, shown_values
+from .samples import EXAMPLES
 
-# Characters that may be pasted before gradio makes a file of them.
-_PASTE = 1_000_000
-ANSWER_TAB = "answer"
+# Characters that may be pasted before gradio makes a document of them.
+_PASTE = 2_000
+ANSWER_TAB, SETTINGS_TAB = "answer", "settings"
 _LATEX: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": "\\[", "right": "\\]", "display": True},
@@ -46,7 +47,7 @@ class Parts:
                     self.live = gr.HTML(elem_id="live", padding=False)
                 with gr.Tab("Answer", id=ANSWER_TAB, elem_id="tab-answer"):
                     self._answer()
-                with gr.Tab("Settings", id="settings", elem_id="tab-settings"):
+                with gr.Tab("Settings", id=SETTINGS_TAB, elem_id="tab-settings"):
                     self._settings(settings, models)
         self.clock = gr.Timer(1.0)
 
@@ -112,11 +113,8 @@ class Parts:
             buttons=["copy"],
             allow_file_downloads=False,
             layout="bubble",
-            placeholder=(
-                "### Ask anything, or drop in a document\n"
-                "Whatever is set aside is kept in host memory, and recalled for the question it "
-                "is needed for."
-            ),
+            placeholder="### Ask anything, or drop a document anywhere on this page",
+            examples=EXAMPLES,
         )
         self.status = gr.HTML(elem_id="status", padding=False)
         self.box = gr.MultimodalTextbox(

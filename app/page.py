@@ -14,7 +14,18 @@ from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
 from .tabs import owner_of
 from .views.live import live_html
-from .web.scripts import CHOSEN, COPIED, NAMED, NARROW, NEW, ONE_STOP, SAVE_AS_FILE, SURE, UNFOLDED
+from .web.scripts import (
+    CHOSEN,
+    COPIED,
+    DROPPED,
+    NAMED,
+    NARROW,
+    NEW,
+    ONE_STOP,
+    SAVE_AS_FILE,
+    SURE,
+    UNFOLDED,
+)
 from .web.validation import ValidatedPage
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -66,7 +77,7 @@ class _Wiring:
         self._sidebar()
         self._settings()
         self._memory(live)
-        for script in (NARROW, UNFOLDED, COPIED, ONE_STOP):
+        for script in (NARROW, UNFOLDED, COPIED, ONE_STOP, DROPPED):
             page.load(None, None, None, js=script)
         parts.box.change(None, [parts.box], None, js=NAMED)
 
@@ -81,13 +92,14 @@ class _Wiring:
         )
         for event, act, inputs in (
             (parts.box.submit, events.say, [*shown, parts.search, parts.box]),
+            (parts.chat.example_select, events.try_sample, [*shown, parts.search]),
             (parts.chat.retry, events.regenerate, shown),
             (parts.chat.undo, events.undo, shown),
             (parts.chat.edit, events.edit, shown),
             (parts.fork.click, events.branch, [*shown, parts.chosen]),
             (parts.branches.input, events.switch, [*shown, parts.branches]),
         ):
-            self._follow(event(act, inputs, parts.view, **_WORK))
+            self._follow(event(act, inputs, [*parts.view, parts.side], **_WORK))
         parts.box.stop(events.stop, [here], None, **_AT_ONCE)
         parts.earlier.click(
             events.show_all, [here], [parts.start, parts.earlier, parts.chat], **_AT_ONCE

@@ -158,7 +158,14 @@ def _theme() -> Any:
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
         font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
     ).set(  # gradio's own are too faint for many to read
-        body_text_color_subdued="*neutral_500",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_text_color="white",
+        color_accent="*primary_700",
         input_placeholder_color="*neutral_600",
         input_placeholder_color_dark="*neutral_300",
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
@@ -157,6 +158,6 @@ def test_progress_reaches_its_end() -> None:
         ids,
         policies,
         chunk=16,
-        progress=lambda done, total: told.append((done, total)),
+        callbacks=Callbacks(lambda done, total: told.append((done, total))),
     )
     assert told == sorted(told) and told[-1] == (4 * N, 4 * N)

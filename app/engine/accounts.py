@@ -2,7 +2,7 @@
 of its pictures."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,11 @@ def account_of(
     """The account of an answer that has just ended, as plain values: `before` is what the cache
     held when the question had been read, `reading_s` the time that reading its documents took."""
     session = finder.session
-    read = [f"Its documents were read in {reading_s:.1f} s before that."] if reading_s else []
+    since_enter = replace(metrics, time_to_first_token_s=metrics.time_to_first_token_s + reading_s)
+    read = [f"Reading the documents took {reading_s:.1f} s of that."] if reading_s else []
     account: dict[str, Any] = {
-        "brief": brief(metrics, _LONGER),
-        "told": [*told(metrics, _LONGER), *read],
+        "brief": brief(since_enter, _LONGER),
+        "told": [*told(since_enter, _LONGER), *read],
         "ledger": metrics.to_json(),
         "question": first_words(session.messages[-1].text),
     }

@@ -8,6 +8,7 @@ from kvlite.config.settings import LOADING
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Begin, Session
+from kvlite.engine.callbacks import ReadingBytes
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Holding, Part, holding, weights_of
@@ -15,7 +16,7 @@ from kvlite.planner.usage import Holding, Part, holding, weights_of
 from ..storage.record import Record, branches_of, keys_of, said_in
 from ..storage.store import ConversationStore
 from .accounts import PageFinder, account_of, look_at
-from .work import Work
+from .work import Shown, Work
 
 # Seconds for which figures are new enough.
 NEW = 0.5
@@ -27,10 +28,12 @@ class Figures:
 
     Attributes:
         owner, id: whose it is, and which.
-        seen, most: tokens it has, and the most the model was trained for.
+        seen, reading, most: tokens it has, those that are being read, and the most the model was
+            trained for.
         kv_bytes, full_kv_bytes: of its cache, and what they would be if nothing were dropped.
         host_kv_bytes: of the store that entries are recalled from, in host memory or on disk.
-        first_token_s, tokens_per_s: of the last answer, or the one that is coming.
+        first_token_s, tokens_per_s: of the last answer, or the one that is coming; the first token
+            counted from when reading its documents began.
         fallbacks: what was given up because memory was short.
     """
 
@@ -38,6 +41,7 @@ class Figures:
     id: str
     holding: Holding
     seen: int
+    reading: int
     most: int
     kv_bytes: int
     full_kv_bytes: int
@@ -50,7 +54,8 @@ class Figures:
 @dataclass
 class ActiveConversation:
     """A conversation in memory, whether all of it is on disk too (`kept`), and its figures, which
-    are measured at most twice a second while something is done with it."""
+    are measured at most twice a second while something is done with it; `reading_s` is how long the
+    documents of its last message were read."""
 
     store: ConversationStore
     record: Record
@@ -58,6 +63,7 @@ class ActiveConversation:
     finder: PageFinder
     figures: Figures | None = None
     kept: bool = True
+    reading_s: float = 0.0
     _looked: float = 0.0
     _weights: tuple[Layers, Part] | None = None
 
@@ -66,28 +72,30 @@ class ActiveConversation:
         """The conversation itself."""
         return self.session.talk
 
-    def glance(self) -> None:
+    def glance(self, shown: Shown) -> None:
         """Measure its figures if they are old; the weights only if layers were replaced."""
         if time.monotonic() - self._looked >= NEW:
-            self.look(weights_too=False)
+            self.look(shown.reading, weights_too=False)
 
-    def look(self, *, weights_too: bool = True) -> None:
-        """Measure its figures."""
+    def look(self, reading: ReadingBytes | None = None, *, weights_too: bool = True) -> None:
+        """Measure its figures, with what a reading holds that is under way."""
         talk, last, shape = self.talk, self.session.last, self.session.runner.shape
         cache, store, layers = talk.cache, talk.store, talk.model.layers
         if weights_too or self._weights is None or self._weights[0] is not layers:
             self._weights = layers, weights_of(talk.model)
-        held = holding(talk.model, cache, store, talk.checkpoint_bytes, weights=self._weights[1])
+        saved, weights = talk.checkpoint_bytes, self._weights[1]
+        held = holding(talk.model, cache, store, saved, weights=weights, reading=reading)
         self.figures = Figures(
             owner=self.store.owner,
             id=self.record.id,
             holding=held,
             seen=cache.seen,
+            reading=0 if reading is None else reading.tokens,
             most=shape.max_context,
-            kv_bytes=cache.nbytes,
+            kv_bytes=cache.nbytes if reading is None else reading.kept,
             full_kv_bytes=shape.full_kv_bytes(cache.seen, talk.model.dtype.itemsize),
             host_kv_bytes=0 if store is None or not store.begun else store.nbytes,
-            first_token_s=None if last is None else last.time_to_first_token_s,
+            first_token_s=None if last is None else last.time_to_first_token_s + self.reading_s,
             tokens_per_s=None if last is None else last.decode_tokens_per_s,
             fallbacks=tuple(talk.oom_policy.taken),
         )
@@ -96,7 +104,7 @@ class ActiveConversation:
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
         """Generate an answer, and keep the account of it. Reading its documents took
         `reading_s`."""
-        before, last = None, None
+        before, last, self.reading_s = None, None, reading_s
         for piece in begin(work.callbacks):
             work.hear(piece)
             if last is None:  # the question has been read

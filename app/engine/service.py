@@ -71,7 +71,9 @@ class Service:
         if work is None:
             return replace(record, draft="")
         request = work.request
-        return replace(record, said=record.said[: request.above], draft=request.text)
+        waiting = [*record.waiting, *(Path(file).name for file in request.files)]
+        above = record.said[: request.above]
+        return replace(record, said=above, draft=request.text, waiting=list(dict.fromkeys(waiting)))
 
     def settings_of(self, owner: str, id: str) -> Settings:
         """The settings of a conversation."""

@@ -9,7 +9,7 @@ from threading import Condition, Event
 from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics, Piece
-from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.callbacks import Callbacks, ReadingBytes
 from kvlite.errors import KvliteError, Stopped
 
 _LOG = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Shown:
         title: what is being done.
         done, total: how much of that; 0 of 0 where it is not known.
         since: when that began, by `time.monotonic`.
+        reading: what a reading holds that is under way.
         notes: sentences for the user.
         text: the answer so far.
         error: a sentence, if it failed.
@@ -67,6 +68,7 @@ class Shown:
     done: int = 0
     total: int = 0
     since: float = 0.0
+    reading: ReadingBytes | None = None
     notes: tuple[str, ...] = ()
     text: str = ""
     metrics: GenerationMetrics | None = None
@@ -114,7 +116,7 @@ class Work:
         self.result: Any = None
         self.failure: Exception | None = None
         self.shown = Shown(title=title, since=time.monotonic())
-        self.on_show: Callable[[], None] | None = None
+        self.on_show: Callable[[Shown], None] | None = None
         self._failed = failed
         self._task: Task | None = task
         self._changed = Condition()
@@ -122,7 +124,7 @@ class Work:
     @property
     def callbacks(self) -> Callbacks:
         """Callbacks that show how far prefill and decoding are."""
-        return Callbacks(self.progress, self.note, self.cancel)
+        return Callbacks(self.progress, self.note, self.cancel, self._reading)
 
     def show(self, **values: Any) -> None:
         """Change what is shown."""
@@ -130,15 +132,18 @@ class Work:
             self.shown = replace(self.shown, **values)
             self._changed.notify_all()
         if self.on_show is not None:
-            self.on_show()
+            self.on_show(self.shown)
 
     def begin(self, title: str) -> None:
         """Show that its next part begins."""
-        self.show(title=title, done=0, total=0, since=time.monotonic())
+        self.show(title=title, done=0, total=0, since=time.monotonic(), reading=None)
 
     def progress(self, done: int, total: int) -> None:
         """Show how much of that part is done."""
         self.show(done=done, total=total)
+
+    def _reading(self, held: ReadingBytes) -> None:
+        self.show(reading=held)
 
     def note(self, sentence: str) -> None:
         """Tell the user something, once."""
@@ -147,7 +152,8 @@ class Work:
 
     def hear(self, piece: Piece) -> None:
         """Show one more piece of the answer."""
-        self.show(title="", text=self.shown.text + piece.text, metrics=piece.metrics)
+        text = self.shown.text + piece.text
+        self.show(title="", reading=None, text=text, metrics=piece.metrics)
 
     def prepare(self, first: "Task") -> bool:
         """Do something before it; whether that went well. If not, the work has ended."""

@@ -101,12 +101,17 @@ def _figures(now: Figures) -> str:
 
 
 def _rows(now: Figures) -> Iterator[tuple[str, str, float, str]]:
-    yield "seen", "Context", now.seen, f"{now.seen:,} of {now.most:,} tokens"
-    kv, full = now.kv_bytes, now.full_kv_bytes
-    against = f" of {readable(full)}" if kv < full else ""
-    yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
+    if now.reading:
+        yield "reading", "Reading", now.reading, f"{now.reading:,} tokens"
+        if now.kv_bytes:
+            yield "kv", "KV kept so far", now.kv_bytes, readable(now.kv_bytes)
+    elif now.seen:
+        yield "seen", "Context", now.seen, f"{now.seen:,} of {now.most:,} tokens"
+        kv, full = now.kv_bytes, now.full_kv_bytes
+        against = f" of {readable(full)}" if kv < full else ""
+        yield "kv", "KV cache", kv, f"{readable(kv)}{against}"
     if now.host_kv_bytes:
-        yield "host_kv", "Kept for recall", now.host_kv_bytes, readable(now.host_kv_bytes)
+        yield "host_kv", "Offloaded", now.host_kv_bytes, readable(now.host_kv_bytes)
     if speed := now.tokens_per_s:
         yield "speed", "Speed", round(speed, 2), f"{speed:.1f} tokens/s"
     if (first := now.first_token_s) is not None:

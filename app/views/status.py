@@ -22,7 +22,8 @@ def _doing(shown: Shown) -> str:
         return f'<p class="doing">Waiting its turn: {escape(why)}</p>'
     if shown.metrics is not None and not shown.title:
         speed = shown.metrics.decode_tokens_per_s
-        told = f"{shown.metrics.generated_tokens:,} tokens"
+        count = shown.metrics.generated_tokens
+        told = f"{count:,} token{'s' * (count != 1)}"
         return f'<p class="doing">Answering: {told}{f", {speed:.1f} a second" if speed else ""}</p>'
     told = escape(shown.title)
     if shown.total:

@@ -78,6 +78,19 @@ NAMED = """(said) => {
   }));
   return [];
 }"""
+# Gradio takes files that are dropped on its box alone; elsewhere a browser would leave the page to
+# open them.
+DROPPED = """() => {
+  const carries = (event) => event.dataTransfer?.types.includes('Files');
+  document.addEventListener('dragover', (event) => carries(event) && event.preventDefault());
+  document.addEventListener('drop', (event) => {
+    if (!carries(event) || event.target.closest?.('#box')) return;
+    event.preventDefault();
+    const input = document.querySelector('#box input[type=file]');
+    input.files = event.dataTransfer.files;
+    input.dispatchEvent(new Event('change', {bubbles: true}));
+  });
+}"""
 SURE = """() => {
   if (confirm('Delete this conversation for good?'))
     document.getElementById('delete-now').click();

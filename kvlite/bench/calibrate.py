@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kvlite.bench.batch_decode import surprise
 from kvlite.bench.fork import Choice, read_turns
-from kvlite.engine.prefill import Prefill, Progress
+from kvlite.engine.callbacks import Progress
+from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.methods.layer_policy import LayerPolicy

@@ -15,11 +15,10 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message
 from kvlite.conversation.metrics import Answer, Piece
-from kvlite.conversation.tensor_file import Progress
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import checked
 from kvlite.documents import Document
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings

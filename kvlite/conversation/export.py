@@ -7,8 +7,7 @@ from kvlite.config.paths import SUFFIX
 from kvlite.conversation import library
 from kvlite.conversation.file_info import About, about
 from kvlite.conversation.session import Session
-from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import Progress
+from kvlite.engine.callbacks import Callbacks, Progress
 from kvlite.errors import SettingError
 
 _MARKDOWN = (".md", ".markdown")

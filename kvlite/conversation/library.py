@@ -17,8 +17,8 @@ from kvlite.config.paths import SUFFIX, data_folder
 from kvlite.config.settings import Settings
 from kvlite.config.units import parse_bytes, parse_number
 from kvlite.conversation.file_info import About, about, digest_of
-from kvlite.conversation.tensor_file import Progress
 from kvlite.documents import Document
+from kvlite.engine.callbacks import Progress
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.methods import parse_method
 from kvlite.model.identity import Identity

@@ -11,8 +11,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Answer
 from kvlite.conversation.snapshot import Snapshot
-from kvlite.conversation.tensor_file import Progress
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.memory.device_budget import hold

@@ -26,9 +26,9 @@ from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.file_info import WRONG, about_in, digest_of
 from kvlite.conversation.history_file import history_from, plain_history
-from kvlite.conversation.tensor_file import LIGHT, WHOLE, Progress, TensorFile, write_tensors
+from kvlite.conversation.tensor_file import LIGHT, WHOLE, TensorFile, write_tensors
 from kvlite.documents import Document
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
 from kvlite.memory.free import free_bytes, is_oom
 from kvlite.memory.oom import OOM_STEPS

@@ -9,7 +9,7 @@ library maps what it reads and copies what it writes, so the format is written h
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvlite.config.atomic_file import replacing
 from kvlite.config.units import readable
+from kvlite.engine.callbacks import Progress
 from kvlite.errors import SnapshotError
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ LONGEST_HEADER = 100_000_000
 # Large enough for disks, small enough to stay in a core's cache between reading and checking.
 BLOCK = 1 << 20
 
-Progress = Callable[[int, int], None]
 
 # Each of torch's types: its name in the format, and its bytes.
 _KINDS = {

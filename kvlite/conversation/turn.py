@@ -249,8 +249,7 @@ class Turn:
             oom_policy=self.oom_policy,
             reserve=self.turn_config.longest,
             chunk=self.chunk,
-            progress=callbacks.progress,
-            cancel=callbacks.cancel,
+            callbacks=callbacks,
         )
 
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:

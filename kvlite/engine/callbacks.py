@@ -3,15 +3,29 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING
 
 from kvlite.config.arguments import require_callable
 from kvlite.errors import SettingError
 
-if TYPE_CHECKING:  # what is told of a reading need not load what reads
-    from kvlite.engine.prefill import Progress
-
+Progress = Callable[[int, int], None]
 Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ReadingBytes:
+    """What a reading holds, besides the weights and what the cache held before.
+
+    Attributes:
+        tokens: that are read.
+        hidden: bytes of their hidden states.
+        layer: of all keys and values of the layer that is being read.
+        kept: of what layers before it keep.
+    """
+
+    tokens: int
+    hidden: int
+    layer: int
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -19,18 +33,21 @@ class Callbacks:
     """Who follows a reading.
 
     Attributes:
-        progress: as of `engine.prefill.prefill`.
+        progress: told (layer-tokens done, of how many) after every chunk.
         notify: told in a sentence what the user should know.
-        cancel: set to end it.
+        cancel: set to end it; checked before every chunk.
+        reading: told after every chunk what is held.
     """
 
-    progress: "Progress | None" = None
+    progress: Progress | None = None
     notify: Notify | None = None
     cancel: Event | None = None
+    reading: Callable[[ReadingBytes], None] | None = None
 
     def __post_init__(self) -> None:
         require_callable(self.progress, "progress")
         require_callable(self.notify, "notify")
+        require_callable(self.reading, "reading")
         if self.cancel is not None and not callable(getattr(self.cancel, "is_set", None)):
             raise SettingError(
                 f"cancel {self.cancel!r} is not a threading.Event: give one, or None"

@@ -8,7 +8,6 @@ activations.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from threading import Event
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.layer import Mark
 from kvlite.engine.cache_growth import grows, rewound, roomy_copy
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, ReadingBytes
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
@@ -32,8 +32,6 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 
 CHUNK = 1024
-
-Progress = Callable[[int, int], None]
 
 
 class Prefill:
@@ -57,8 +55,7 @@ class Prefill:
         *,
         reserve: int = 0,
         chunk: int = CHUNK,
-        progress: Progress | None = None,
-        cancel: Event | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
         context: Tensor | None = None,
         store: HostKVStore | None = None,
         backend: ScoringBackend = ON_DEVICE,
@@ -86,8 +83,7 @@ class Prefill:
         self.reserve = reserve
         self.room = min(reserve, ROOM)
         self.chunk = chunk
-        self.progress = progress
-        self.cancel = cancel
+        self.callbacks = callbacks
         self.whole = whole
         self.start = store.seen if store is not None and store.begun else cache.seen
         self.new = token_ids.shape[1]
@@ -116,7 +112,7 @@ class Prefill:
         of the layer's keys and values.
 
         Raises:
-            Stopped: `cancel` was set.
+            Stopped: `callbacks.cancel` was set.
         """
         if self.oom_policy is not None:
             reserve_for(self, index, self.oom_policy)
@@ -124,8 +120,9 @@ class Prefill:
         at, length = self._begin(index), self.hidden.shape[1]
         layer_prefill.done = at
         while at < length:
-            require_uncancelled(self.cancel)
+            require_uncancelled(self.callbacks.cancel)
             at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
+            self._held(layer_prefill.layer)
             self._passed(index, at * self.new // length)
         if self.reconstruction_pass is not None:
             answers = index < len(self.policies) - 1
@@ -180,21 +177,27 @@ class Prefill:
 
     def _passed(self, index: int, rows: int) -> None:
         """Say how far reading is: rows of layer `index`, those of a repetition after the tokens."""
-        if self.progress is not None:
+        if self.callbacks.progress is not None:
             again = self.reconstruction_pass
             each = self.new + (0 if again is None else again.rows)
-            self.progress(index * each + rows, len(self.policies) * each)
+            self.callbacks.progress(index * each + rows, len(self.policies) * each)
+
+    def _held(self, layer: LayerCache) -> None:
+        """Say what is held while a layer is read."""
+        if self.callbacks.reading is not None:
+            kept = sum(each.nbytes for each in self.layers)
+            self.callbacks.reading(ReadingBytes(self.new, self.hidden.nbytes, layer.nbytes, kept))
 
     def _repeated(self, index: int, rows: int) -> None:
         self._passed(index, self.new + rows)
-        require_uncancelled(self.cancel)
+        require_uncancelled(self.callbacks.cancel)
 
     def read(self) -> Tensor:
         """Take all tokens through all layers, compressing each as soon as it is done; next-token
         logits, as of `logits`.
 
         Raises:
-            Stopped: `cancel` was set.
+            Stopped: `callbacks.cancel` was set.
             OutOfMemory: nothing is left to give up that may be.
         """
         for index in range(len(self.policies)):
@@ -335,8 +338,7 @@ def prefill(
     oom_policy: OOMPolicy | None = None,
     reserve: int = 0,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
-    cancel: Event | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Tensor:
     """Read `token_ids` into `cache`, compressing each layer as soon as it is done.
 
@@ -353,14 +355,13 @@ def prefill(
         reserve: tokens the answer may have; caches that grow get room for up to `ROOM` at once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
             method looks at parts of what lies before a chunk.
-        progress: told (layer-tokens done, of how many) after every chunk.
-        cancel: checked before every chunk.
+        callbacks: who follows it; `notify` is not used.
 
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
 
     Raises:
-        Stopped: `cancel` was set; the cache is as it was, as after any other exception.
+        Stopped: `callbacks.cancel` was set; the cache is as it was, as after any other exception.
         OutOfMemory: with an OOM policy, if nothing is left to give up.
     """
     beginning = cache_oom_actions(model, cache, policies, token_ids.shape[1]) | {
@@ -378,8 +379,7 @@ def prefill(
         oom_policy=oom_policy,
         reserve=reserve,
         chunk=chunk,
-        progress=progress,
-        cancel=cancel,
+        callbacks=callbacks,
     )
     run = begin() if oom_policy is None else oom_policy.run(begin, beginning)
     try:

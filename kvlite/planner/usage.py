@@ -9,6 +9,7 @@ import torch
 
 from kvlite.cache import KVCache
 from kvlite.cache.segment import bytes_held
+from kvlite.engine.callbacks import ReadingBytes
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.nvml import CardUse, card_use
 from kvlite.model.load import LoadedModel
@@ -71,20 +72,22 @@ def holding(
     checkpoints: int = 0,
     *,
     weights: Part | None = None,
+    reading: ReadingBytes | None = None,
 ) -> Holding:
-    """Weights, keys and values by kind of layer, the recall index, and what is kept off the device.
+    """Weights, keys and values by kind of layer, the search index, and what is kept off the device.
 
     Args:
         cache: None where there is no conversation.
         checkpoints: bytes of host memory that checkpoints take.
         weights: from `weights_of`, if known; summing hundreds of tensors takes a while.
+        reading: what a reading holds that is under way.
     """
     weights = weights or weights_of(model)
     beside, disk, folder = list[Part](), None, ""
     if store is not None and store.begun:
         disks = [layer.disk for layer in store.layers if layer.disk is not None]
         bits = "as the model has it" if store.bits is None else f"in {store.bits} bits"
-        kept = Part("recall store", store.nbytes, f"all {store.seen:,} tokens read, {bits}")
+        kept = Part("offloaded KV", store.nbytes, f"all {store.seen:,} tokens read, {bits}")
         if disks:
             disk, folder = kept, str(disks[0].folder)
         else:
@@ -92,7 +95,14 @@ def holding(
     if checkpoints:
         beside.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
     read = () if cache is None else _of_cache(model.shape, cache, store)
-    return Holding((weights, *read), tuple(beside), disk, folder)
+    coming = () if reading is None else _of_reading(reading)
+    return Holding((weights, *read, *coming), tuple(beside), disk, folder)
+
+
+def _of_reading(reading: ReadingBytes) -> Iterator[Part]:
+    yield Part("KV kept so far", reading.kept, "of layers that were read")
+    yield Part("one layer's KV", reading.layer, "all that was read")
+    yield Part("hidden states", reading.hidden, f"{reading.tokens:,} tokens")
 
 
 def weights_of(model: LoadedModel) -> Part:
@@ -112,7 +122,7 @@ def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> I
             about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
             yield Part(name, nbytes, about)
     if store is not None and store.index_bytes:
-        yield Part("recall index", store.index_bytes, "finds what is to be recalled")
+        yield Part("search index", store.index_bytes, "finds what to fetch back")
 
 
 def places(device: torch.device, held: Holding, vram: str) -> list[Place]:

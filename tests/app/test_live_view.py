@@ -16,7 +16,7 @@ CARD = Place(
     1000,
     (Part("weights", 500, "bf16"), Part("KV, full attention", 100, "7 of 9"), Part("free", 400)),
 )
-FIGURES = Figures("ann", "a", Holding(()), 900, 8192, 100, 300, 0, None, 12.5, ())
+FIGURES = Figures("ann", "a", Holding(()), 900, 0, 8192, 100, 300, 0, None, 12.5, ())
 NOW = Sample(100.0, [CARD], 600, FIGURES, title="Ann's <own>", model="tiny")
 FALLBACK = re.compile(r'<line class="fallback" x1="([\d.]+)".*?<title>(.*?)</title>')
 
@@ -31,6 +31,18 @@ def test_every_part_is_told_with_its_bytes() -> None:
     assert 'data-used="600" data-total="1000"' in html
     assert "900 of 8,192 tokens" in html
     assert "12.5 tokens/s" in html
+
+
+def test_a_reading_is_told_as_it_goes() -> None:
+    html = live_html([replace(NOW, figures=replace(FIGURES, seen=0, reading=700))], "ann", "a")
+    assert "<dt>Reading</dt><dd>700 tokens</dd>" in html
+    assert "<dt>KV kept so far</dt><dd>100 B</dd>" in html
+    assert "Context" not in html
+
+
+def test_nothing_is_told_before_there_is_a_number() -> None:
+    html = live_html([replace(NOW, figures=replace(FIGURES, seen=0))], "ann", "a")
+    assert "Context" not in html and "KV cache" not in html
 
 
 def test_of_others_only_bytes_are_told() -> None:

@@ -16,7 +16,7 @@ from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
 from kvlite_app.engine.active_conversation import ActiveConversation
 from kvlite_app.engine.service import Service
-from kvlite_app.engine.work import Work
+from kvlite_app.engine.work import Shown, Work
 from kvlite_app.storage.record import Record
 from kvlite_app.storage.store import ConversationStore
 from kvlite_app.views.history import history
@@ -78,11 +78,11 @@ def test_figures_are_taken_without_a_look_at_every_weight(
     before, now.figures = now.figures, replace(now.figures, seen=0)
     monkeypatch.setattr(LoadedModel, "tensors", lambda _: pytest.fail("weights were looked at"))
     monkeypatch.setattr("kvlite_app.engine.active_conversation.NEW", 0)
-    now.glance()
+    now.glance(Shown())
     assert now.figures == before
     monkeypatch.setattr(now.talk.model, "layers", copy(now.talk.model.layers))
     with pytest.raises(pytest.fail.Exception):  # others take other bytes
-        now.glance()
+        now.glance(Shown())
     assert before.holding.device[0].nbytes > 0
 
 
@@ -313,7 +313,9 @@ def test_files_are_opened_while_others_are_answered(service: Service) -> None:
     work.wait()
     assert kept(service).said[0].documents == ("a.txt",)
     (account,) = service.store("").place(A).glob("answers/*.json")
-    assert any("documents were read in" in each for each in json.loads(account.read_text())["told"])
+    assert any(
+        "Reading the documents took" in each for each in json.loads(account.read_text())["told"]
+    )
     assert work.request.files == []
     assert not Path(good).exists()
 

@@ -17,8 +17,7 @@ from kvlite.cli.console import Screen
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.session import Begin, Session
-from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import Progress
+from kvlite.engine.callbacks import Callbacks, Progress
 from kvlite.errors import KvliteError
 
 

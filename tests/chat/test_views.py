@@ -83,8 +83,8 @@ def test_every_byte_is_somewhere(runner: kvlite.Runner, monkeypatch: pytest.Monk
     assert sizes["weights"] >= sum(each.nbytes for each in weights.values())
     assert sizes["KV, full attention"] == talk.cache.nbytes
     assert talk.store is not None
-    assert sizes["recall store"] == talk.store.nbytes > 10 * 1024
-    assert sizes["recall index"] == talk.store.index_bytes > 0
+    assert sizes["offloaded KV"] == talk.store.nbytes > 10 * 1024
+    assert sizes["search index"] == talk.store.index_bytes > 0
     assert sizes["checkpoints"] == 1000
     assert sum(sizes.values()) == pytest.approx(memory.total, rel=0.02)
     assert sizes["free"] == pytest.approx(memory.available, rel=0.05)
@@ -105,7 +105,7 @@ def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
     talk.generate(list(range(300, 600)))
     assert talk.store is not None
     host, disk = places(CPU, holding(runner.model, talk.cache, talk.store), "auto")
-    assert "recall store" not in {part.name for part in host.parts}
+    assert "offloaded KV" not in {part.name for part in host.parts}
     assert (disk.short, disk.parts[0].nbytes) == ("disk", talk.store.nbytes)
 
 
@@ -151,7 +151,7 @@ PLACES = [
     Place(
         "NVIDIA RTX", "VRAM", 100, (Part("weights", 50, "bf16"), Part("KV", 1), Part("free", 49))
     ),
-    Place("host memory", "RAM", 200, (Part("recall store", 100, "all of it"), Part("free", 100))),
+    Place("host memory", "RAM", 200, (Part("offloaded KV", 100, "all of it"), Part("free", 100))),
 ]
 
 
@@ -164,7 +164,7 @@ def test_the_picture_of_memory(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert any(set(line.strip()) == {"█", "▓", "░"} for line in lines)
     assert ("bf16" in captured.get()) is (width >= 70)
-    for name in ("weights", "KV", "recall store"):
+    for name in ("weights", "KV", "offloaded KV"):
         assert any(name in line for line in lines)
 
 

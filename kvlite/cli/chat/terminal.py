@@ -15,8 +15,7 @@ from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt, print_answer, reading, reading_bar, unechoed
 from kvlite.conversation.metrics import GenerationMetrics, brief
 from kvlite.conversation.session import Begin
-from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import Progress
+from kvlite.engine.callbacks import Callbacks, Progress
 
 T = TypeVar("T")
 
