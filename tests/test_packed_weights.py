@@ -24,7 +24,7 @@ from kvlite.model.packed_linear import FEW_ROWS, GROUP, PackedEmbedding, PackedL
 from kvlite.model.packing import pack_linears, quantize, quantize_8bit
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import Weights, choose_weights, held_tensors
-from kvlite.offload.weights.loader import open_packed
+from kvlite.offload.weights.loader import open_by_layer
 from tests.conftest import Tiny
 from tests.test_smollm import greedy
 from tests.test_weights import storages
@@ -150,7 +150,7 @@ def test_bytes_are_those_held(tiny: Tiny, tmp_path: Path) -> None:
     if has_experts(tiny.reference.config.model_type):
         pytest.skip("refused")
     tiny.reference.save_pretrained(tmp_path)
-    module, found = open_packed(tmp_path, device=CPU, weights=INT4)
+    module, found = open_by_layer(tmp_path, device=CPU, weights=INT4)
     assert not found["missing_keys"]
     own = (".codes", ".scales", ".offsets")
     others = (buffer for name, buffer in module.named_buffers() if not name.endswith(own))
@@ -187,7 +187,7 @@ def test_no_more_than_a_layer_is_unpacked_while_loading(tmp_path: Path) -> None:
     )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     with TensorMeter() as meter:
-        module, _ = open_packed(tmp_path, device=CPU, weights=INT4)
+        module, _ = open_by_layer(tmp_path, device=CPU, weights=INT4)
     layer = 4 * (4 * 128 * 128 + 3 * 128 * 512)
     held = sum(storages(held_tensors(module)).values())
     assert meter.peak < held + 3 * layer < 12 * layer
@@ -197,7 +197,7 @@ def test_loading_can_be_stopped(tiny_folder: Path) -> None:
     cancel = Event()
     cancel.set()
     with pytest.raises(Stopped):
-        open_packed(tiny_folder, device=CPU, weights=INT4, cancel=cancel)
+        open_by_layer(tiny_folder, device=CPU, weights=INT4, cancel=cancel)
 
 
 def test_a_plan_counts_what_is_unpacked(tiny_folder: Path) -> None:

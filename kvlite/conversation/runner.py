@@ -21,7 +21,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
-from kvlite.offload.weights.loader import load_streamed, open_packed
+from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Plan, Planner, refusal
 
@@ -163,9 +163,9 @@ def open_runner(
         raise refusal(plan)
     choice = planner.usual() if plan is None else plan.choice
     hold(device, settings.vram)
-    load = load_model if choice.stream == "off" else partial(load_streamed, choice.stream)
-    if choice.weights.packs:
-        load = partial(load_model, opened=partial(open_packed, cancel=cancel))
+    load = partial(load_streamed, choice.stream)
+    if choice.stream == "off":
+        load = partial(load_model, opened=partial(open_whole, cancel=cancel))
     model = load(
         folder,
         device=device,

@@ -31,6 +31,8 @@ def refusal(
         return "weights are streamed"
     if model.weights.name != "nf4" and (model.weights.stored or model.weights.name == "int8"):
         return f"products with {model.weights.name} weights may wait for the host"
+    if model.weights.keeps_experts_packed(model.shape.model_type):
+        return "experts are unpacked as a token chooses them"
     if not fixed_tables(model):
         return "the model's rotations change with the length"
     return next(

@@ -50,8 +50,11 @@ class Parts:
         of these, a float32 scale for every 256, their float32 mean, and two tables of 16 and 256
         float32 ("QLoRA", section 3, as bitsandbytes lays it out). Packed weights have 4 bits per
         number, an embedding 8, and a float32 scale and offset for every 32 inputs; matrices whose
-        inputs are no multiple of 32 are not packed.
+        inputs are no multiple of 32 are not packed. Experts are quantized each by itself, and
+        those of one projection share a table.
         """
+        if self.experts and weights.name in ("int8", "nf4"):
+            return self.count * self._expert_bytes(weights)
         numbers = prod(self.size)
         if bits := self._packed_bits(weights):
             return self.count * (numbers * bits // 8 + 8 * numbers // 32)
@@ -63,6 +66,19 @@ class Parts:
         scales = ceil(numbers / 64)
         tables = 4 * (ceil(scales / 256) + 1 + 16 + 256)
         return self.count * (ceil(numbers / 2) + scales + tables)
+
+    @property
+    def experts(self) -> bool:
+        """Whether each is a projection of all experts of a layer, `(experts, rows, columns)`."""
+        return len(self.size) == 3
+
+    def _expert_bytes(self, weights: "Weights") -> int:
+        experts, rows, columns = self.size
+        numbers = rows * columns
+        if weights.name == "int8":
+            return experts * (numbers + 4 * rows)
+        scales = ceil(numbers / 64)
+        return experts * (ceil(numbers / 2) + scales + 4 * (ceil(scales / 256) + 1)) + 4 * 256
 
     def _packed_bits(self, weights: "Weights") -> int:
         """Bits of these weights where they are packed, else 0."""

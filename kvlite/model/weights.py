@@ -54,6 +54,11 @@ class Weights:
         """Whether activations are float16, which overflows where bfloat16 does not."""
         return self.dtype == torch.float16
 
+    def keeps_experts_packed(self, model_type: str) -> bool:
+        """Whether a model of this architecture has experts that are kept packed, and unpacked one
+        at a time; it is then opened layer by layer."""
+        return has_experts(model_type) and self.name in ("int8", "nf4") and not self.stored
+
     @property
     def numbers(self) -> str:
         """The type whose numbers these are: what another model's keys and values must come from to
@@ -106,12 +111,12 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
             return packed
         dtype = _natural_dtype(device)
         return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
-    if has_experts(config["model_type"]):
-        raise SettingError(
-            f"--weights {setting} would leave the experts of {folder} as they are, which is nearly "
-            f"all of a {config['model_type']!r} model: use bf16 or fp16"
-        )
     if setting == "int4":
+        if has_experts(config["model_type"]):
+            raise SettingError(
+                f"--weights int4 would leave the experts of {folder} as they are, which is nearly "
+                f"all of a {config['model_type']!r} model: use nf4"
+            )
         if device.type != "cpu":
             raise SettingError(f"--weights int4 is for a CPU, not {device}: use nf4")
         if not _can_pack():

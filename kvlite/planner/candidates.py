@@ -12,7 +12,6 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget, card, device_budget
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.model.architectures import has_experts
 from kvlite.model.calibration import find_calibration
 from kvlite.model.load import PLACE, choose_device
 from kvlite.model.shape import described, read_config
@@ -113,7 +112,7 @@ def load_options_here(
     found = [first]
     if settings.weights == "auto" and first.packs:
         found.append(choose_weights("fp32", device, folder))  # which can be read layer by layer
-    shrinks = find_spec("bitsandbytes") is not None and not _has_experts(folder)
+    shrinks = find_spec("bitsandbytes") is not None
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
         found.append(choose_weights("nf4", device, folder))
     load_options, refused = [], list[SettingError]()
@@ -162,9 +161,4 @@ def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
         raise SettingError("--weights int4 is for a CPU, not a card: use nf4")
     if settings.weights != "auto":
         return [Weights(settings.weights, half)]
-    found = [Weights("bf16", half)]
-    return found if _has_experts(folder) else [*found, Weights("nf4", half), Weights("int8", half)]
-
-
-def _has_experts(folder: Path) -> bool:
-    return has_experts(read_config(folder)["model_type"])
+    return [Weights("bf16", half), Weights("nf4", half), Weights("int8", half)]

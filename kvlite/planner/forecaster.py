@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from kvlite.cache import KVCache
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, layer_policies, loses
@@ -27,20 +25,27 @@ class Forecaster:
     shape: ModelShape
     calibration: Calibration | None = None
     tokenizer: Any = None
-    _models: dict[torch.dtype, LoadedModel] = field(default_factory=dict)
+    _models: dict[Any, LoadedModel] = field(default_factory=dict)
     _op_cache: MetaOpCache = field(default_factory=MetaOpCache)
 
     def model(self, weights: Weights) -> LoadedModel:
-        """The model on the meta device, with the compute dtype of these weights."""
-        if weights.dtype not in self._models:
-            self._models[weights.dtype] = meta_model(
+        """The model on the meta device, for these weights or others that take as much beside
+        them."""
+        key = self.kind(weights)
+        if key not in self._models:
+            self._models[key] = meta_model(
                 self.config,
                 self.shape,
                 weights,
                 tokenizer=self.tokenizer,
                 calibration=self.calibration,
             )
-        return self._models[weights.dtype]
+        return self._models[key]
+
+    def kind(self, weights: Weights) -> Any:
+        """The same for weights that take as much beside them."""
+        packed = weights.keeps_experts_packed(self.shape.model_type)
+        return weights.dtype, weights.name if packed else ""
 
     def first_turn(
         self,

@@ -9,6 +9,7 @@ from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
 from kvlite.model.making import meta_module
 from kvlite.model.packing import pack
+from kvlite.model.quantizing import quantize_experts
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
 
@@ -41,6 +42,8 @@ def meta_model(
     module.eval().requires_grad_(False)
     if weights.packs:
         pack(module, weights)
+    if weights.keeps_experts_packed(shape.model_type):
+        quantize_experts(module, weights)
     module.config.layer_types = getattr(config, "layer_types", None)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration

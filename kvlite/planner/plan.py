@@ -187,8 +187,8 @@ class Planner:
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
         """What a choice takes beside the weights."""
-        dtype = choice.weights.dtype
-        key = dtype, choice.budget, choice.kv_bits, choice.chunk, tokens
+        kind = self.forecaster.kind(choice.weights)
+        key = kind, choice.budget, choice.kv_bits, choice.chunk, tokens
         if key not in self.known:
             require_uncancelled(self.cancel)
             self.known[key] = self.forecaster.first_turn(
@@ -301,7 +301,12 @@ class Planner:
             yield f"{choice.chunk} tokens go through a layer together, which changes no answer"
 
     def _passing(self, weights: Weights) -> int:
-        """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU."""
+        """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU; of a
+        layer, where experts are quantized."""
+        if weights.keeps_experts_packed(self.shape.model_type):
+            plain = self.shape.weight_bytes(replace(weights, name="bf16"))  # of its dtype
+            layers = sum(plain.values()) - plain["embedding"] - plain["head"]
+            return layers // self.shape.layers
         if self.room.kind != "cpu" and weights.name in PLAIN:
             return 0
         largest = max(part.numbers() // part.count for part in self.shape.parts)

@@ -147,7 +147,7 @@ def test_weights_that_cannot_be_had(
     for changes, weights, said in (
         ({"quantization_config": four_bits}, "bf16", ("--weights bf16", "nf4", "leave --weights")),
         ({"quantization_config": four_bits}, "nf4", ("--weights nf4", "leave --weights out")),
-        (mixtral, "int8", ("--weights int8", "'mixtral'", "use bf16 or fp16")),
+        (mixtral, "int4", ("--weights int4", "'mixtral'", "use nf4")),
     ):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
         refused([*ask, weights], folder, *said)

@@ -20,8 +20,9 @@ from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.load import LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
 from kvlite.model.packing import pack_embedding, pack_linears
-from kvlite.model.shape import read_shape, transformers_config
-from kvlite.model.weights import PLAIN, Weights
+from kvlite.model.quantizing import quantize_layer
+from kvlite.model.shape import read_config, read_shape, transformers_config
+from kvlite.model.weights import PLAIN, Weights, hush_bitsandbytes, keep_odd_sizes_unpacked
 from kvlite.offload.weights.buffers import (
     FileReader,
     InFiles,
@@ -136,11 +137,25 @@ def in_memory(model: LoadedModel) -> StreamedLayers:
     return StreamedLayers(modules, layouts, source, model.device, "ram")
 
 
-def open_packed(
+def open_whole(
     folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model with packed weights (`model.packing`), of which no more than one layer
-    is ever in memory unpacked.
+    """A transformers model with all weights on the device, and loading info like transformers'.
+
+    Raises:
+        Stopped: `cancel` was set.
+    """
+    model_type = read_config(folder)["model_type"]
+    if weights.packs or weights.keeps_experts_packed(model_type):
+        return open_by_layer(folder, device=device, weights=weights, cancel=cancel)
+    return load_module(folder, device=device, weights=weights)
+
+
+def open_by_layer(
+    folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A transformers model with packed weights (`model.packing`) or quantized ones
+    (`model.quantizing`), of which no more than one layer is ever in memory as it was.
 
     Raises:
         Stopped: `cancel` was set.
@@ -151,25 +166,43 @@ def open_packed(
     stored = stored_weights(folder)
     for index, layer in enumerate(module.model.layers):
         require_uncancelled(cancel)
-        layout = lay_out(layer, device)
-        memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
-        layout.bind(memory)
-        source = InFiles([_parts(index, layout, stored)], device)
-        with closing(source.reader):
-            source.bring(0, memory)
-        pack_linears(layer, lossless=weights.lossless)
-        for parameter in layer.parameters():  # norms, which would hold all of the memory
-            parameter.data = parameter.data.clone()
+        parts = partial(_parts, index, stored=stored)
+        _read_and_pack(layer, parts, device, weights)
     if weights.packed_embedding:
         pack_embedding(module)
+    if device.type == "cpu":
+        keep_odd_sizes_unpacked(module)
     return module, found
+
+
+def _read_and_pack(
+    layer: nn.Module,
+    parts: Callable[[Layout], list[tuple[Place, list[Stored]]]],
+    device: torch.device,
+    weights: Weights,
+) -> None:
+    """Read a layer from files, as `parts` says where, and keep no more than its packed weights."""
+    layout = lay_out(layer, device)
+    memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
+    layout.bind(memory)
+    source = InFiles([parts(layout)], device)
+    with closing(source.reader):
+        source.bring(0, memory)
+    if weights.packs:
+        pack_linears(layer, lossless=weights.lossless)
+    else:
+        quantize_layer(layer, weights)
+    first = memory.data_ptr()
+    for parameter in layer.parameters():
+        if first <= parameter.data_ptr() < first + layout.size:
+            parameter.data = parameter.data.clone()  # a norm would hold all of the memory
 
 
 def open_beside(
     folder: Path, *, device: torch.device, weights: Weights
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model whose decoder layers are in host memory, the rest on the device."""
-    module, found = load_module(folder, device=HOST, weights=weights)
+    module, found = open_whole(folder, device=HOST, weights=weights)
     layers, module.model.layers = module.model.layers, nn.ModuleList()
     module.to(device)
     module.model.layers = layers
@@ -185,11 +218,16 @@ def open_without_layers(
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     register_attention()
+    hush_bitsandbytes()
     config = transformers_config(folder).get_text_config()
     with making_modules(), init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(
             config, dtype=weights.dtype, attn_implementation=ATTENTION
         )
+    if weights.is_half:
+        for name, parameter in module.named_parameters():
+            if any(each in name for each in module._keep_in_fp32_modules):
+                parameter.data = parameter.data.float()
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     stored = stored_weights(folder)
