@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from kvlite.cli import TERMINATED
 from kvlite.cli.console import Screen, print_json, write
+from kvlite.cli.word_wrap import WordWrap
 from kvlite.engine.callbacks import Callbacks
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def console(quiet: bool = False) -> Console:
     """Standard error as it is now, even if it is redirected later."""
-    return Screen(file=sys.stderr, quiet=quiet, soft_wrap=True)
+    elsewhere = not sys.stderr.isatty()  # a file's lines are as long as they are
+    return Screen(file=sys.stderr, quiet=quiet, soft_wrap=elsewhere)
 
 
 class ReadingBar:
@@ -77,19 +79,19 @@ def print_answer(
 ) -> "GenerationMetrics":
     """Print an answer as it comes; after text, a line on the screen says what it was made from,
     unless `account` is False."""
-    pieces = []
+    pieces, wrap = [], WordWrap() if sys.stdout.isatty() else None
     with reading(screen) as (bar, callbacks):
         for piece in begin(callbacks):
             bar.close()
             pieces.append(piece)
             if not as_json:
-                write(piece.text)
+                write(piece.text if wrap is None else wrap.push(piece.text))
     metrics = pieces[-1].metrics
     if as_json:
         answer = "".join(piece.text for piece in pieces)
         print_json({"answer": answer, **metrics.to_json()}, readable=True)
         return metrics
-    write("\n")
+    write(f"{'' if wrap is None else wrap.flush()}\n")
     if account:
         screen.print(metrics.line(), style="dim")
     return metrics

@@ -1,0 +1,55 @@
+"""Answers that come token by token are broken between words."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from kvlite.cli.word_wrap import WordWrap
+
+PARTS = st.lists(st.text(st.sampled_from("ab \n字-"), max_size=9), max_size=20)
+
+
+def wrapped(parts: list[str], width: int) -> str:
+    wrap = WordWrap(lambda: width)
+    return "".join(map(wrap.push, parts)) + wrap.flush()
+
+
+def test_lines_are_broken_between_words_whatever_the_tokens() -> None:
+    text = "The term of office of the President is four years."
+    expected = "The term of office\nof the President is\nfour years."
+    assert wrapped([text], 20) == expected
+    assert wrapped(list(text), 20) == expected
+    assert (
+        wrapped(["The te", "rm of off", "ice of the Presi", "dent is four", " years."], 20)
+        == expected
+    )
+
+
+def test_indentation_and_empty_lines_stay() -> None:
+    text = "A list:\n\n  - one\n    - two and\n"
+    assert wrapped([text], 30) == text
+
+
+def test_a_word_comes_once_it_is_whole() -> None:
+    wrap = WordWrap(lambda: 20)
+    assert [wrap.push(part) for part in ("Pre", "sident", " is", " ")] == [
+        "",
+        "",
+        "President",
+        " is",
+    ]
+    assert wrap.flush() == " "
+
+
+@given(PARTS, st.integers(1, 12))
+def test_nothing_is_lost_and_lines_fit(parts: list[str], width: int) -> None:
+    text, made = "".join(parts), wrapped(parts, width)
+    assert made.split() == text.split() or "".join(made.split()) == "".join(text.split())
+    for line in made.split("\n"):
+        long_word = any(cell_len(word) > width for word in line.split())
+        assert cell_len(line.rstrip()) <= width or long_word or line.startswith(" ")
+
+
+@given(PARTS, st.integers(1, 12))
+def test_it_does_not_matter_where_parts_end(parts: list[str], width: int) -> None:
+    assert wrapped(parts, width) == wrapped(["".join(parts)], width)
