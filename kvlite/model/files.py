@@ -20,7 +20,13 @@ _EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U8": "uint8",
+}
 # Of each file's bytes, for its fingerprint.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -44,7 +50,7 @@ class Stored:
 
     @property
     def dtype(self) -> "torch.dtype | None":
-        """Its type; None if that is not plain floating point."""
+        """Its type; None if that is neither plain floating point nor bytes."""
         import torch
 
         name = _DTYPES.get(self.kind)
@@ -136,7 +142,9 @@ def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
         name: transformers' name, such as `model.layers.0.mlp.experts.down_proj`.
     """
     other = name.replace(".mlp.", ".block_sparse_moe.")
-    names = (name, name.removeprefix("model."), other, other.removeprefix("model."))
+    names = [name, name.removeprefix("model."), other, other.removeprefix("model.")]
+    if ".experts." in name:  # packed ones are several tensors, such as down_proj_blocks
+        names.append("_".join(name.rsplit(".", 1)))
     # Where a language model is one part of several, by the names of transformers 4 and 5.
     for known in (*names, f"language_model.{name}", f"model.language_{name}"):
         if known in stored:

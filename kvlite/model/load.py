@@ -195,7 +195,7 @@ def load_model(
     config, shape = described(folder)
     try:
         with without_progress_lines(), loading(cancel):
-            if weights.stored:
+            if weights.stored and not weights.keeps_experts_packed(shape.model_type):
                 _require_packed(config.quantization_config, weights, device)
             module, found = (opened or load_module)(folder, device=device, weights=weights)
             if tokenizer is None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.model.experts import PackedExperts, pack_experts
-from kvlite.model.weights import BLOCK, Weights
+from kvlite.model.mxfp4 import MXFP4Experts
+from kvlite.model.weights import BLOCK, MXFP4, Weights
 
 NESTED = 256  # scales of blocks that share a scale of their own
 
@@ -27,9 +28,10 @@ def quantize_layer(layer: nn.Module, weights: Weights) -> None:
 
 
 def quantize_experts(module: nn.Module, weights: Weights) -> None:
-    """Replace the tensors of all experts within a module, expert by expert."""
-    kind = {"nf4": NF4Experts, "int8": Int8Experts}[weights.name]
-    pack_experts(module, partial(kind, dtype=weights.dtype))
+    """Replace the tensors of all experts within a module, expert by expert; by empty ones, where
+    files have them packed."""
+    kinds = {"nf4": NF4Experts, "int8": Int8Experts, MXFP4: MXFP4Experts}
+    pack_experts(module, partial(kinds[weights.name], dtype=weights.dtype))
 
 
 def _quantized(linear: nn.Linear, weights: Weights) -> nn.Module:

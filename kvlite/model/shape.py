@@ -52,8 +52,9 @@ class Parts:
         number, an embedding 8, and a float32 scale and offset for every 32 inputs; matrices whose
         inputs are no multiple of 32 are not packed. Experts are quantized each by itself, and
         those of one projection share a table.
+        In MXFP4 32 numbers of 4 bits share a byte.
         """
-        if self.experts and weights.name in ("int8", "nf4"):
+        if self.experts and weights.name in ("int8", "nf4", "mxfp4"):
             return self.count * self._expert_bytes(weights)
         numbers = prod(self.size)
         if bits := self._packed_bits(weights):
@@ -75,6 +76,8 @@ class Parts:
     def _expert_bytes(self, weights: "Weights") -> int:
         experts, rows, columns = self.size
         numbers = rows * columns
+        if weights.name == "mxfp4":
+            return experts * numbers * 17 // 32
         if weights.name == "int8":
             return experts * (numbers + 4 * rows)
         scales = ceil(numbers / 64)

@@ -21,6 +21,8 @@ from kvlite.model.shape import read_config
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BLOCK = 64
+# What experts of gpt-oss are published in.
+MXFP4 = "mxfp4"
 
 _NOISE = ("MatMul8bitLt: inputs will be cast", "Failed to load CPU gemm_4bit_forward")
 
@@ -57,7 +59,8 @@ class Weights:
     def keeps_experts_packed(self, model_type: str) -> bool:
         """Whether a model of this architecture has experts that are kept packed, and unpacked one
         at a time; it is then opened layer by layer."""
-        return has_experts(model_type) and self.name in ("int8", "nf4") and not self.stored
+        packed = self.name == MXFP4 if self.stored else self.name in ("int8", "nf4")
+        return packed and has_experts(model_type)
 
     @property
     def numbers(self) -> str:

@@ -206,9 +206,10 @@ class Planner:
 
     def _held(self, weights: Weights, stream: str) -> dict[str, int]:
         """Bytes of weights on the device, by group."""
-        if weights.stored and self.in_files:
+        packed = weights.keeps_experts_packed(self.shape.model_type)
+        if weights.stored and self.in_files and not packed:
             return dict.fromkeys(GROUPS, 0) | {"mlp": self.in_files}
-        kind = Weights("nf4", weights.dtype) if weights.stored else weights
+        kind = Weights("nf4", weights.dtype) if weights.stored and not packed else weights
         sizes = self.shape.weight_bytes(kind)
         if stream == "off":
             return sizes
@@ -304,7 +305,8 @@ class Planner:
         """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU; of a
         layer, where experts are quantized."""
         if weights.keeps_experts_packed(self.shape.model_type):
-            plain = self.shape.weight_bytes(replace(weights, name="bf16"))  # of its dtype
+            read = weights if weights.stored else replace(weights, name="bf16")  # of its dtype
+            plain = self.shape.weight_bytes(read)
             layers = sum(plain.values()) - plain["embedding"] - plain["head"]
             return layers // self.shape.layers
         if self.room.kind != "cpu" and weights.name in PLAIN:

@@ -20,9 +20,9 @@ from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.load import LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
 from kvlite.model.packing import pack_embedding, pack_linears
-from kvlite.model.quantizing import quantize_layer
+from kvlite.model.quantizing import quantize_experts, quantize_layer
 from kvlite.model.shape import read_config, read_shape, transformers_config
-from kvlite.model.weights import PLAIN, Weights, hush_bitsandbytes, keep_odd_sizes_unpacked
+from kvlite.model.weights import MXFP4, PLAIN, Weights, hush_bitsandbytes, keep_odd_sizes_unpacked
 from kvlite.offload.weights.buffers import (
     FileReader,
     InFiles,
@@ -190,7 +190,7 @@ def _read_and_pack(
         source.bring(0, memory)
     if weights.packs:
         pack_linears(layer, lossless=weights.lossless)
-    else:
+    elif not weights.stored:
         quantize_layer(layer, weights)
     first = memory.data_ptr()
     for parameter in layer.parameters():
@@ -230,6 +230,8 @@ def open_without_layers(
                 parameter.data = parameter.data.float()
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    if weights.name == MXFP4:
+        quantize_experts(module, weights)
     stored = stored_weights(folder)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     made = {name: parts_of(name, stored) for name in parameters}
@@ -238,7 +240,7 @@ def open_without_layers(
         name for name, parts in made.items() if parts and not fit(parts, parameters[name].shape)
     }
     fitting = {name: made[name] for name in made.keys() - missing - misfits}
-    _require_plain(fitting)
+    _require_plain(fitting, parameters)
     _read_the_rest(module, fitting, device)
     with making_modules():
         module.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -266,10 +268,11 @@ def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.dev
             setattr(part, name, buffer.to(device))
 
 
-def _require_plain(made: dict[str, list[Stored]]) -> None:
+def _require_plain(made: dict[str, list[Stored]], parameters: dict[str, nn.Parameter]) -> None:
     for name, parts in made.items():
         for part in parts:
-            if part.dtype is None:
+            dtype, wanted = part.dtype, parameters[name].dtype
+            if dtype is None or dtype.is_floating_point != wanted.is_floating_point:
                 raise ValueError(
                     f"{name} is stored as {part.kind}, which --stream disk cannot read"
                 )

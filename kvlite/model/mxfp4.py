@@ -1,0 +1,62 @@
+"""Experts in MXFP4, as gpt-oss is published: kept as the files have them.
+
+Source: "OCP Microscaling Formats (MX) Specification", version 1.0, sections 5.3.3 (FP4 E2M1) and
+5.4.1 (E8M0): 32 numbers of 4 bits share a power of 2.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kvlite.model.experts import PackedExperts
+
+SHARED = 32  # numbers with one scale
+# Bytes that are unpacked at once.
+AT_ONCE = 1 << 20
+
+
+class MXFP4Experts(PackedExperts):
+    """One projection of all experts of a layer.
+
+    Attributes:
+        blocks: `(experts, outputs, inputs / 32, 16)` uint8, two numbers a byte, the first in the
+            lower half.
+        scales: `(experts, outputs, inputs / 32)` uint8, exponents of 2 that are 127 too high.
+    """
+
+    def __init__(self, whole: Tensor, dtype: torch.dtype) -> None:
+        """Empty, for transformers' `(experts, inputs, outputs)`; `dtype` is what a matrix is
+        unpacked to."""
+        super().__init__()
+        experts, inputs, outputs = whole.shape
+        sizes = experts, outputs, inputs // SHARED
+        new = partial(torch.empty, dtype=torch.uint8, device=whole.device)
+        self.blocks = nn.Parameter(new(*sizes, SHARED // 2), requires_grad=False)
+        self.scales = nn.Parameter(new(sizes), requires_grad=False)
+        self.dtype = dtype
+
+    def __getitem__(self, expert: int) -> Tensor:
+        """One expert's matrix `(inputs, outputs)`."""
+        blocks, scales = self.blocks[expert], self.scales[expert]
+        rows, shared, size = blocks.shape
+        matrix = blocks.new_empty(rows, shared, 2 * size, dtype=self.dtype)
+        pairs = _pairs(blocks.device)
+        step = max(1, AT_ONCE // (shared * size))
+        for first in range(0, rows, step):
+            part = slice(first, first + step)
+            numbers = pairs[blocks[part].int()].flatten(2)
+            ones = torch.ones_like(scales[part], dtype=torch.float32)
+            powers = torch.ldexp(ones, scales[part].int() - 127)
+            torch.mul(numbers, powers[..., None], out=matrix[part])
+        return matrix.flatten(1).t()
+
+
+def _pairs(device: torch.device) -> Tensor:
+    """What each byte stands for, `(256, 2)` float32."""
+    codes = torch.arange(256, device=device)
+    halves = torch.stack([codes & 15, codes >> 4], 1)
+    exponents, digits = halves >> 1 & 3, halves & 1
+    # Without an exponent the leading digit is 0, and counts as with an exponent of 1.
+    sizes = (digits + 2 * (exponents > 0)) * torch.exp2((exponents.clamp(min=1) - 2).float())
+    return torch.where(halves > 7, -sizes, sizes)
