@@ -1,8 +1,9 @@
 """Speed and memory beside transformers' own `generate`, on the same prompt in the same run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.bench.grid import fitting_prose
+from kvlite.bench.llama_cpp import llama_cpp, require_llama_cpp
 from kvlite.bench.rows import Cells, Row, label
 from kvlite.bench.task import Task, Work
 from kvlite.cache import parse_kv_bits
@@ -21,7 +23,10 @@ from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods.budget import method_and_budget
 from kvlite.model.load import load_module, without_progress_lines
+from kvlite.model.source import gguf_file
 from kvlite.model.weights import held_tensors
+
+TRANSFORMERS, LLAMA_CPP = PEERS = ("transformers", "llama.cpp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,7 @@ class SpeedRow(Row):
             each pair measured back to back; below 1 is faster.
         peak_bytes, reference_peak_bytes: peak of live tensor bytes over the weights.
         kv_bytes, full_kv_bytes: kvlite's cache at the end, and one that drops nothing.
+        llama_cpp_prefill_s, llama_cpp_decode_s: llama.cpp's times, if it was asked for.
     """
 
     KEY: ClassVar = ("tokens",)
@@ -57,6 +63,8 @@ class SpeedRow(Row):
     reference_peak_bytes: int
     kv_bytes: int
     full_kv_bytes: int
+    llama_cpp_prefill_s: float | None = None
+    llama_cpp_decode_s: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -74,6 +82,7 @@ class Speed(Task[SpeedRow]):
     recall: str
     repeats: int
     new_tokens: int
+    peer: list[str] = field(default_factory=lambda: [TRANSFORMERS])
 
     def __post_init__(self) -> None:
         """Raises SettingError if an option is not valid."""
@@ -82,12 +91,19 @@ class Speed(Task[SpeedRow]):
             raise SettingError(
                 f"--recall {self.recall!r} is no number of entries: give 128, or off"
             )
+        for peer in self.peer:
+            if peer not in PEERS:
+                raise SettingError(f"--peer {peer!r} is none of {', '.join(PEERS)}")
+        if LLAMA_CPP in self.peer:
+            require_llama_cpp()
         method_and_budget(self.method, self.budget)
         parse_kv_bits(self.kv_bits)
         self.entries = entries
 
     def settings(self, given: Settings) -> Settings:
         """Those of kvlite's side."""
+        if LLAMA_CPP in self.peer and gguf_file(given.model) is None:
+            raise SettingError(f"--peer llama.cpp needs a GGUF file, and --model is {given.model}")
         recall = "off" if self.recall == "off" else "ram"
         own = {"method": self.method, "budget": self.budget, "kv_bits": self.kv_bits}
         return given.replace({**own, "recall": recall, "recall_entries": self.entries})
@@ -96,7 +112,9 @@ class Speed(Task[SpeedRow]):
         """Every length."""
         ids = fitting_prose(runner, max(self.tokens), self.new_tokens)
         reference = cache(partial(load_reference, runner))
-        one = partial(compare, runner, reference, new_tokens=self.new_tokens, repeats=self.repeats)
+        file = gguf_file(runner.settings.model) if LLAMA_CPP in self.peer else None
+        how = {"new_tokens": self.new_tokens, "repeats": self.repeats, "gguf": file}
+        one = partial(compare, runner, reference, **how)
         return [([(length,)], partial(one, ids[:length])) for length in self.tokens]
 
     def table(self, rows: Sequence[SpeedRow]) -> list[Cells]:
@@ -112,9 +130,19 @@ class Speed(Task[SpeedRow]):
                 "peak": f"{readable(row.peak_bytes)} "
                 f"(x{row.peak_bytes / row.reference_peak_bytes:.2f})",
                 "KV": f"{readable(row.kv_bytes)} (x{row.kv_bytes / row.full_kv_bytes:.3f})",
+                **_beside_llama_cpp(row),
             }
             for row in rows
         ]
+
+
+def _beside_llama_cpp(row: SpeedRow) -> Cells:
+    if row.llama_cpp_prefill_s is None or row.llama_cpp_decode_s is None:
+        return {}
+    return {
+        "llama.cpp reading": f"{row.llama_cpp_prefill_s:.2f} s",
+        "llama.cpp a token": f"{1e3 * row.llama_cpp_decode_s:.1f} ms",
+    }
 
 
 def load_reference(runner: Runner) -> Any:
@@ -134,6 +162,7 @@ def compare(
     *,
     new_tokens: int,
     repeats: int,
+    gguf: Path | None = None,
 ) -> Iterator[SpeedRow]:
     """Time reading and answering, in turn, with and without kvlite.
 
@@ -142,11 +171,16 @@ def compare(
     Args:
         load: loads transformers' model, once.
         new_tokens: tokens each run generates, at least 3.
+        gguf: the file for llama.cpp, if that is to be run in turn with both.
     """
     reference = load()
     ours: list[tuple[float, float]] = []
     theirs: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
     for turn in range(repeats):
+        if gguf is not None:
+            with llama_cpp(gguf, len(ids) + new_tokens) as peer:
+                others.append(peer.times(ids, new_tokens))
         # Taking turns at being first cancels what the first run of a pair pays.
         for first in (turn % 2 == 0, turn % 2 == 1):
             if first:
@@ -172,6 +206,8 @@ def compare(
         reference_peak_bytes=theirs_peak,
         kv_bytes=answer.kv_bytes,
         full_kv_bytes=answer.full_kv_bytes,
+        llama_cpp_prefill_s=median(t for t, _ in others) if others else None,
+        llama_cpp_decode_s=median(t for _, t in others) if others else None,
     )
 
 

@@ -133,6 +133,18 @@ def _nowhere(model: str) -> ModelError:
     )
 
 
+def gguf_file(model: str) -> Path | None:
+    """The GGUF file that a model comes from; None if it comes from something else.
+
+    Raises:
+        ModelError: it is the embedded one, which is not installed.
+    """
+    if model == EMBEDDED_MODEL:
+        return _embedded_gguf()
+    path = _expanded(model)
+    return path if path.suffix.lower() == ".gguf" or model.startswith(PREFIX) else None
+
+
 def is_repo(model: str) -> bool:
     """Whether it can be a Hugging Face id."""
     if model.startswith(PREFIX):

@@ -314,6 +314,14 @@ def speed(
     ] = "off",
     repeats: Annotated[int, typer.Option(min=1, help="pairs of runs; medians are given")] = 5,
     new_tokens: Annotated[int, typer.Option(min=3, help="tokens generated in each run")] = 24,
+    peer: Annotated[
+        list[str],
+        typer.Option(
+            callback=_listed,
+            help="transformers, and llama.cpp for a GGUF file, where llama-server or the package "
+            "xllamacpp is there",
+        ),
+    ] = ["transformers"],
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -329,4 +337,6 @@ def speed(
       kvlite bench speed --method full --repeats 3 --json
 
       kvlite bench speed --tokens 7000 --budget 256 --recall 128
+
+      kvlite bench speed --weights int4 --peer transformers,llama.cpp
     """

@@ -1,0 +1,78 @@
+"""Which models fit a card of 24 GB: the table of docs/models.md, from published configs alone.
+
+Run it with `python -m tests.models_table > docs/models.md`.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.errors import KvliteError
+from kvlite.planner.candidates import open_planner
+from kvlite.planner.plan import Plan
+from tests.configs import PUBLISHED
+
+CONTEXTS = (8_192, 32_768, 131_072)
+CARD, NAME = "24GiB", "RTX 4090"
+
+INTRODUCTION = f"""# Models on a card of 24 GB
+
+What kvlite chooses for texts of some 8,000, 32,000 and 131,000 tokens on a card of {CARD} (an
+{NAME}) where nothing is set by hand: the first of its choices that fits, as `kvlite plan` has it.
+A cell has the weights, how keys and values are kept, and the peak of the card's memory. *Streamed*
+layers wait in host memory and come one after the other, which is slow. *Too long* is beyond
+the context that the model was trained for. Recall is on, so that host memory also holds all keys
+and values.
+
+All figures are plans: nothing here was run on a card. They were made on a machine with
+{readable(psutil.virtual_memory().total)} of host memory: with more, more can be streamed.
+Parameters are counted from the configs of `tests/configs.py`, which says which of them were written
+from memory. `python -m tests.models_table > docs/models.md` makes this page.
+
+"""
+
+
+def table() -> Iterator[str]:
+    """The lines of the page's table."""
+    yield "| model | parameters | " + " | ".join(f"{tokens:,}" for tokens in CONTEXTS) + " |"
+    yield "|---|---|" + "---|" * len(CONTEXTS)
+    for name, config in PUBLISHED.items():
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            try:
+                yield _row(name, folder)
+            except KvliteError as error:
+                yield f"| {name} | refused: {str(error).removeprefix(folder)} |" + " |" * len(
+                    CONTEXTS
+                )
+
+
+def _row(name: str, folder: str) -> str:
+    planner = open_planner(Settings(model=folder, vram=CARD), card=NAME)
+    count = sum(planner.shape.parameters.values())
+    cells = []
+    for tokens in CONTEXTS:
+        longest = planner.shape.max_context
+        if tokens > longest:
+            cells.append("too long")
+            continue
+        cells.append(_cell(planner.best(min(tokens, longest - planner.settings.max_new_tokens))))
+    return f"| {name} | {count / 1e9:.2f} B | " + " | ".join(cells) + " |"
+
+
+def _cell(plan: Plan) -> str:
+    if not plan.fits:
+        return f"does not fit ({readable(plan.peak_bytes)})"
+    choice = plan.choice
+    streamed = "" if choice.stream == "off" else ", streamed"
+    kept = "" if choice.kv_bits == "16" else f", KV in {choice.kv_bits} bits"
+    return f"{choice.weights.name}{streamed}{kept}: {readable(plan.peak_bytes)}"
+
+
+if __name__ == "__main__":
+    print(INTRODUCTION + "\n".join(table()))
