@@ -70,10 +70,11 @@ class ExpectedAttention(Scored):
                 * window.softmax.scale
             )
             each = [
-                self._logits(keys, mean[:, head, i], covariance[:, head, i]).softmax(-1)
+                self._logits(keys, mean[:, head, i], covariance[:, head, i])
                 for i in range(mean.shape[2])
             ]
-            scores.append(torch.stack(each, 1).mean(1))
+            softmax = window.softmax.of_heads([head], window.kv_heads)
+            scores.append(softmax.probabilities(torch.stack(each, 1)).mean(1))
         attention = torch.stack(scores, 1)
         if self.use_values:
             attention *= head_group.values[:, :, self.sinks : head_group.used].float().norm(dim=-1)

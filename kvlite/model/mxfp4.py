@@ -13,7 +13,7 @@ from kvlite.model.experts import PackedExperts
 
 SHARED = 32  # numbers with one scale
 # Bytes that are unpacked at once.
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 18
 
 
 class MXFP4Experts(PackedExperts):
@@ -39,16 +39,18 @@ class MXFP4Experts(PackedExperts):
     def __getitem__(self, expert: int) -> Tensor:
         """One expert's matrix `(inputs, outputs)`."""
         blocks, scales = self.blocks[expert], self.scales[expert]
-        rows, shared, size = blocks.shape
-        matrix = blocks.new_empty(rows, shared, 2 * size, dtype=self.dtype)
-        pairs = _pairs(blocks.device)
-        step = max(1, AT_ONCE // (shared * size))
-        for first in range(0, rows, step):
+        matrix = torch.empty(*scales.shape, SHARED, dtype=self.dtype, device=blocks.device)
+        # A byte's two numbers are copied as one.
+        wide = torch.int64 if self.dtype == torch.float32 else torch.int32
+        pairs, into = _pairs(blocks.device).to(self.dtype).view(wide)[:, 0], matrix.view(wide)
+        step = max(1, AT_ONCE // blocks[0].numel())
+        for first in range(0, len(blocks), step):
             part = slice(first, first + step)
-            numbers = pairs[blocks[part].int()].flatten(2)
-            ones = torch.ones_like(scales[part], dtype=torch.float32)
-            powers = torch.ldexp(ones, scales[part].int() - 127)
-            torch.mul(numbers, powers[..., None], out=matrix[part])
+            chosen = pairs.index_select(0, blocks[part].flatten().int())
+            into[part] = chosen.view_as(into[part])
+            exponents = scales[part].int() - 127
+            powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+            matrix[part].mul_(powers[..., None])
         return matrix.flatten(1).t()
 
 
