@@ -3,8 +3,8 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, hunyuan_v1_dense and gpt_oss were written from memory: their sizes may not be the
-published.
+ernie4_5, glm4, hunyuan_v1_dense, gpt_oss and qwen3_next were written from memory: their sizes may
+not be the published.
 """
 
 from typing import Any
@@ -442,6 +442,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **_GPT_OSS,
         layer_types=["sliding_attention", "full_attention"] * 18,
         num_local_experts=128,
+    ),
+    "Qwen3-Next-80B-A3B-Instruct": _config(
+        "qwen3_next",
+        (2048, 5120, 48, 16, 2, 151936, 262144),
+        attention_bias=False,
+        decoder_sparse_step=1,
+        full_attention_interval=4,
+        head_dim=256,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_value_head_dim=128,
+        mlp_only_layers=[],
+        moe_intermediate_size=512,
+        norm_topk_prob=True,
+        num_experts=512,
+        num_experts_per_tok=10,
+        partial_rotary_factor=0.25,
+        rope_scaling=None,
+        rope_theta=10000000,
+        shared_expert_intermediate_size=512,
     ),
     "SmolLM2-1.7B-Instruct": _config(
         "llama", (2048, 8192, 24, 32, 32, 49152, 8192), rope_theta=130000

@@ -47,6 +47,7 @@ SIZES: dict[str, Any] = {
 SLIDING = {"sliding_window": 24}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, **SLIDING}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+SHARED = {"shared_expert_intermediate_size": 24}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
@@ -55,6 +56,20 @@ def _rope(kind: str, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": rope}
 
 
+# Four layers with attention, and others before, between and behind them.
+DELTA_NETS = {
+    "layer_types": [
+        *("linear_attention", "linear_attention", "full_attention", "full_attention"),
+        *("linear_attention", "full_attention", "full_attention", "linear_attention"),
+    ],
+    "num_hidden_layers": 8,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    **_rope("default", partial_rotary_factor=0.5),
+}
 LLAMA3 = _rope(
     "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
 )
@@ -118,7 +133,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "qwen3-next": ("Qwen3NextConfig", {"head_dim": 16, **DELTA_NETS, **EXPERTS, **SHARED}),
 }
+
+
+# Models with recurrent layers.
+HYBRIDS = ["qwen3-next"]
 
 
 class IntegerTokenizer:

@@ -66,16 +66,17 @@ def run_under(
     ) -> tuple[Tensor, None]:
         group = q.shape[1] // k.shape[1]
         logits = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scaling
-        seen = allowed[module.layer_idx].repeat_interleave(group, 0)
+        layer = attending.index(module.layer_idx)
+        seen = allowed[layer].repeat_interleave(group, 0)
         logits = logits.masked_fill(~seen, -torch.inf)
         if s_aux is not None:
             sinks = s_aux.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
             logits = torch.cat([logits, sinks], -1)
         weights = logits.softmax(-1)[..., : k.shape[2]]
-        weighed[module.layer_idx] = weights[0]
+        weighed[layer] = weights[0]
         out = weights @ v.repeat_interleave(group, 1)
         outs = out.view(out.shape[0], k.shape[1], group, *out.shape[2:])
-        for head, other in (like[module.layer_idx] if like else {}).items():
+        for head, other in (like[layer] if like else {}).items():
             outs[:, head, :, begin:] = outs[:, other, :, begin:]
         return out.transpose(1, 2).contiguous(), None
 
@@ -84,6 +85,11 @@ def run_under(
         deepcopy(reference.config), attn_implementation="masked-oracle"
     )
     model.load_state_dict(reference.state_dict())
+    attending = [
+        index
+        for index, layer in enumerate(model.model.layers)
+        if getattr(layer, "self_attn", None) is not None
+    ]
     with torch.no_grad():
         logits: Tensor = model.eval()(token_ids, use_cache=False).logits[0]
     return logits, [weighed[layer] for layer in sorted(allowed)]

@@ -42,7 +42,7 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     shape = model.shape
     narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]
     alone = [("lminfinite:sinks=4,limit=false", 40)]
-    specs = CHOICES + (alone if any(shape.windows) else alone + narrowing)
+    specs = CHOICES + (alone if any(shape.windows) or shape.recurrent_layers else alone + narrowing)
     if unturnable(model):
         specs = [each for each in specs if "expectedattention" not in each[0]]
     choices = [

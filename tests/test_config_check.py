@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from kvlite.errors import ModelError
-from kvlite.model import config_check
 from kvlite.model.architectures import ADMITTED
+from kvlite.model.config_limits import MOST
 from kvlite.model.shape import read_config, read_shape
 from tests.configs import PUBLISHED
 from tests.conftest import ARCHITECTURES, SIZES
@@ -107,6 +107,9 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
         ("Qwen3-30B-A3B", "num_experts"),
         ("Qwen3-30B-A3B", "num_experts_per_tok"),
         ("Qwen3-30B-A3B", "moe_intermediate_size"),
+        ("Qwen3-Next-80B-A3B-Instruct", "full_attention_interval"),
+        ("Qwen3-Next-80B-A3B-Instruct", "linear_num_value_heads"),
+        ("Qwen3-Next-80B-A3B-Instruct", "shared_expert_intermediate_size"),
     ],
 )
 def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_path: Path) -> None:
@@ -116,11 +119,17 @@ def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_pat
 
 
 LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
+HYBRID = "Qwen3-Next-80B-A3B-Instruct"
 ROPE = PUBLISHED[LLAMA]["rope_scaling"]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("SmolLM3-3B", {"no_rope_layers": [1, 0]}, "0 or 1 for each of 36 layers"),
     ("SmolLM3-3B", {"no_rope_layers": [1, 1, 1, 2] * 9}, "no_rope_layers is [1, 1, 1, 2"),
     ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling is 0"),
+    (HYBRID, {"linear_num_value_heads": 33}, "linear_num_key_heads, which is 16, must divide it"),
+    (HYBRID, {"full_attention_interval": 49}, "one of 48 layers must have attention"),
+    (HYBRID, {"layer_types": ["linear_attention"] * 48}, "one of them must have attention"),
+    (HYBRID, {"layer_types": ["sliding_attention"] * 48}, "is none of full_attention, linear_a"),
+    (HYBRID, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
     (LLAMA, {"num_attention_heads": 0}, "num_attention_heads is 0"),
     (LLAMA, {"num_attention_heads": True}, "num_attention_heads is true"),
     (LLAMA, {"num_attention_heads": "32"}, 'num_attention_heads is "32"'),
@@ -252,7 +261,7 @@ def test_what_transformers_refuses_is_told_without_its_validators_name(tmp_path:
 
 @pytest.mark.long
 def test_the_most_layers_are_counted_in_time(tmp_path: Path) -> None:
-    config = {**PUBLISHED[LLAMA], "num_hidden_layers": config_check.MOST["num_hidden_layers"]}
+    config = {**PUBLISHED[LLAMA], "num_hidden_layers": MOST["num_hidden_layers"]}
     assert read_shape(write(tmp_path, config)).layers == 1000
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvlite.cache.recurrent import StateCarrier
 from kvlite.errors import SettingError
 from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.model.architectures import ADMITTED
@@ -19,6 +20,9 @@ class Catch:
 
     q: Tensor
     k: Tensor
+
+    def __init__(self) -> None:
+        self.carrier = StateCarrier({})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
         self.q, self.k = q, k

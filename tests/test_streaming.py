@@ -206,7 +206,7 @@ def test_two_layers_and_the_rest_are_on_the_device(
     """To the byte, before, during and after an answer."""
     both = pair(tiny, tmp_path, setting)
     module = both.whole.module
-    slots = 2 * max(map(slot_bytes, module.model.layers))
+    slots = 2 * max(map(slot_bytes, both.whole.layers.modules))
     weights = rest_bytes(module) + slots
     whole = TensorMeter(both.whole.tensors()).live
     assert TensorMeter(both.streamed.tensors()).live == weights < whole

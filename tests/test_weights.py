@@ -113,12 +113,14 @@ def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     head = module.lm_head.weight is not module.model.embed_tokens.weight
     assert stated["embedding"] == module.model.embed_tokens.weight.nbytes
     assert stated["head"] == (module.lm_head.weight.nbytes if head else 0)
-    attention = [held_tensors(layer.self_attn) for layer in module.model.layers]
+    parts = [getattr(layer, "self_attn", None) for layer in module.model.layers]
+    attention = [held_tensors(part) for part in parts if part is not None]
     norms = [
         parameter
-        for layer in module.model.layers
-        for part, parameter in layer.self_attn.named_parameters()
-        if "norm" in part
+        for part in parts
+        if part is not None
+        for own, parameter in part.named_parameters()
+        if "norm" in own
     ]
     inner = sum(sum(storages(tensors).values()) for tensors in attention)
     assert stated["attention"] == inner - sum(norm.nbytes for norm in norms)

@@ -101,7 +101,7 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
         policy if policy.window is not None else LayerPolicy(_FULL, policy.budget)
         for policy in branch.policies
     ]
-    cache = KVCache(list(branch.cache.layers), branch.cache.seen)
+    cache = KVCache(list(branch.cache.layers), branch.cache.seen, states=branch.cache.states)
     reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     for index in range(len(policies)):
         reading.read_layer(index)

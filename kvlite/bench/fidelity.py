@@ -231,7 +231,7 @@ def _truth(
     probe = Probe(len(ids))
     most = whole.cache.seen + len(ids)
     policies = [LayerPolicy(probe, most, policy.window) for policy in whole.policies]
-    cache = KVCache(list(whole.cache.layers), whole.cache.seen)
+    cache = KVCache(list(whole.cache.layers), whole.cache.seen, states=whole.cache.states)
     reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     shares: list[list[float]] = [[] for _ in branches]
     for index, window in enumerate(model.shape.windows):

@@ -330,13 +330,14 @@ class _Reading:
             by_layer.append(_cuts(reader.view(index), by_choice, room))
             del reader
         if store is not None:
+            store.carry(run.states)
             store.read(run.end)
         logits = run.logits()[0]
         branches = []
         for choice, own, layers in zip(
             choices, by_choice, zip(*by_layer, strict=True), strict=True
         ):
-            kept = KVCache(list(layers), run.end, run.reconstructed)
+            kept = KVCache(list(layers), run.end, run.reconstructed, states={**run.states})
             for index in range(shape.layers):
                 merge_below(kept.layers, own, index, room)
             share_out(kept.layers, own, room)

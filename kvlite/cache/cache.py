@@ -1,12 +1,13 @@
 """The KV cache: all layers, and what they have seen."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kvlite.cache.layer import LayerCache
+from kvlite.cache.recurrent import States, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.errors import InterruptedCacheError
 
@@ -21,12 +22,14 @@ class KVCache:
         reconstructed: of these, how many were repeated since they were read, for methods that judge
             by that.
         writing: a decode step has begun and not ended.
+        states: by layer, what the recurrent layers that run with it keep.
     """
 
     layers: list[LayerCache]
     seen: int = 0
     reconstructed: int = 0
     writing: bool = False
+    states: dict[int, States] = field(default_factory=dict)
 
     @classmethod
     def empty(
@@ -51,12 +54,18 @@ class KVCache:
     @property
     def tensors(self) -> Iterator[Tensor]:
         """All that is held; some come twice, where layers share it."""
-        return (tensor for layer in self.layers for tensor in layer.tensors)
+        held = [tensor for layer in self.layers for tensor in layer.tensors]
+        return iter([*held, *state_tensors(self.states)])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage held by all layers, filled or not; what layers share counts once."""
-        return bytes_held(self.tensors)
+        """Bytes held for keys and values, filled or not; what layers share counts once."""
+        return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of recurrent layers."""
+        return bytes_held(state_tensors(self.states))
 
     @property
     def entries_mean(self) -> float:

@@ -216,6 +216,10 @@ class LayerCache:
         values = self.in_order([head_group.residual_values[:, :, part] for head_group, part in own])
         return keys, values, self.head_groups[0].residual_positions[0, 0, parts[0]]
 
+    def scores(self) -> Tensor:
+        """What its head groups remember of attention, KV heads in order."""
+        return self.in_order([head_group.scores() for head_group in self.head_groups])
+
     def clear_rows(self) -> None:
         """Forget what its head groups remember of attention."""
         for head_group in self.head_groups:

@@ -4,7 +4,7 @@ Only filled slots are saved, and shared parts once. Nothing but the classes in `
 from a file.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, get_origin, get_type_hints
 
@@ -18,6 +18,7 @@ from kvlite.cache.layer import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
 from kvlite.cache.quantized import Quantized
+from kvlite.cache.recurrent import RecurrentState, States
 from kvlite.cache.segment import Exact
 from kvlite.cache.sound import require, require_sound
 from kvlite.errors import SnapshotError
@@ -95,6 +96,20 @@ class LayerWriter:
             **plain,
         }
 
+    def states(self, states: Mapping[int, States]) -> Plain:
+        """Add the states of recurrent layers; returns where they belong."""
+        return {
+            f"{index}": {
+                f"{place}": {
+                    part: self.tensor(f"{index}.{place}.{part}", tensor)
+                    for part in ("conv", "recurrent")
+                    if (tensor := getattr(state, part)) is not None
+                }
+                for place, state in own.items()
+            }
+            for index, own in states.items()
+        }
+
     def tensor(self, name: str, tensor: Tensor) -> str:
         """Add a tensor; returns its whole name."""
         whole = f"{self.prefix}.{name}"
@@ -170,6 +185,22 @@ class LayerReader:
         for head_group, each in zip(layer.head_groups, head_groups, strict=True):
             self._fill(head_group, each)
         return layer
+
+    def states(self, plain: Plain) -> dict[int, States]:
+        """The states of recurrent layers, by layer, from where they belong.
+
+        Raises:
+            SnapshotError: they are damaged.
+        """
+        return {
+            int(index): {
+                int(place): RecurrentState(
+                    **{part: self.source.new(name, self.device) for part, name in parts.items()}
+                )
+                for place, parts in own.items()
+            }
+            for index, own in plain.items()
+        }
 
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)

@@ -2,7 +2,8 @@
 
 A layer that holds everything it was given, in order, can be cut back: its length is enough. One
 that will drop or overwrite entries is copied to host memory. A host store that has everything only
-needs its length as well, and gives back what the cache has lost since.
+needs its length as well, and gives back what the cache has lost since. The states of recurrent
+layers are always copied.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ import torch
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
 from kvlite.cache.layer import Mark
+from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
@@ -46,6 +48,7 @@ class Checkpoint:
         layers: one a layer of the cache; none where the host store gives them back.
         store: how it was, if it had begun.
         lost: whether it was freed, so that its tokens have to be read again.
+        states: of recurrent layers, which can't be cut back: copies in host memory.
     """
 
     seen: int
@@ -58,6 +61,7 @@ class Checkpoint:
     layers: list[LayerState] = field(default_factory=list)
     store: HostKVCheckpoint | None = None
     lost: bool = False
+    states: dict[int, States] = field(default_factory=dict)
 
     @property
     def alone(self) -> bool:
@@ -72,7 +76,7 @@ class Checkpoint:
 
     def release_memory(self) -> None:
         """Free what it holds."""
-        self.layers, self.store, self.lost = [], None, True
+        self.layers, self.store, self.lost, self.states = [], None, True, {}
 
 
 @torch.inference_mode()
@@ -93,8 +97,9 @@ def capture(
             index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
         ]
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
-        if _bytes_in(others) > most:
+        if _bytes_in(others) + cache.state_bytes > most:
             return
+        made.states = copies_of(cache.states, HOST)
         copies = iter(copied(others, HOST))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
@@ -107,7 +112,8 @@ def bytes_of(checkpoints: Iterable[Checkpoint]) -> int:
     """Bytes of host memory that checkpoints take; shared copies count once."""
     copies = {id(layer): layer for each in checkpoints for layer in each.copies}
     marks = sum(each.store.nbytes for each in checkpoints if each.store is not None)
-    return _bytes_in(copies.values()) + marks
+    states = sum(bytes_held(state_tensors(each.states)) for each in checkpoints)
+    return _bytes_in(copies.values()) + marks + states
 
 
 @torch.inference_mode()
@@ -151,6 +157,7 @@ def restored(
     givers = [_giver(index, state, cache, store) for index, state in enumerate(made.layers)]
     if None in givers:
         return None
+    before.states = copies_of(made.states, model.device)
     copies = iter(copied(made.copies, model.device))
     for index, (state, giver) in enumerate(zip(made.layers, givers, strict=True)):
         if state.mark is None or giver == "copy":
@@ -170,7 +177,8 @@ def restored(
 def everything(model: LoadedModel, cache: KVCache, store: HostKVStore) -> KVCache:
     """A cache with everything in a host store, for a turn that does not recall."""
     layers = [store.restored(index, 0, model.device) for index in range(len(store.layers))]
-    return KVCache(layers, store.seen, cache.reconstructed)
+    states = copies_of(store.states, model.device)
+    return KVCache(layers, store.seen, cache.reconstructed, states=states)
 
 
 def _bytes_in(layers: Iterable[LayerCache]) -> int:

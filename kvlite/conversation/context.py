@@ -285,6 +285,7 @@ class Context:
             self.store.forget_answer()
         self._forget(made.seen)
         self.cache.layers, self.cache.seen = before.layers, before.seen
+        self.cache.states = before.states
         self.cache.writing = False
         del self.token_ids[made.seen :]
         turn.begin_again(config)

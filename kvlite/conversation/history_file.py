@@ -59,8 +59,13 @@ def _number(start: Checkpoint | None, number: dict[int, int]) -> int | None:
 
 def _checkpoint(made: Checkpoint, store: HostKVStore | None) -> Plain:
     states, mark = made.layers, made.store
-    whole = bool(states) and all(
-        each.copy is None and each.mark is not None and each.mark.rows is None for each in states
+    whole = (
+        not made.states
+        and bool(states)
+        and all(
+            each.copy is None and each.mark is not None and each.mark.rows is None
+            for each in states
+        )
     )
     read = mark is not None and mark.plain and mark.fits(store)
     kind = "cache" if whole else "tier" if read else ""

@@ -51,7 +51,9 @@ class GenerationMetrics:
         again_tokens: tokens of an earlier answer that were read again with them.
         seen_tokens: tokens read and generated in the whole conversation.
         kept_entries_mean: entries held, mean over layers and KV heads.
-        kv_bytes: the cache's storage.
+        kv_bytes: the cache's storage for keys and values.
+        state_bytes: what recurrent layers keep, whatever the length.
+        layers, recurrent_layers: how many keep keys and values, and a state instead.
         index_bytes: device memory that recall needs to find entries.
         host_kv_bytes: host memory or disk that holds everything, for recall.
         host_kv_place: "ram" or "disk"; "" without recall.
@@ -91,6 +93,9 @@ class GenerationMetrics:
     generated_tokens: int
     kept_entries_mean: float
     kv_bytes: int
+    state_bytes: int = 0
+    layers: int = 0
+    recurrent_layers: int = 0
     index_bytes: int = 0
     host_kv_bytes: int = 0
     host_kv_place: str = ""
@@ -131,6 +136,9 @@ class GenerationMetrics:
         if self.kv_bytes < self.full_kv_bytes:
             size += f" of {readable(self.full_kv_bytes)}"
             held += "" if kept < seen else f" with {self.method}"
+        if self.recurrent_layers:
+            every = self.layers + self.recurrent_layers
+            size += f" in {self.layers} of {every} layers, states {readable(self.state_bytes)}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
         parts = [f"read {self.prompt_tokens:,} tokens{again}", held, size, *self._recalled]
         if self.streamed_bytes:
@@ -261,6 +269,7 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
             f"was read came true, so that it took {metrics.decode_steps:,} steps."
         )
     yield from _held(metrics)
+    yield from _recurrent(metrics)
     yield from _recalled(metrics)
     yield from _memory(metrics)
     if metrics.streamed_bytes:
@@ -275,6 +284,15 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
     yield f"Model: {metrics.model}, {metrics.weights} weights, on {metrics.device}."
     for note in metrics.notes:
         yield f"Note: {note}."
+
+
+def _recurrent(metrics: GenerationMetrics) -> Iterator[str]:
+    if metrics.recurrent_layers:
+        yield (
+            f"{metrics.recurrent_layers} layers keep states of a fixed size instead of keys and "
+            f"values, {readable(metrics.state_bytes)} in all: method and budget are for the other "
+            f"{metrics.layers}."
+        )
 
 
 def _held(metrics: GenerationMetrics) -> Iterator[str]:

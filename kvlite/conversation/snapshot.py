@@ -34,6 +34,7 @@ from kvlite.memory.free import free_bytes, is_oom
 from kvlite.memory.oom import OOM_STEPS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
+from kvlite.model.spans import require_states
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 from kvlite.offload.kv.placement import place
@@ -129,6 +130,7 @@ def _cache_parts(context: Context, plain: Plain) -> dict[str, Tensor]:
         "writing": cache.writing,
         "objects": parts.objects,
         "layers": layers,
+        "states": parts.states(cache.states),
     }
     if context.store is None:
         return parts.tensors
@@ -238,7 +240,9 @@ class Snapshot(TensorFile):
         sizes = shape.kv_heads, shape.head_dim, model.dtype, tokens + 1
         reader = LayerReader(self, plain["objects"], model.device, *sizes)
         layers = [reader.layer(each) for each in plain["layers"]]
-        cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"])
+        states = reader.states(plain.get("states", {}))
+        require_states(states, shape, model.dtype)
+        cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"], states)
         if "tier" in self.values and (settings.recall != "off" or not cache.entries_mean):
             return cache, *self._store(model, settings, tokens)
         return cache, None, []

@@ -104,8 +104,10 @@ def _notes(talk: "Conversation", *, copied: bool) -> Iterator[str]:
 
 @torch.inference_mode()
 def _held(talk: "Conversation", seen: int) -> KVCache | None:
-    """A separate cache of the first `seen` tokens; None if nothing holds all of them exactly."""
-    if not talk.config.method.prefilling.exact or not seen:
+    """A separate cache of the first `seen` tokens; None if nothing holds all of them exactly, as
+    where recurrent layers have states of later tokens alone."""
+    recurrent = talk.model.shape.recurrent_layers > 0
+    if not talk.config.method.prefilling.exact or not seen or recurrent:
         return None
     layers = talk.model.empty_cache().layers
     for index, window in enumerate(talk.model.shape.windows):

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvlite.cache.recurrent import StateCarrier, joined, parted
 from kvlite.engine.decode import LayerStep, Step
 from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom, release_memory
@@ -20,10 +21,21 @@ from kvlite.ops.softmax import Softmax
 
 
 class RowsAttender:
-    """Attends with row i of a batch to the layer of conversation i."""
+    """Attends with row i of a batch to the layer of conversation i.
+
+    Attributes:
+        carrier: the states of recurrent layers, those of conversation i in row i.
+    """
 
     def __init__(self, steps: Sequence[LayerStep]) -> None:
         self.steps = steps
+        self.carrier = StateCarrier(joined([step.carrier.before for step in steps]))
+
+    def hand_back(self) -> None:
+        """Give each conversation its own states after the token."""
+        rows = parted(self.carrier.after, len(self.steps))
+        for step, states in zip(self.steps, rows, strict=True):
+            step.carrier.after = states
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`."""
@@ -78,6 +90,7 @@ def _through_layer(model: LoadedModel, steps: Sequence[Step]) -> None:
         attender = RowsAttender(begun)
         rotation = torch.cat(coses), torch.cat(sines)
         through = model.layers[index](hidden, position_embeddings=rotation, kvlite=attender)
+        attender.hand_back()
     finally:
         for step in steps:
             step.leave_layer()

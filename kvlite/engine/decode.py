@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
+from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.quantized_attention import attend_segment
@@ -33,6 +34,7 @@ class LayerStep:
         layer, policy: as they stand.
         done: what was, by KV heads of a head group.
         asked: what the method is to settle by, once all of the layer went through.
+        carrier: the states of the recurrent layers that run with it, before and after the token.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class LayerStep:
         rotation: Rotation,
         sparse_mask: SparseAttentionMask | None = None,
         recall: Recall | None = None,
+        states: States | None = None,
     ) -> None:
         self.index = index
         self.layer = layer
@@ -55,6 +58,7 @@ class LayerStep:
         self.positions = torch.full((1,), position, dtype=torch.int32, device=layer.keys.device)
         self.done: set[tuple[str, tuple[int, ...]]] = set()
         self.asked: Window | None = None
+        self.carrier = StateCarrier(states or {})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the token into every head group, then attend over all of it."""
@@ -235,6 +239,8 @@ class Step:
         finally:
             self.leave_layer()
         self.cache.layers[index] = trimmed
+        if step.carrier.after:
+            self.cache.states[index] = step.carrier.after
         self.hidden, self.index, self.step, self.through = self.through, index + 1, None, None
 
     def begin_layer(self) -> LayerStep:
@@ -243,8 +249,9 @@ class Step:
         layer, policy = self.cache.layers[index], self.policies[index]
         if self.step is None:
             rotation, sparse_mask = self.rotations[index], self.sparse_masks[index]
+            states = self.cache.states.get(index)
             self.step = LayerStep(
-                index, layer, policy, position, rotation, sparse_mask, self.recall
+                index, layer, policy, position, rotation, sparse_mask, self.recall, states
             )
         self.step.layer, self.step.policy = layer, policy
         return self.step

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.query_stats import QueryStatistics
 from kvlite.engine.sparse_attention import SparseAttentionMask, make_room
@@ -16,6 +17,7 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Attender
+from kvlite.model.hybrid import HybridLayer
 from kvlite.model.rotary import Rotation, unrotated
 from kvlite.ops.attention import attend_causal, attend_masked, attention_sums, grouped
 from kvlite.ops.softmax import Softmax
@@ -31,9 +33,12 @@ def through(
         rotation: of their positions.
         attender: gets their queries, keys and values.
         answers: whether what comes out is wanted, or keys, values and queries alone; then
-            `hidden` itself is returned.
+            what is returned means nothing.
     """
     given = {"position_embeddings": rotation, "kvlite": attender}
+    if isinstance(module, HybridLayer):
+        through_all: Tensor = module(hidden, answers=answers, **given)
+        return through_all
     if not answers:
         # OLMo and EXAONE norm what comes out of attention, not what goes in.
         norm = getattr(module, "input_layernorm", None)
@@ -42,6 +47,11 @@ def through(
         return hidden
     out: Tensor = module(hidden, **given)
     return out
+
+
+def trails(module: Any) -> bool:
+    """Whether layers follow that take what attention answers, though no other attention does."""
+    return isinstance(module, HybridLayer) and module.trailing
 
 
 @dataclass
@@ -71,6 +81,8 @@ class LayerPrefill:
         found: of the chunk that goes through now.
         query_sq_sum: squares of all queries, summed, `(batch, KV heads, dim)` float32; None if
             nobody asked.
+        states: of the recurrent layers that run with it, after the chunks that went through.
+        carrier: of these, while a chunk goes through.
     """
 
     def __init__(
@@ -83,6 +95,7 @@ class LayerPrefill:
         sparse_mask: SparseAttentionMask | None = None,
         coming: Rotation | None = None,
         measures: bool = False,
+        states: States | None = None,
     ) -> None:
         """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
@@ -93,6 +106,7 @@ class LayerPrefill:
             sparse_mask: how the layer sees, if not everything that it holds.
             coming: mean rotation of the positions to come, if queries there are to be expected.
             measures: whether `query_sq_sum` is asked for.
+            states: before these tokens.
         """
         method = policy.method
         self.layer = layer
@@ -111,11 +125,13 @@ class LayerPrefill:
         self.found: Found | None = None
         self.kv_heads = 0
         self.softmax = Softmax(1.0)  # until the first chunk
+        self.states = states or {}
+        self.carrier = StateCarrier(self.states)
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
         """Put the next chunk through a decoder layer, as `through` does, or leave everything as it
         was."""
-        self.answers = answers
+        self.answers = answers = answers or trails(module)
         length = hidden.shape[1]
         rotation = self._rotation(length)
         if self.sparse_mask is not None:
@@ -126,7 +142,7 @@ class LayerPrefill:
         except BaseException:
             for head_group, used in zip(self.layer.head_groups, before, strict=True):
                 head_group.used = used
-            self.found = None
+            self.found, self.carrier = None, StateCarrier(self.states)
             raise
         self.count()
         return out
@@ -140,6 +156,8 @@ class LayerPrefill:
         for head_group, sums in found.sums:
             head_group.add(sums)
         self.query_sq_sum, self.statistics = found.query_sq_sum, found.statistics
+        self.states = self.carrier.after
+        self.carrier = StateCarrier(self.states)
         self.done += found.length
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.layer import Mark
+from kvlite.cache.recurrent import States, copies_of
 from kvlite.engine.cache_growth import grows, rewound, roomy_copy
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, ReadingBytes
 from kvlite.engine.layer_prefill import LayerPrefill
@@ -44,6 +45,7 @@ class Prefill:
         rows: `(n,)` int64, which of the new tokens these are; None while it is all of them.
         reconstruction_pass: of what was read, if a method judges by that.
         reconstructed: tokens that the cache will hold judgements of.
+        states: by layer, of the recurrent layers that run with those that were read.
     """
 
     def __init__(
@@ -79,13 +81,15 @@ class Prefill:
             store.mark()
         self.oom_policy = oom_policy
         self.layers: list[LayerCache] = []
+        self.states: dict[int, States] = {}
         self.policies = policies
-        self.reserve = reserve
-        self.room = min(reserve, ROOM)
+        self.reserve, self.room = reserve, min(reserve, ROOM)
         self.chunk = chunk
         self.callbacks = callbacks
         self.whole = whole
-        self.start = store.seen if store is not None and store.begun else cache.seen
+        self.start, self._before = cache.seen, cache.states
+        if store is not None and store.begun:
+            self.start, self._before = store.seen, copies_of(store.states, model.device)
         self.new = token_ids.shape[1]
         self.end = self.start + self.new
         token_ids = token_ids.to(model.device)
@@ -124,12 +128,13 @@ class Prefill:
             at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
             self._held(layer_prefill.layer)
             self._passed(index, at * self.new // length)
+        if layer_prefill.states:
+            self.states[index] = layer_prefill.states
         if self.reconstruction_pass is not None:
             answers = index < len(self.policies) - 1
             passed, safely = partial(self._repeated, index), self._safely
-            layer, policy = layer_prefill.layer, layer_prefill.policy
             self.reconstruction_pass.rate(
-                index, layer, policy, answers=answers, passed=passed, safely=safely
+                index, layer_prefill, answers=answers, passed=passed, safely=safely
             )
         return layer_prefill
 
@@ -148,6 +153,7 @@ class Prefill:
             self.sparse_masks[index],
             self.coming[index],
             measures=self.store is not None,
+            states=self._before.get(index),
         )
         if policy.method.decoding.cumulative and self.cache.reconstructed:
             layer.clear_rows()  # they hold what a reconstruction found, not sums
@@ -246,7 +252,7 @@ class Prefill:
         layer, method, new = layer_prefill.layer, self.policies[index].method, self.hidden.shape[1]
         self._safely(lambda: store.add(index, layer, query_sq_sum, new, self.reserve))
         if method.caches_scores and layer.rows:
-            self._safely(lambda: store.add_scores(index, _scores_of(layer), method.spec))
+            self._safely(lambda: store.add_scores(index, layer.scores(), method.spec))
 
     def _prune_tokens(self, view: LayerView) -> None:
         """Leave behind the tokens that the next layer is not given."""
@@ -321,10 +327,6 @@ class Prefill:
         return index == len(self.policies) - 1 and not self.whole
 
 
-def _scores_of(layer: LayerCache) -> Tensor:
-    return layer.in_order([head_group.scores() for head_group in layer.head_groups])
-
-
 @torch.inference_mode()
 def prefill(
     model: LoadedModel,
@@ -384,12 +386,13 @@ def prefill(
     run = begin() if oom_policy is None else oom_policy.run(begin, beginning)
     try:
         logits = run.read()
+        if store is not None:
+            store.carry(run.states)
     except BaseException:
         run.rewind()
         raise
-    cache.layers = run.layers
-    cache.seen = run.end
-    cache.writing = False
+    cache.layers, cache.states = run.layers, run.states
+    cache.seen, cache.writing = run.end, False
     if store is not None:
         store.read(run.end)
     cache.reconstructed = run.reconstructed

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups
-from kvlite.engine.layer_prefill import LayerPrefill, through
+from kvlite.engine.layer_prefill import LayerPrefill, through, trails
 from kvlite.engine.probe import Probe
 from kvlite.memory.oom import Safely, at_once
 from kvlite.methods.capabilities import Reconstruction
@@ -141,8 +142,7 @@ class ReconstructionPass:
     def rate(
         self,
         index: int,
-        layer: LayerCache,
-        policy: LayerPolicy,
+        read: LayerPrefill,
         *,
         answers: bool,
         passed: Callable[[int], None],
@@ -151,12 +151,13 @@ class ReconstructionPass:
         """Take every passage through a layer that holds all that was read.
 
         Args:
-            layer: gets, where its method asks for it, the most attention that any query paid to an
-                entry of its own passage, in the row of its head groups.
+            read: what read it. The row of its head groups gets, where its method asks for it, the
+                most attention that any query paid to an entry of its own passage.
             answers: whether a layer follows.
             passed: told how many rows went through, chunk by chunk.
             safely: does each chunk.
         """
+        layer, policy, states = read.layer, read.policy, read.states
         rates, rows = policy.method.prefilling.reconstruction is not None, 0
         if rates and self.fresh:
             layer.clear_rows()
@@ -164,8 +165,8 @@ class ReconstructionPass:
             count, at = passage.hidden.shape[1], 0
             cos, sin = (each[:, :count] for each in self.rotations[index])
             rotation, part = (cos, sin), (passage.first, passage.end)
-            looking_on = partial(self._looking_on, layer, policy.window, count, rotation)
-            rating = partial(Telling, layer, part, self.sinks, rotation)
+            looking_on = partial(self._looking_on, layer, policy.window, count, rotation, states)
+            rating = partial(Telling, layer, part, self.sinks, rotation, states)
             telling = safely(rating) if rates else safely(looking_on)
             while at < count:
                 to = safely(partial(self._take, index, passage, telling, at, answers))
@@ -188,12 +189,18 @@ class ReconstructionPass:
         return span.stop
 
     def _looking_on(
-        self, layer: LayerCache, window: int | None, rows: int, rotation: Rotation
+        self,
+        layer: LayerCache,
+        window: int | None,
+        rows: int,
+        rotation: Rotation,
+        states: States,
     ) -> LayerPrefill:
         """Reads a passage into a copy of a layer that no method rates."""
         roomy = layer.resized([used + rows for _, used in layer.lengths])
         policy = LayerPolicy(Probe(1), 0, window)
-        return LayerPrefill(roomy, policy, self.positions[:rows], self.end + rows, rotation)
+        positions = self.positions[:rows]
+        return LayerPrefill(roomy, policy, positions, self.end + rows, rotation, states=states)
 
 
 @dataclass
@@ -220,7 +227,12 @@ class Telling:
     """Takes the rows of one passage through one layer, and rates its entries."""
 
     def __init__(
-        self, layer: LayerCache, span: tuple[int, int], sinks: int, rotation: Rotation
+        self,
+        layer: LayerCache,
+        span: tuple[int, int],
+        sinks: int,
+        rotation: Rotation,
+        states: States,
     ) -> None:
         """Set aside what the rows are judged by.
 
@@ -229,8 +241,10 @@ class Telling:
             span: positions of the passage, first and end.
             sinks: first entries that are looked at beside it.
             rotation: of the tokens to come.
+            states: of the recurrent layers that run with it, after all that was read.
         """
         self.layer = layer
+        self.carrier = StateCarrier(states)
         self.rotation = rotation
         self.done = 0
         self.answers = True  # else the ratings are wanted alone
@@ -243,7 +257,7 @@ class Telling:
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
         """Put the next chunk through a decoder layer, as `layer_prefill.through` does, or leave
         everything as it was; ratings that are raised twice are the same."""
-        self.answers = answers
+        self.answers = answers = answers or trails(module)
         span = slice(self.done, self.done + hidden.shape[1])
         cos, sin = self.rotation
         before = [part.used for part in self.parts.values()]
@@ -253,7 +267,7 @@ class Telling:
             for part, used in zip(self.parts.values(), before, strict=True):
                 part.used = used
             raise
-        self.done = span.stop
+        self.done, self.carrier = span.stop, StateCarrier(self.carrier.after)
         return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:

@@ -20,7 +20,8 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
     """A cache that has seen as many tokens as the longest of its lines holds entries.
 
     The first few entries of a line stay first, the others end where the longest line does, each
-    line without gaps. What is quantized is written out.
+    line without gaps. What is quantized is written out; states of recurrent layers stay as they
+    are.
 
     Args:
         most: entries a KV head may hold; of a longer line those stay that got most attention, if
@@ -45,7 +46,7 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
         for head_group in made.head_groups:
             _move(head_group, table, seen)
         layers.append(made)
-    return KVCache(layers, seen)
+    return KVCache(layers, seen, states=cache.states)
 
 
 def _move(head_group: KVHeadGroup, table: Rotation, seen: int) -> None:

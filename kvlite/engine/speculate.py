@@ -112,7 +112,7 @@ def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
     """How many tokens may go through all layers together with the same result as one by one, and
     without more storage; 0 if none may, since a layer does more than append."""
     groups = [head_group for layer in cache.layers for head_group in layer.head_groups]
-    if not all(map(_only_appends, cache.layers, policies)):
+    if cache.states or not all(map(_only_appends, cache.layers, policies)):
         return 0
     return min(head_group.room for head_group in groups)
 
@@ -188,6 +188,8 @@ class Speculation:
         policies may change meanwhile."""
         self.model, self.cache, self.policies, self.ends = model, cache, policies, ends
         self.off = off
+        if model.shape.recurrent_layers and not off:
+            self.off = off = "the states of recurrent layers cannot be taken back"
         self.lookup = PromptLookup(() if off else token_ids)
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0

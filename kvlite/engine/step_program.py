@@ -25,6 +25,8 @@ def refusal(
     """Why the next step of a cache is no program, in a few words; None if it is one."""
     if recall is not None:
         return "recall looks for entries at every token"
+    if model.shape.recurrent_layers:
+        return "recurrent layers carry a state from token to token"
     if model.device.type == "cuda" and find_spec("triton") is None:
         return "triton is not installed"
     if model.layers.passing is not None:

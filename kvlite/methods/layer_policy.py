@@ -225,10 +225,11 @@ def layer_policies(
         require_growing(bits, method, windows=any(shape.windows))
     if token_budgets is None:
         return policies
-    if len(cut) < shape.layers:
+    if len(cut) < shape.layers or shape.recurrent_layers:
+        what = "recurrent layers" if shape.recurrent_layers else "sliding windows"
         raise SettingError(
             f"{method.name} leaves tokens behind between layers, which this {shape.model_type} "
-            "model's sliding windows do not allow: choose another method (kvlite methods)"
+            f"model's {what} do not allow: choose another method (kvlite methods)"
         )
     return [
         replace(policy, token_budget=token_budget)

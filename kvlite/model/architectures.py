@@ -5,6 +5,7 @@ Multipliers, windows and sizes are read off the config; what is here cannot be.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 
@@ -18,6 +19,10 @@ class Architecture:
         unturnable: why queries and keys cannot be turned to other positions, if they cannot.
         experts: the key of its config that says how many experts a layer has; empty without any.
         angles_once: its rotary tables have each angle once, not for both halves of a head.
+        recurrent: kinds of layers that keep a state of fixed size, by transformers' names.
+        layout: the key that says which layers those are, where the config has no layer_types.
+        attention_norm: what norms the input of attention, where there are recurrent layers.
+        final_norm: what norms the output of the last layer.
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
@@ -25,6 +30,35 @@ class Architecture:
     unturnable: str = ""
     experts: str = ""
     angles_once: bool = False
+    recurrent: tuple[str, ...] = ()
+    layout: str = "full_attention_interval"
+    attention_norm: str = "input_layernorm"
+    final_norm: str = "norm"
+
+    def spans(self, config: Any) -> tuple[tuple[str, ...], ...]:
+        """The kinds of a model's layers, given transformers' config: for each attention layer those
+        before it and its own, for the last one also those behind it."""
+        layers: int = config.num_hidden_layers
+        if not self.recurrent:
+            return (("attention",),) * layers
+        spans: list[tuple[str, ...]] = []
+        waiting: tuple[str, ...] = ()
+        for kind in config.layer_types:
+            waiting += (kind,)
+            if kind not in self.recurrent:
+                spans.append(waiting)
+                waiting = ()
+        return (*spans[:-1], spans[-1] + waiting)
+
+    def attention_layers(self, spans: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+        """The numbers of the attention layers in the model."""
+        starts = accumulate(map(len, spans), initial=0)
+        pairs = zip(starts, spans, strict=False)
+        return tuple(start + self.attention_in(span) for start, span in pairs)
+
+    def attention_in(self, span: tuple[str, ...]) -> int:
+        """The place of the attention layer among the kinds of a span."""
+        return next(place for place, kind in enumerate(span) if kind not in self.recurrent)
 
 
 def _rotates_where_told(config: Any, layer: int) -> bool:
@@ -42,6 +76,14 @@ def _rotates_in_windows_alone(config: Any, layer: int) -> bool:
 
 
 _NEIGHBORS = "this model rotates neighboring channels, and kvlite only turns halves of a head"
+
+_DELTA_NETS = (
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
 
 PLAIN = Architecture()
 # Without num_key_value_heads these have as many KV heads as heads; others have those of some
@@ -88,6 +130,17 @@ ADMITTED: dict[str, Architecture] = {
     ),
     "ernie4_5": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
     "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
+    "qwen3_next": Architecture(
+        needs=(
+            "head_dim",
+            "moe_intermediate_size",
+            "num_key_value_heads",
+            "shared_expert_intermediate_size",
+            *_DELTA_NETS,
+        ),
+        experts="num_experts",
+        recurrent=("linear_attention",),
+    ),
 }
 
 
@@ -131,7 +184,6 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
-    "qwen3_next": _HYBRID,
     "qwen3_5": _HYBRID,
     "qwen3_5_text": _HYBRID,
     "qwen3_5_moe": _HYBRID,

@@ -13,26 +13,8 @@ from typing import Any
 
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED, WRAPPERS
+from kvlite.model.config_limits import MOST
 
-# Well beyond every published model; a plan of more takes minutes, or overflows.
-MOST = {
-    "num_hidden_layers": 1_000,
-    "num_attention_heads": 1 << 14,
-    "num_key_value_heads": 1 << 14,
-    "head_dim": 1 << 14,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 22,
-    "moe_intermediate_size": 1 << 22,
-    "vocab_size": 1 << 26,
-    "max_position_embeddings": 1 << 30,
-    "original_max_position_embeddings": 1 << 30,
-    "num_experts": 1 << 12,
-    "num_local_experts": 1 << 12,
-    "num_experts_per_tok": 1 << 12,
-    "decoder_sparse_step": 1_000,
-    "no_rope_layer_interval": 1_000,
-    "sliding_window_pattern": 1_000,
-}
 # The largest config.json that is read.
 LONGEST = 16 << 20
 
@@ -211,8 +193,11 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
             key, the value and what would be right.
     """
     kind = require_model_type(config, path)
-    needed = [*_NEEDED, *ADMITTED[kind].needs]
-    if experts := ADMITTED[kind].experts:
+    own = ADMITTED[kind]
+    needed = [*_NEEDED, *own.needs]
+    if own.recurrent and config.get("layer_types") is None:
+        needed.append(own.layout)
+    if experts := own.experts:
         for name in _EXPERTS:  # an architecture may use the others' name
             if name in config:
                 config = {experts: config[name], **config}
@@ -228,7 +213,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         if config.get(key) is not None or key in needed:
             values.require_whole(key, 1, most)
     _require_fitting(values, kind)
-    _require_layers(values)
+    _require_layers(values, own.recurrent)
     values.require_all(_RULES)
     vocab = config["vocab_size"]
     values.require(
@@ -301,13 +286,16 @@ def _require_fitting(values: _Values, kind: str) -> None:
             raise values.fault("head_dim", "it must be even, as rotary positions take pairs")
         wanted = f"{heads} heads of it would have an odd size, and rotary positions take pairs"
         raise values.fault("hidden_size", wanted)
+    if (config.get("linear_num_value_heads") or 0) % (config.get("linear_num_key_heads") or 1):
+        wanted = f"linear_num_key_heads, which is {config['linear_num_key_heads']}, must divide it"
+        raise values.fault("linear_num_value_heads", wanted)
     experts = ADMITTED[kind].experts
     if experts and config["num_experts_per_tok"] > config[experts]:
         wanted = f"there are {config[experts]} experts ({experts})"
         raise values.fault("num_experts_per_tok", wanted)
 
 
-def _require_layers(values: _Values) -> None:
+def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
     layers = values.config["num_hidden_layers"]
     if values.config.get("sliding_window") is not None:
         values.require_whole("sliding_window", 0, 1 << 30)
@@ -316,10 +304,17 @@ def _require_layers(values: _Values) -> None:
         lambda kinds: isinstance(kinds, list) and len(kinds) == layers,
         f"it must list one kind for {layers} layers",
     )
-    for kind in values.config.get("layer_types") or ():
-        if kind not in _LAYERS:
-            wanted = f"{_shown(kind)} is none of {', '.join(_LAYERS)}"
+    known = ("full_attention", *recurrent) if recurrent else _LAYERS
+    kinds = values.config.get("layer_types") or ()
+    for kind in kinds:
+        if kind not in known:
+            wanted = f"{_shown(kind)} is none of {', '.join(known)}"
             raise values.fault("layer_types", wanted)
+    if kinds and all(kind in recurrent for kind in kinds):
+        raise values.fault("layer_types", "one of them must have attention")
+    if not kinds and (values.config.get("full_attention_interval") or 0) > layers:
+        wanted = f"one of {layers} layers must have attention"
+        raise values.fault("full_attention_interval", wanted)
     values.require(
         "no_rope_layers",
         lambda turns: (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvlite.errors import ModelError
-from kvlite.model.config_check import MOST
+from kvlite.model.config_limits import MOST
 
 VERSIONS = (2, 3)
 # The largest vocabularies have a quarter of a million tokens, with name, score, kind and merge.

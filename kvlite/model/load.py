@@ -16,6 +16,7 @@ from kvlite.model.architectures import ADMITTED, LANGUAGE_WEIGHTS
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
+from kvlite.model.hybrid import engine_layers
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described, transformers_config
@@ -57,7 +58,7 @@ class LoadedModel:
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.layers = Layers(self.module.model.layers[: self.shape.layers])
+        self.layers = Layers(engine_layers(self.module.model.layers, self.shape))
         if ADMITTED[self.shape.model_type].angles_once:
             for layer in self.layers.modules:
                 layer.self_attn.register_forward_pre_hook(_with_angles_once, with_kwargs=True)
@@ -96,7 +97,8 @@ class LoadedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
-        logits: Tensor = self.module.lm_head(self.module.model.norm(hidden)).float()
+        norm = getattr(self.module.model, ADMITTED[self.shape.model_type].final_norm)
+        logits: Tensor = self.module.lm_head(norm(hidden)).float()
         config = self.module.config
         scale = getattr(config, "logit_scale", 1) / getattr(config, "logits_scaling", 1)
         if scale != 1:

@@ -15,6 +15,7 @@ from kvlite.model.config_check import (
     require_model_type,
     require_sound,
 )
+from kvlite.model.spans import StateShape, state_shapes
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights
@@ -25,7 +26,7 @@ class Parts:
     """Weights of one kind and size.
 
     Attributes:
-        group: embedding, attention, mlp, norms or head.
+        group: embedding, attention, recurrent, mlp, norms or head.
         size: the shape of one.
         linear: whether they are matrices of linear layers within the decoder: these can be
             quantized.
@@ -92,7 +93,7 @@ class Parts:
         return 8 if self.group == "embedding" and weights.packed_embedding else 0
 
 
-GROUPS = ("embedding", "attention", "mlp", "norms", "head")
+GROUPS = ("embedding", "attention", "recurrent", "mlp", "norms", "head")
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,15 @@ class ModelShape:
 
     Attributes:
         model_type: the config's name for the architecture.
-        layers, heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers.
+        layers: those with attention, which have keys and values.
+        heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers.
         max_context: tokens the model was trained to hold.
         windows: per layer, the tokens a sliding window shows (its own included), or None where
             the layer sees everything.
         parts: the weights, by kind and size.
         rotary: per layer, whether queries and keys are rotated.
+        spans: per layer, the kinds of the model's own layers that run with it, its own included.
+        states: per layer, what the recurrent ones among these keep.
     """
 
     model_type: str
@@ -121,6 +125,17 @@ class ModelShape:
     windows: tuple[int | None, ...]
     parts: tuple[Parts, ...]
     rotary: tuple[bool, ...]
+    spans: tuple[tuple[str, ...], ...] = ()
+    states: tuple[tuple[StateShape, ...], ...] = ()
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Layers that keep a state of fixed size instead of keys and values."""
+        return sum(map(len, self.states))
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of these states for one sequence, where the model's numbers have `itemsize`."""
+        return sum(state.nbytes(itemsize) for own in self.states for state in own)
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -219,12 +234,19 @@ def transformers_config(folder: Path) -> Any:
 
 def shape_of(config: Any) -> ModelShape:
     """The shape a transformers config describes; weights are counted on the meta device."""
+    import torch
+
+    from kvlite.model.making import meta_module
+
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
+    own = ADMITTED[config.model_type]
+    spans, module = own.spans(config), meta_module(config, torch.bfloat16)
+    numbers = own.attention_layers(spans)
     return ModelShape(
         model_type=config.model_type,
-        layers=config.num_hidden_layers,
+        layers=len(spans),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads or config.num_attention_heads,
         head_dim=head_dim,
@@ -232,9 +254,11 @@ def shape_of(config: Any) -> ModelShape:
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
         max_context=_context(config),
-        windows=_windows(config),
-        parts=_parts(config),
-        rotary=_rotary(config),
+        windows=tuple(_windows(config)[number] for number in numbers),
+        parts=_parts(module),
+        rotary=tuple(own.rotates(config, number) for number in numbers),
+        spans=spans,
+        states=state_shapes(module, spans, own.recurrent),
     )
 
 
@@ -261,17 +285,9 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rotary(config: Any) -> tuple[bool, ...]:
-    rotates = ADMITTED[config.model_type].rotates
-    return tuple(rotates(config, layer) for layer in range(config.num_hidden_layers))
-
-
-def _parts(config: Any) -> tuple[Parts, ...]:
+def _parts(model: Any) -> tuple[Parts, ...]:
     import torch
 
-    from kvlite.model.making import meta_module
-
-    model = meta_module(config)
     head = model.get_output_embeddings()
     linears = {
         f"{name}.weight"
@@ -291,6 +307,10 @@ def _parts(config: Any) -> tuple[Parts, ...]:
     return tuple(Parts(*kind, count) for kind, count in kinds.items())
 
 
+# What transformers calls what is in the place of attention in recurrent layers.
+_RECURRENT = ("linear_attn", "conv", "mamba")
+
+
 def _group(name: str) -> str:
     if "embed_tokens" in name:
         return "embedding"
@@ -298,4 +318,6 @@ def _group(name: str) -> str:
         return "head"
     if "norm" in name:
         return "norms"
-    return "attention" if "self_attn" in name else "mlp"
+    if "self_attn" in name:
+        return "attention"
+    return "recurrent" if any(f".{part}." in name for part in _RECURRENT) else "mlp"

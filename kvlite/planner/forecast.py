@@ -14,6 +14,7 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.quantized import rotation
+from kvlite.cache.recurrent import States
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
@@ -102,6 +103,7 @@ class _Took:
         kept, host: what it leaves, on the device and in host memory.
         layer, policy: what was kept, and by which policy.
         indexed: whether an index replaced another, which is freed once all is read.
+        states: what the recurrent layers that run with it keep.
     """
 
     reading: int
@@ -112,6 +114,7 @@ class _Took:
     layer: LayerCache
     policy: LayerPolicy
     indexed: bool
+    states: States
 
 
 class _Foresight(Prefill):
@@ -137,6 +140,7 @@ class _Foresight(Prefill):
             layer=layer,
             policy=self.policies[index],
             indexed=before is not None and self._index(index) is not before,
+            states=self.states.get(index, {}),
         )
 
     def _index(self, index: int) -> Any:
@@ -151,14 +155,15 @@ class _Foresight(Prefill):
 
     def _begin(self, index: int) -> int:
         """The start of the last full chunk, or of the first whose queries the method wants; where
-        query statistics are joined, one chunk earlier."""
+        query statistics are joined, or states carried on, one chunk earlier."""
         policy = self.policies[index]
         length: int = self.hidden.shape[1]
         end = length - 1 if self._final(index) else length
         starts: list[int] = [*range(0, end, self.chunk), *([end] if self._final(index) else [])]
         observed = length - max(policy.method.needs.num_queries(policy.budget), 1)
         seen = sum(at + self.chunk > observed for at in starts)
-        more = self._final(index) + (self.coming[index] is not None)
+        carried = bool(self.model.shape.states[index])
+        more = self._final(index) + (carried or self.coming[index] is not None)
         return starts[-min(max(2 + more, seen), len(starts))]
 
     def _roomy(self, index: int) -> LayerCache:
@@ -249,6 +254,7 @@ def _forecast(
             if took.indexed:
                 outdated.append(index)
             reading.policies[index] = took.policy
+            reading.states |= {index: took.states} if took.states else {}
         read = _higher(read, _moment(kv, hidden, took.whole, took.reading))
         chosen = _higher(chosen, _moment(kv, hidden, took.whole, took.choosing))
         layers.append(took.layer)
@@ -263,8 +269,9 @@ def _forecast(
     logits = reading.logits()
     last = Moment(meter.live - hidden - logits.nbytes, hidden, 0, meter.peak - meter.live)
     read = _higher(read, replace(last, work=last.work + logits.nbytes))
-    cache.layers, cache.seen = layers, reading.end
+    cache.layers, cache.seen, cache.states = layers, reading.end, reading.states
     if store is not None:
+        store.carry(reading.states)
         store.read(reading.end)
         for index in outdated:
             store.layers[index].index = None
@@ -306,9 +313,8 @@ def _answer(
     meter.peak = meter.live
     for index in alike.values():
         rotation = rotations[index]
-        step = LayerStep(
-            index, cache.layers[index], policies[index], at, rotation, seeing[index], recall
-        )
+        layer, states = cache.layers[index], cache.states.get(index)
+        step = LayerStep(index, layer, policies[index], at, rotation, seeing[index], recall, states)
         model.layers[index](hidden, position_embeddings=rotation, kvlite=step)
         step.trimmed()
     model.logits(hidden[:, -1])
@@ -367,6 +373,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
     aside = None if store is None else store.layers[index]
     return (
         reading.model.shape.rotary[index],
+        reading.model.shape.spans[index],
         reading.policies[index],
         reading.policies[index + 1].token_budget if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],

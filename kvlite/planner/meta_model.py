@@ -34,11 +34,13 @@ def meta_model(
     calibration: Calibration | None = None,
 ) -> LoadedModel:
     """A model on the meta device, for forecasts; one layer stands for all of its kind, with rotary
-    positions or without. `config` is transformers'; of the weights only the dtype matters, and
-    whether they are unpacked to be multiplied."""
+    positions or without, among the same recurrent layers. `config` is transformers'; of the weights
+    only the dtype matters, and whether they are unpacked to be multiplied."""
     register_attention()
-    first = [shape.rotary.index(rotates) for rotates in shape.rotary]
-    module = meta_module(config, weights.dtype, layers=max(first) + 1, attention=ATTENTION)
+    kinds = list(zip(shape.rotary, shape.spans, strict=True))
+    first = [kinds.index(kind) for kind in kinds]
+    own = sum(map(len, shape.spans[: max(first) + 1]))
+    module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)
     module.eval().requires_grad_(False)
     if weights.packs:
         pack(module, weights)

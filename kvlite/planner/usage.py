@@ -121,6 +121,10 @@ def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> I
             entries = sum(cache.layers[index].entries_mean for index in indices) / len(indices)
             about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
             yield Part(name, nbytes, about)
+    if cache.state_bytes:
+        yield Part(
+            "recurrent states", cache.state_bytes, f"{shape.recurrent_layers} layers, any length"
+        )
     if store is not None and store.index_bytes:
         yield Part("search index", store.index_bytes, "finds what to fetch back")
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvlite.cache import LayerCache
 from kvlite.cache.packed import Packed
+from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
@@ -46,6 +47,7 @@ class HostKVCheckpoint:
         self.seen = store.seen
         self.bits = store.bits
         self.layers = [_mark(layer, store.bits is not None) for layer in store.layers]
+        self.states = store.states
 
     @classmethod
     def at(cls, store: HostKVStore, seen: int) -> "HostKVCheckpoint":
@@ -58,7 +60,7 @@ class HostKVCheckpoint:
     @property
     def plain(self) -> bool:
         """Whether the number of tokens describes it completely."""
-        return all(
+        return not self.states and all(
             layer.read == self.seen and layer.cached_scores is None and not layer.tensors
             for layer in self.layers
         )
@@ -66,7 +68,8 @@ class HostKVCheckpoint:
     @property
     def nbytes(self) -> int:
         """Bytes of host memory that it holds besides the store."""
-        return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
+        held = [tensor for layer in self.layers for tensor in layer.tensors]
+        return bytes_held([*held, *state_tensors(self.states)])
 
     def fits(self, store: HostKVStore | None) -> bool:
         """Whether a store can return to it: it is the same one, and nothing was quantized again."""
@@ -101,7 +104,7 @@ class HostKVCheckpoint:
             layer.fresh = []
             if layer.index is not None:
                 layer.index.used = mark.read
-        store.seen = self.seen
+        store.seen, store.states = self.seen, self.states
 
 
 def mark_bytes(store: HostKVStore) -> int:
@@ -109,7 +112,8 @@ def mark_bytes(store: HostKVStore) -> int:
     rounds = store.bits is not None
     windows = (layer.cache.tensors for layer in store.layers if layer.window is not None)
     exact = (_exact(layer, rounds) for layer in store.layers)
-    return bytes_held(tensor for each in windows for tensor in each) + sum(
+    held = [tensor for each in windows for tensor in each]
+    return bytes_held([*held, *state_tensors(store.states)]) + sum(
         tensor.nbytes for each in exact for tensor in each
     )
 

@@ -9,6 +9,7 @@ from kvlite.cache import KVBits, LayerCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
 from kvlite.model.load import LoadedModel
+from kvlite.model.spans import require_states
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index, sign_bytes
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
@@ -28,6 +29,7 @@ def store_parts(store: HostKVStore) -> tuple[dict[str, Tensor], Plain]:
         "seen": store.seen,
         "objects": parts.objects,
         "layers": layers,
+        "states": parts.states(store.states),
     }
 
 
@@ -82,6 +84,8 @@ def store_of(
         if disk is not None:
             disk.take(layer.cache)
             layer.disk = disk
+    store.states = reader.states(plain.get("states", {}))
+    require_states(store.states, shape, model.dtype)
     return store
 
 

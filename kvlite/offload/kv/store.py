@@ -1,11 +1,13 @@
 """The host KV store: everything a conversation has read, kept for recall and the next turn."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
@@ -13,6 +15,7 @@ from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 
+HOST = torch.device("cpu")
 # Entries not in the index yet cannot be found, so that this many recent ones always stay.
 INDEXED_AT_ONCE = 16
 # Layers that grow get room for another eighth, so that they seldom have to.
@@ -106,6 +109,9 @@ class HostKVStore:
         spare: whether layers that grow may take more than they need.
         transfer: copies from and to a device with its own memory.
         marked: the layers to which `rewind` returns, while something is read.
+        states: by layer, of the recurrent layers that run with it, after what was read; in host
+            memory.
+        marked_states: those to which `rewind` returns.
     """
 
     layers: list[HostKVLayer]
@@ -115,6 +121,8 @@ class HostKVStore:
     spare: bool = True
     transfer: KVTransfer | None = None
     marked: list[HostKVLayer] = field(default_factory=list)
+    states: dict[int, States] = field(default_factory=dict)
+    marked_states: dict[int, States] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
@@ -135,12 +143,16 @@ class HostKVStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, filled or not, in memory or on disk."""
-        return bytes_held(self.tensors)
+        """Bytes held for entries, filled or not, in memory or on disk."""
+        return bytes_held(self._of_entries)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors held off the device."""
+        return [*self._of_entries, *state_tensors(self.states)]
+
+    @property
+    def _of_entries(self) -> list[Tensor]:
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
         return held + [
             layer.cached_scores for layer in self.layers if layer.cached_scores is not None
@@ -297,14 +309,21 @@ class HostKVStore:
         after theirs, or elsewhere."""
         self.forget_answer()
         self.marked = [replace(layer) for layer in self.layers]
+        self.marked_states = self.states
 
     def rewind(self) -> None:
         """Forget what was read since `mark`."""
         self._wait()
         self.layers, self.marked = self.marked, []
+        self.states, self.marked_states = self.marked_states, {}
         self.forget_answer()
+
+    def carry(self, states: Mapping[int, States]) -> None:
+        """Copy the states of recurrent layers after what is read, from any device."""
+        with aside():
+            self.states = copies_of(states, HOST)
 
     def read(self, seen: int) -> None:
         """End reading: all layers hold `seen` tokens, and `rewind` is no longer possible."""
         self._wait()
-        self.seen, self.marked = seen, []
+        self.seen, self.marked, self.marked_states = seen, [], {}

@@ -17,6 +17,7 @@ from kvlite.memory.free import is_oom, release_memory
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
+from kvlite.model.hybrid import HybridLayer
 from kvlite.model.load import LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
 from kvlite.model.packing import pack_embedding, pack_linears
@@ -37,7 +38,8 @@ from kvlite.offload.weights.buffers import (
 from kvlite.offload.weights.layers import StreamedLayers
 
 HOST = torch.device("cpu")
-LAYERS = "model.layers."
+BODY = "model."
+LAYERS = f"{BODY}layers."
 
 
 def require_streamable(
@@ -72,7 +74,8 @@ def require_streamable(
             f"--stream ram does not move {weights.name} weights: use --weights nf4 or bf16"
         )
     sizes = read_shape(folder).weight_bytes(weights)
-    needed, free = sizes["attention"] + sizes["mlp"], psutil.virtual_memory().available
+    needed = sizes["attention"] + sizes["recurrent"] + sizes["mlp"]
+    free = psutil.virtual_memory().available
     if needed > free:
         raise SettingError(
             f"--stream ram would take {readable(needed)} of host memory for the layers of "
@@ -115,16 +118,20 @@ def in_files(model: LoadedModel) -> StreamedLayers:
     """Layers read from files in turn, for a model from `open_without_layers`."""
     modules, stored = model.layers.modules, stored_weights(model.path)
     layouts = [lay_out(layer, model.device) for layer in modules]
-    parts = [_parts(index, layout, stored) for index, layout in enumerate(layouts)]
+    names = [
+        BODY if isinstance(layer, HybridLayer) else f"{LAYERS}{index}."
+        for index, layer in enumerate(modules)
+    ]
+    parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
     source = InFiles(parts, model.device)
     return StreamedLayers(modules, layouts, source, model.device, "disk")
 
 
 def _parts(
-    index: int, layout: Layout, stored: dict[str, Stored]
+    within: str, layout: Layout, stored: dict[str, Stored]
 ) -> list[tuple[Place, list[Stored]]]:
-    """Where the weights of layer `index` lie in files."""
-    return [(place, parts_of(f"{LAYERS}{index}.{place.name}", stored)) for place in layout.places]
+    """Where the weights of a layer lie in files; their names there begin with `within`."""
+    return [(place, parts_of(within + place.name, stored)) for place in layout.places]
 
 
 def in_memory(model: LoadedModel) -> StreamedLayers:
@@ -166,7 +173,7 @@ def open_by_layer(
     stored = stored_weights(folder)
     for index, layer in enumerate(module.model.layers):
         require_uncancelled(cancel)
-        parts = partial(_parts, index, stored=stored)
+        parts = partial(_parts, f"{LAYERS}{index}.", stored=stored)
         _read_and_pack(layer, parts, device, weights)
     if weights.packed_embedding:
         pack_embedding(module)

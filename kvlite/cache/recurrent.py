@@ -1,0 +1,155 @@
+"""What recurrent layers keep: states of a fixed size, however much was read.
+
+A state is never changed in place: a step computes new ones, which count once it has ended. So they
+can be shared with checkpoints, and a step that failed is run again from the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """The state of one recurrent layer.
+
+    Attributes:
+        conv: the last inputs of its convolution, `(batch, channels, kernel size)`.
+        recurrent: the sum that it carries on, `(batch, heads, ...)`; None for a convolution alone.
+    """
+
+    conv: Tensor | None = None
+    recurrent: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        return [each for each in (self.conv, self.recurrent) if each is not None]
+
+    def copy_to(self, device: torch.device) -> "RecurrentState":
+        """A copy on a device."""
+        conv, recurrent = (
+            None if each is None else each.to(device, copy=True)
+            for each in (self.conv, self.recurrent)
+        )
+        return RecurrentState(conv, recurrent)
+
+
+States = Mapping[int, RecurrentState]
+"""States of the recurrent layers that run together with one attention layer, by their place among
+these; empty before anything was read."""
+
+
+def state_tensors(states: Mapping[int, States]) -> list[Tensor]:
+    """All tensors of the states of all layers."""
+    return [each for own in states.values() for state in own.values() for each in state.tensors]
+
+
+def copies_of(states: Mapping[int, States], device: torch.device) -> dict[int, States]:
+    """Copies of the states of all layers, on a device."""
+    return {
+        index: {place: state.copy_to(device) for place, state in own.items()}
+        for index, own in states.items()
+    }
+
+
+def joined(states: Sequence[States]) -> States:
+    """The states of several sequences as those of one batch."""
+    parts = {place: [each[place] for each in states] for place in states[0]}
+    return {
+        place: RecurrentState(
+            _cat([each.conv for each in own]), _cat([each.recurrent for each in own])
+        )
+        for place, own in parts.items()
+    }
+
+
+def parted(states: States, rows: int) -> list[dict[int, RecurrentState]]:
+    """The states of a batch as those of its sequences, in storage of their own."""
+    return [{place: _row(state, row) for place, state in states.items()} for row in range(rows)]
+
+
+def _cat(parts: Iterable[Tensor | None]) -> Tensor | None:
+    held = [each for each in parts if each is not None]
+    return torch.cat(held) if held else None
+
+
+def _row(state: RecurrentState, row: int) -> RecurrentState:
+    conv, recurrent = (
+        None if each is None else each[row : row + 1].clone()
+        for each in (state.conv, state.recurrent)
+    )
+    return RecurrentState(conv, recurrent)
+
+
+class StateCarrier:
+    """Stands in for transformers' cache where recurrent layers run: gives them the states before,
+    and takes those after.
+
+    Attributes:
+        before, after: the states of the layers that run together.
+        first: the number of the first of these layers in the model.
+    """
+
+    def __init__(self, before: States) -> None:
+        self.before = before
+        self.after: dict[int, RecurrentState] = {}
+        self.first = 0
+
+    def begin(self, first: int) -> "StateCarrier":
+        """Serve the layers from number `first` on, from the states before."""
+        self.first, self.after = first, {}
+        return self
+
+    def has_previous_state(self, layer_idx: int) -> bool:
+        """As transformers' caches have it, like the functions below."""
+        return layer_idx - self.first in self.before
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """It never is."""
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """A copy, which is the state after if it is changed in place."""
+        place = layer_idx - self.first
+        conv = self.before[place].conv if place in self.before else None
+        if conv is not None:
+            self._keep(place, conv=(conv := conv.clone()))
+        return conv
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """As `get_conv_state`."""
+        place = layer_idx - self.first
+        recurrent = self.before[place].recurrent if place in self.before else None
+        if recurrent is not None:
+            self._keep(place, recurrent=(recurrent := recurrent.clone()))
+        return recurrent
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+    ) -> Tensor:
+        """Take inputs `(batch, channels, L)`; returns them behind those before."""
+        place, size = layer_idx - self.first, conv_kernel_size or conv_states.shape[-1]
+        conv, inputs = self.before.get(place, RecurrentState()).conv, conv_states
+        if conv is not None:
+            inputs = torch.cat([conv, inputs], -1)
+        elif inputs.shape[-1] < size:
+            inputs = nn.functional.pad(inputs, (size - inputs.shape[-1], 0))
+        self._keep(place, conv=inputs[..., -size:].clone())
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0
+    ) -> Tensor:
+        """Take the state after, which may be a part of something larger."""
+        self._keep(layer_idx - self.first, recurrent=recurrent_states.clone())
+        return recurrent_states
+
+    def _keep(self, place: int, **parts: Tensor) -> None:
+        self.after[place] = replace(self.after.get(place, RecurrentState()), **parts)

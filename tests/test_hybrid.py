@@ -1,0 +1,263 @@
+"""Models with recurrent layers: states are carried, copied and returned to, never cut or shared."""
+
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kvlite
+from kvlite.cache import KVCache
+from kvlite.cache.recurrent import RecurrentState
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.engine.batch import run_together
+from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.decode import Step, decode_step
+from kvlite.engine.prefill import prefill
+from kvlite.engine.speculate import Speculation, room_ahead
+from kvlite.engine.step_program import refusal
+from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.methods import parse_method
+from kvlite.methods.full import Full
+from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.spans import require_states
+from tests.conftest import HYBRIDS, Tiny, make_tiny
+from tests.masked import masked_logits
+from tests.test_branches import FIRST, GIVEN, OTHER, SECOND, THIRD, heard, opened, said, same
+from tests.test_engine import positions, run
+from tests.test_recall import EXACT, last_logits, logits_of_the_whole
+
+IDS = [3 + 7 * i % 190 for i in range(150)]
+# Ways to hold keys and values: dropped, quantized, recalled, evicted, reconstructed.
+WAYS = [
+    "full",
+    "recall",
+    "recall-4",
+    "forget",
+    "four bits",
+    "four bits recalled",
+    "late",
+    "late, by attention",
+    "kvzip",
+    "streaming, forgotten",
+    "lminfinite, forgotten",
+    "minicache, forgotten",
+]
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request: pytest.FixtureRequest) -> Tiny:
+    return make_tiny(request.param)
+
+
+def read(tiny: Tiny, ids: list[int], cache: KVCache | None = None, **given: Any) -> KVCache:
+    cache = cache or tiny.model.empty_cache()
+    policies = layer_policies(Full(), tiny.model.shape, 10**6, cache.seen + len(ids))
+    prefill(tiny.model, cache, torch.tensor([ids]), policies, **given)
+    return cache
+
+
+def states(cache: KVCache) -> list[Tensor]:
+    """In the order of the model's layers."""
+    return [
+        each
+        for _, own in sorted(cache.states.items())
+        for _, state in sorted(own.items())
+        for each in state.tensors
+    ]
+
+
+def states_of_transformers(tiny: Tiny, ids: list[int]) -> list[Tensor]:
+    """What its own cache keeps after `ids`."""
+    with torch.no_grad():
+        past = tiny.reference(torch.tensor([ids]), use_cache=True).past_key_values
+    kept = [layer for layer in past.layers if getattr(layer, "conv_states", None)]
+    parts = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in kept]
+    return [each for part in parts for each in part if each is not None]
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_states_are_those_of_transformers_whatever_the_chunk(hybrid: Tiny, chunk: int) -> None:
+    cache = read(hybrid, IDS, chunk=chunk)
+    theirs = states_of_transformers(hybrid, IDS)
+    assert len(theirs) == len(states(cache)) > 0
+    for one, other in zip(states(cache), theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    shape = hybrid.model.shape
+    assert cache.state_bytes == shape.state_bytes(4) == sum(each.nbytes for each in theirs)
+    assert shape.layers + shape.recurrent_layers <= hybrid.reference.config.num_hidden_layers
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_any_chunk_gives_the_same_logits(hybrid: Tiny, chunk: int) -> None:
+    prompt = torch.tensor([IDS])
+    _, logits = run(hybrid.model, hybrid.model.empty_cache(), prompt, 12, chunk=chunk)
+    tokens = logits.argmax(-1)[:, :-1]
+    with torch.no_grad():
+        expected = hybrid.reference(torch.cat([prompt, tokens], 1)).logits[:, len(IDS) - 1 :]
+    assert (logits - expected).abs().max() < 1e-4
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("method", ["snapkv:window=8", "h2o", "kvx", "streaming", "keydiff"])
+def test_decoding_on_a_cut_cache_equals_dense_attention_to_what_it_holds(
+    hybrid: Tiny, method: str
+) -> None:
+    """Recurrent layers see every token, attention what the cache holds."""
+    model, steps, prompt = hybrid.model, 20, torch.tensor([IDS[:90]])
+    cache, held = model.empty_cache(), []
+    policies = layer_policies(parse_method(method), model.shape, 24, 90)
+    rows = [prefill(model, cache, prompt, policies, reserve=steps, chunk=32)]
+    ids = [prompt]
+    for _ in range(steps):
+        ids.append(rows[-1].argmax(-1)[None])
+        rows.append(decode_step(model, cache, ids[-1][0], policies))
+        held.append(positions(cache))
+    expected = masked_logits(hybrid.reference, torch.cat(ids, 1), held, 90)
+    assert (torch.cat(rows) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_every_turn_that_recalls_begins_as_if_nothing_had_been_dropped(
+    hybrid: Tiny, name: str, bits: str
+) -> None:
+    """The answer is read again from the states before it."""
+    settings = {"method": name, "budget": "48", "recall": "ram", "kv_bits": bits}
+    talk = Conversation(hybrid.model, Settings(max_new_tokens=9, chunk=64).replace(settings))
+    for turn in range(2):
+        logits = last_logits(talk, IDS[70 * turn : 70 * turn + 70])
+        ids = talk.token_ids[: len(talk.token_ids) - 8]
+        assert (logits - logits_of_the_whole(hybrid, ids)).abs().max() < 1e-4
+        assert talk.store is not None and talk.store.seen == len(ids)
+
+
+def test_tokens_are_not_left_behind_between_layers(hybrid: Tiny) -> None:
+    with pytest.raises(SettingError, match="recurrent layers do not allow: choose another"):
+        layer_policies(parse_method("pyramidinfer"), hybrid.model.shape, 40, 100)
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("name", WAYS)
+def test_going_back_is_as_if_nothing_else_had_been_said(
+    hybrid: Tiny, name: str, tmp_path: Path
+) -> None:
+    """By editing, drawing again, undoing; from a file the same, after reading again."""
+    given = GIVEN[name]
+    talk, fresh = opened(hybrid, **given), opened(hybrid, **given)
+    said(talk, FIRST, SECOND, THIRD)
+    told: list[str] = []
+    edited = heard(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
+    assert not [note for note in told if "read again" in note]
+    assert said(fresh, FIRST, OTHER)[1] == edited
+    assert heard(talk.regenerate()) == edited
+    same_states(talk, fresh)
+    talk.save(tmp_path / "talk.kv")
+    again = kvlite.Runner(hybrid.model, Settings()).open(tmp_path / "talk.kv", reading=Callbacks())
+    same_states(again, fresh)
+    assert said(again, SECOND) == said(talk, SECOND) == said(fresh, SECOND)
+    talk.undo()
+    assert talk.undo() == OTHER
+    expected = opened(hybrid, **given)
+    said(expected, FIRST, THIRD)
+    said(talk, THIRD)
+    same(talk, expected)
+
+
+def same_states(one: Conversation, other: Conversation) -> None:
+    for mine, theirs in zip(states(one.cache), states(other.cache), strict=True):
+        assert mine.equal(theirs)
+
+
+def test_without_the_state_it_is_read_again_and_said(hybrid: Tiny) -> None:
+    talk = opened(hybrid, method="full", checkpoint_limit="0MB")
+    said(talk, FIRST, SECOND)
+    told: list[str] = []
+    edited = heard(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
+    assert [note for note in told if "tokens are read again" in note]
+    fresh = opened(hybrid, method="full")
+    assert said(fresh, FIRST, OTHER)[1] == edited
+
+
+def test_states_are_copied_within_the_limit_of_checkpoints(hybrid: Tiny) -> None:
+    talk = opened(hybrid, method="full")
+    said(talk, FIRST, SECOND)
+    assert talk.context.checkpoint_bytes >= talk.cache.state_bytes > 0
+
+
+def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
+    cache, stop = read(hybrid, IDS[:40]), Event()
+    before = [each.clone() for each in states(cache)]
+
+    def progress(done: int, of: int) -> None:
+        if 2 * done > of:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        read(hybrid, IDS, cache, chunk=16, progress=progress, cancel=stop)
+    assert all(one.equal(other) for one, other in zip(states(cache), before, strict=True))
+    read(hybrid, IDS[40:], cache)
+    theirs = states_of_transformers(hybrid, IDS)
+    for one, other in zip(states(cache), theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
+    model, lengths = hybrid.model, (40, 57, 23)
+    policies = [layer_policies(Full(), model.shape, 10**6, n) for n in lengths]
+    apart, together = ([read(hybrid, IDS[:n]) for n in lengths] for _ in range(2))
+    for number in range(3):
+        tokens = [torch.tensor([11 + number + at]) for at in range(3)]
+        steps = [Step(model, *each) for each in zip(together, tokens, policies, strict=True)]
+        for logits, *each in zip(run_together(model, steps), apart, tokens, policies, strict=True):
+            assert isinstance(logits, Tensor)
+            torch.testing.assert_close(logits, decode_step(model, *each), rtol=1e-5, atol=1e-5)
+    for one, other in zip(together, apart, strict=True):
+        for mine, theirs in zip(states(one), states(other), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    storages = [each.untyped_storage().data_ptr() for cache in together for each in states(cache)]
+    assert len(set(storages)) == len(storages)
+
+
+def test_what_would_have_to_take_states_back_says_why_not(hybrid: Tiny) -> None:
+    cache = read(hybrid, IDS)
+    policies = layer_policies(Full(), hybrid.model.shape, 10**6, len(IDS))
+    assert "recurrent layers" in str(refusal(hybrid.model, cache, policies, None))
+    assert room_ahead(cache, policies) == 0
+    speculation = Speculation(hybrid.model, cache, policies, IDS, ())
+    assert speculation.off == "the states of recurrent layers cannot be taken back"
+    metrics = opened(hybrid, method="full", speculate="auto").generate(IDS).metrics
+    assert metrics.no_speculation == speculation.off
+
+
+def test_metrics_say_how_many_layers_keep_what(hybrid: Tiny) -> None:
+    shape = hybrid.model.shape
+    metrics = opened(hybrid, method="snapkv", budget="40").generate(IDS).metrics
+    assert (metrics.layers, metrics.recurrent_layers) == (4, shape.recurrent_layers)
+    assert metrics.state_bytes == shape.state_bytes(4)
+    assert f"in 4 of {4 + shape.recurrent_layers} layers, states" in metrics.line()
+
+
+@pytest.mark.parametrize("change", ["missing", "misplaced", "another size", "another type"])
+def test_damaged_states_are_refused(hybrid: Tiny, change: str) -> None:
+    cache = read(hybrid, IDS)
+    require_states(cache.states, hybrid.model.shape, torch.float32)
+    require_states({}, hybrid.model.shape, torch.float32)
+    index, own = next(iter(cache.states.items()))
+    place, state = next(iter(own.items()))
+    assert state.conv is not None
+    others = {at: each for at, each in own.items() if at != place}
+    changed = {
+        "missing": others,
+        "misplaced": {**others, place + 7: state},
+        "another size": {**own, place: RecurrentState(state.conv[..., :-1], state.recurrent)},
+        "another type": {**own, place: RecurrentState(state.conv.half(), state.recurrent)},
+    }[change]
+    with pytest.raises(SnapshotError):
+        require_states({**cache.states, index: changed}, hybrid.model.shape, torch.float32)
