@@ -3,8 +3,8 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, hunyuan_v1_dense, gpt_oss and qwen3_next were written from memory: their sizes may
-not be the published.
+ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next and qwen3_5_text were written from memory:
+their sizes may not be the published.
 """
 
 from typing import Any
@@ -464,6 +464,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rope_scaling=None,
         rope_theta=10000000,
         shared_expert_intermediate_size=512,
+    ),
+    "Qwen3.5-27B, its text alone": _config(
+        "qwen3_5_text",
+        (5120, 17408, 64, 24, 4, 248320, 262144),
+        attn_output_gate=True,
+        full_attention_interval=4,
+        head_dim=256,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 16,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_num_key_heads=16,
+        linear_num_value_heads=48,
+        linear_value_head_dim=128,
+        rope_parameters={
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
     ),
     "SmolLM2-1.7B-Instruct": _config(
         "llama", (2048, 8192, 24, 32, 32, 49152, 8192), rope_theta=130000

@@ -65,7 +65,7 @@ DELTA_NETS = {
     "num_hidden_layers": 8,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
+    "linear_value_head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     **_rope("default", partial_rotary_factor=0.5),
@@ -134,11 +134,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3-next": ("Qwen3NextConfig", {"head_dim": 16, **DELTA_NETS, **EXPERTS, **SHARED}),
+    "qwen3-5": ("Qwen3_5TextConfig", {"head_dim": 16, **DELTA_NETS}),
 }
 
 
 # Models with recurrent layers.
-HYBRIDS = ["qwen3-next"]
+HYBRIDS = ["qwen3-next", "qwen3-5"]
 
 
 class IntegerTokenizer:

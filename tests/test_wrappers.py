@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import kvlite
 from kvlite.errors import ModelError
 from kvlite.model.shape import read_shape
-from tests.conftest import ALTERNATING, GEMMA, SIZES
+from tests.conftest import ALTERNATING, DELTA_NETS, GEMMA, SIZES
 
 VISION = {
     "hidden_size": 32,
@@ -42,7 +42,21 @@ def mistral3() -> Any:
     return transformers.Mistral3ForConditionalGeneration(config)
 
 
-MODELS = {"gemma3": gemma3, "mistral3": mistral3}
+def qwen3_5() -> Any:
+    text = {**SIZES, "vocab_size": 49_152, **DELTA_NETS, "head_dim": 16}
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": SIZES["hidden_size"],
+        "num_position_embeddings": 16,
+    }
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+    return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
+MODELS = {"gemma3": gemma3, "mistral3": mistral3, "qwen3_5": qwen3_5}
 
 
 @pytest.fixture(params=MODELS)

@@ -141,6 +141,9 @@ ADMITTED: dict[str, Architecture] = {
         experts="num_experts",
         recurrent=("linear_attention",),
     ),
+    "qwen3_5_text": Architecture(
+        needs=("head_dim", "num_key_value_heads", *_DELTA_NETS), recurrent=("linear_attention",)
+    ),
 }
 
 
@@ -162,6 +165,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
     "mistral3": {"model_type": "mistral"},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
 }
 # Where a wrapper's checkpoint has the weights of its language model, by the names of transformers 4
 # and 5, and what the language model alone calls them.
@@ -184,8 +188,6 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
-    "qwen3_5": _HYBRID,
-    "qwen3_5_text": _HYBRID,
     "qwen3_5_moe": _HYBRID,
     "qwen3_5_moe_text": _HYBRID,
     "lfm2": _HYBRID,
