@@ -3,8 +3,8 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next and qwen3_5_text were written from memory:
-their sizes may not be the published.
+ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text and lfm2 were written from
+memory: their sizes may not be the published.
 """
 
 from typing import Any
@@ -484,6 +484,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "rope_theta": 10000000,
             "rope_type": "default",
         },
+    ),
+    "LFM2-1.2B": _without(
+        _config(
+            "lfm2",
+            (2048, 0, 16, 32, 8, 65536, 128000),
+            block_auto_adjust_ff_dim=True,
+            block_dim=2048,
+            block_ff_dim=12288,
+            block_ffn_dim_multiplier=1.0,
+            block_multiple_of=256,
+            block_norm_eps=1e-05,
+            conv_L_cache=3,
+            conv_bias=False,
+            conv_dim=2048,
+            eos_token_id=7,
+            full_attn_idxs=[2, 5, 8, 10, 12, 14],
+            norm_eps=1e-05,
+            num_heads=32,
+            rope_theta=1000000.0,
+            tie_embedding=True,
+        ),
+        "intermediate_size",
     ),
     "SmolLM2-1.7B-Instruct": _config(
         "llama", (2048, 8192, 24, 32, 32, 49152, 8192), rope_theta=130000

@@ -70,6 +70,12 @@ DELTA_NETS = {
     "linear_num_value_heads": 4,
     **_rope("default", partial_rotary_factor=0.5),
 }
+CONVOLUTIONS = {
+    "layer_types": [
+        "conv" if "linear" in kind else kind for kind in map(str, DELTA_NETS["layer_types"])
+    ],
+    "num_hidden_layers": 8,
+}
 LLAMA3 = _rope(
     "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
 )
@@ -135,11 +141,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-next": ("Qwen3NextConfig", {"head_dim": 16, **DELTA_NETS, **EXPERTS, **SHARED}),
     "qwen3-5": ("Qwen3_5TextConfig", {"head_dim": 16, **DELTA_NETS}),
+    "lfm2": ("Lfm2Config", {**CONVOLUTIONS, "conv_L_cache": 3, "block_multiple_of": 32}),
 }
 
 
 # Models with recurrent layers.
-HYBRIDS = ["qwen3-next", "qwen3-5"]
+HYBRIDS = ["qwen3-next", "qwen3-5", "lfm2"]
 
 
 class IntegerTokenizer:

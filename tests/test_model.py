@@ -29,7 +29,11 @@ from tests.conftest import SIZES, Tiny
 Change = Callable[[Path], object]
 
 # What transformers calls the parts of a decoder layer.
-PARTS = {"attention": ["self_attn"], "recurrent": ["linear_attn"], "mlp": ["mlp"]}
+PARTS = {
+    "attention": ["self_attn"],
+    "recurrent": ["linear_attn", "conv"],
+    "mlp": ["mlp", "feed_forward"],
+}
 EVERY_LAYER, EVERY_OTHER = (24,) * 4, (24, None, 24, None)
 WINDOWS: dict[str, tuple[int | None, ...]] = {
     "mistral": EVERY_LAYER,

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+from kvlite.cache import KVCache
 from kvlite.memory.meter import PeakMeter
 from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
 from kvlite.offload import HostKVStore, Recall
 
 
@@ -77,6 +79,17 @@ class RunStats:
             "prefill_tokens_per_s": read / self.read_s,
             "decode_tokens_per_s": (self.generated - 1) / decoding if decoding > 0 else 0.0,
         }
+
+
+def kept(shape: ModelShape, cache: KVCache) -> dict[str, Any]:
+    """The fields of `GenerationMetrics` about what the cache holds, and in how many layers."""
+    return {
+        "kept_entries_mean": cache.entries_mean,
+        "kv_bytes": cache.nbytes,
+        "state_bytes": cache.state_bytes,
+        "layers": shape.layers,
+        "recurrent_layers": shape.recurrent_layers,
+    }
 
 
 def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kvlite.cache.bits import written
 from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
-from kvlite.conversation.run_stats import RunStats, recalled
+from kvlite.conversation.run_stats import RunStats, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.cuda_graph import graph_decoder
@@ -383,17 +383,13 @@ class Turn:
             prompt_tokens=len(self.ids),
             again_tokens=len(self.again),
             seen_tokens=cache.seen,
-            kept_entries_mean=cache.entries_mean,
-            kv_bytes=cache.nbytes,
-            state_bytes=cache.state_bytes,
-            layers=model.shape.layers,
-            recurrent_layers=model.shape.recurrent_layers,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
             score_bytes_to_host=None if backend is None else backend.host_transfer.to_host,
             score_bytes_back=None if backend is None else backend.host_transfer.back,
             score_s=None if backend is None else backend.seconds,
             graph_steps=None if self.graphs is None else self.graphs.steps,
             no_graph="" if self.graphs is None else self.graphs.reason,
+            **kept(model.shape, cache),
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
             **({} if self.speculation is None else self.speculation.figures()),
             **self.run_stats.figures(read, ended=reason is not None),

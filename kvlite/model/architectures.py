@@ -144,6 +144,13 @@ ADMITTED: dict[str, Architecture] = {
     "qwen3_5_text": Architecture(
         needs=("head_dim", "num_key_value_heads", *_DELTA_NETS), recurrent=("linear_attention",)
     ),
+    "lfm2": Architecture(
+        needs=("conv_L_cache", "num_key_value_heads"),
+        recurrent=("conv",),
+        layout="full_attn_idxs",
+        attention_norm="operator_norm",
+        final_norm="embedding_norm",
+    ),
 }
 
 
@@ -190,7 +197,6 @@ REFUSED: dict[str, str] = {
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
     "qwen3_5_moe": _HYBRID,
     "qwen3_5_moe_text": _HYBRID,
-    "lfm2": _HYBRID,
     "granitemoehybrid": _HYBRID,
     "nemotron_h": _HYBRID,
 }

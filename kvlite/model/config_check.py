@@ -205,6 +205,8 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     if isinstance(config.get("sliding_window_pattern"), str) and config.get("layer_types"):
         # EXAONE says it in letters, too.
         config = {key: config[key] for key in config if key != "sliding_window_pattern"}
+    if kind == "lfm2" and "block_ff_dim" in config:  # which is what its class goes by
+        config = {**config, "intermediate_size": config["block_ff_dim"]}
     values = _Values(config, path)
     for key in needed:
         if key not in config:
@@ -312,6 +314,13 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
             raise values.fault("layer_types", wanted)
     if kinds and all(kind in recurrent for kind in kinds):
         raise values.fault("layer_types", "one of them must have attention")
+    values.require(
+        "full_attn_idxs",
+        lambda full: (
+            isinstance(full, list) and full != [] and all(n in range(layers) for n in full)
+        ),
+        f"it must list the numbers of those of {layers} layers that have attention",
+    )
     if not kinds and (values.config.get("full_attention_interval") or 0) > layers:
         wanted = f"one of {layers} layers must have attention"
         raise values.fault("full_attention_interval", wanted)

@@ -16,6 +16,7 @@ MOST = {
     "num_local_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
     "decoder_sparse_step": 1_000,
+    "conv_L_cache": 1_000,
     "full_attention_interval": 1_000,
     "linear_conv_kernel_dim": 1_000,
     "linear_key_head_dim": 1 << 14,
