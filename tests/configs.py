@@ -3,8 +3,8 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text and lfm2 were written from
-memory: their sizes may not be the published.
+ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text, qwen3_5_moe_text and lfm2 were
+written from memory: their sizes may not be the published.
 """
 
 from typing import Any
@@ -484,6 +484,32 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "rope_theta": 10000000,
             "rope_type": "default",
         },
+    ),
+    "Qwen3.5-35B-A3B, its text alone": _without(
+        _config(
+            "qwen3_5_moe_text",
+            (2048, 0, 40, 16, 2, 248320, 262144),
+            full_attention_interval=4,
+            head_dim=256,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 10,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=128,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            linear_value_head_dim=128,
+            moe_intermediate_size=512,
+            num_experts=256,
+            num_experts_per_tok=8,
+            rope_parameters={
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000,
+                "rope_type": "default",
+            },
+            shared_expert_intermediate_size=512,
+        ),
+        "intermediate_size",
     ),
     "LFM2-1.2B": _without(
         _config(

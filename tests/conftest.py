@@ -141,12 +141,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-next": ("Qwen3NextConfig", {"head_dim": 16, **DELTA_NETS, **EXPERTS, **SHARED}),
     "qwen3-5": ("Qwen3_5TextConfig", {"head_dim": 16, **DELTA_NETS}),
+    "qwen3-5-moe": (
+        "Qwen3_5MoeTextConfig",
+        {"head_dim": 16, **DELTA_NETS, **EXPERTS, **SHARED},
+    ),
     "lfm2": ("Lfm2Config", {**CONVOLUTIONS, "conv_L_cache": 3, "block_multiple_of": 32}),
 }
 
 
 # Models with recurrent layers.
-HYBRIDS = ["qwen3-next", "qwen3-5", "lfm2"]
+HYBRIDS = ["qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2"]
 
 
 class IntegerTokenizer:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import kvlite
 from kvlite.errors import ModelError
 from kvlite.model.shape import read_shape
-from tests.conftest import ALTERNATING, DELTA_NETS, GEMMA, SIZES
+from tests.conftest import ALTERNATING, DELTA_NETS, EXPERTS, GEMMA, SHARED, SIZES
 
 VISION = {
     "hidden_size": 32,
@@ -42,8 +42,8 @@ def mistral3() -> Any:
     return transformers.Mistral3ForConditionalGeneration(config)
 
 
-def qwen3_5() -> Any:
-    text = {**SIZES, "vocab_size": 49_152, **DELTA_NETS, "head_dim": 16}
+def qwen3_5(name: str = "", **more: Any) -> Any:
+    text = {**SIZES, "vocab_size": 49_152, **DELTA_NETS, "head_dim": 16, **more}
     vision = {
         "depth": 1,
         "hidden_size": 32,
@@ -52,11 +52,15 @@ def qwen3_5() -> Any:
         "out_hidden_size": SIZES["hidden_size"],
         "num_position_embeddings": 16,
     }
-    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
-    return transformers.Qwen3_5ForConditionalGeneration(config)
+    config = getattr(transformers, f"Qwen3_5{name}Config")(text_config=text, vision_config=vision)
+    return getattr(transformers, f"Qwen3_5{name}ForConditionalGeneration")(config)
 
 
-MODELS = {"gemma3": gemma3, "mistral3": mistral3, "qwen3_5": qwen3_5}
+def qwen3_5_moe() -> Any:
+    return qwen3_5("Moe", **EXPERTS, **SHARED)
+
+
+MODELS = {"gemma3": gemma3, "mistral3": mistral3, "qwen3_5": qwen3_5, "qwen3_5_moe": qwen3_5_moe}
 
 
 @pytest.fixture(params=MODELS)

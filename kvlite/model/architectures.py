@@ -23,6 +23,7 @@ class Architecture:
         layout: the key that says which layers those are, where the config has no layer_types.
         attention_norm: what norms the input of attention, where there are recurrent layers.
         final_norm: what norms the output of the last layer.
+        width: the key that says how wide an MLP or an expert is.
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
@@ -34,6 +35,7 @@ class Architecture:
     layout: str = "full_attention_interval"
     attention_norm: str = "input_layernorm"
     final_norm: str = "norm"
+    width: str = "intermediate_size"
 
     def spans(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
@@ -144,6 +146,17 @@ ADMITTED: dict[str, Architecture] = {
     "qwen3_5_text": Architecture(
         needs=("head_dim", "num_key_value_heads", *_DELTA_NETS), recurrent=("linear_attention",)
     ),
+    "qwen3_5_moe_text": Architecture(
+        needs=(
+            "head_dim",
+            "num_key_value_heads",
+            "shared_expert_intermediate_size",
+            *_DELTA_NETS,
+        ),
+        experts="num_experts",
+        recurrent=("linear_attention",),
+        width="moe_intermediate_size",
+    ),
     "lfm2": Architecture(
         needs=("conv_L_cache", "num_key_value_heads"),
         recurrent=("conv",),
@@ -173,6 +186,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     },
     "mistral3": {"model_type": "mistral"},
     "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
 # Where a wrapper's checkpoint has the weights of its language model, by the names of transformers 4
 # and 5, and what the language model alone calls them.
@@ -195,8 +209,6 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
-    "qwen3_5_moe": _HYBRID,
-    "qwen3_5_moe_text": _HYBRID,
     "granitemoehybrid": _HYBRID,
     "nemotron_h": _HYBRID,
 }

@@ -20,7 +20,6 @@ LONGEST = 16 << 20
 
 _NEEDED = (
     "hidden_size",
-    "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "vocab_size",
@@ -194,7 +193,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     """
     kind = require_model_type(config, path)
     own = ADMITTED[kind]
-    needed = [*_NEEDED, *own.needs]
+    needed = [*_NEEDED, own.width, *own.needs]
     if own.recurrent and config.get("layer_types") is None:
         needed.append(own.layout)
     if experts := own.experts:

@@ -251,7 +251,7 @@ def shape_of(config: Any) -> ModelShape:
         kv_heads=config.num_key_value_heads or config.num_attention_heads,
         head_dim=head_dim,
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=getattr(config, own.width),
         vocab=config.vocab_size,
         max_context=_context(config),
         windows=tuple(_windows(config)[number] for number in numbers),
