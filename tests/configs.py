@@ -3,8 +3,8 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text, qwen3_5_moe_text and lfm2 were
-written from memory: their sizes may not be the published.
+ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2 and
+granitemoehybrid were written from memory: their sizes may not be the published.
 """
 
 from typing import Any
@@ -510,6 +510,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             shared_expert_intermediate_size=512,
         ),
         "intermediate_size",
+    ),
+    "granite-4.0-h-tiny": _config(
+        "granitemoehybrid",
+        (1536, 512, 40, 12, 4, 100352, 131072),
+        attention_multiplier=0.0078125,
+        embedding_multiplier=12,
+        layer_types=["attention" if number % 10 == 5 else "mamba" for number in range(40)],
+        logits_scaling=6,
+        mamba_d_conv=4,
+        mamba_d_head=64,
+        mamba_d_state=128,
+        mamba_expand=2,
+        mamba_n_groups=1,
+        mamba_n_heads=48,
+        num_experts_per_tok=6,
+        num_local_experts=64,
+        position_embedding_type="nope",
+        residual_multiplier=0.22,
+        rope_scaling=None,
+        rope_theta=10000,
+        shared_intermediate_size=1024,
+        tie_word_embeddings=True,
     ),
     "LFM2-1.2B": _without(
         _config(

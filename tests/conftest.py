@@ -145,12 +145,31 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeTextConfig",
         {"head_dim": 16, **DELTA_NETS, **EXPERTS, **SHARED},
     ),
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": DELTA_NETS["layer_types"],
+            "num_hidden_layers": 8,
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 32,
+            "initializer_range": 0.3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+        },
+    ),
     "lfm2": ("Lfm2Config", {**CONVOLUTIONS, "conv_L_cache": 3, "block_multiple_of": 32}),
 }
 
 
 # Models with recurrent layers.
-HYBRIDS = ["qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2"]
+HYBRIDS = ["qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "granite-hybrid"]
 
 
 class IntegerTokenizer:
@@ -211,8 +230,9 @@ def make_tiny(
     for each in (reference, module):
         each.eval().to(device, dtype)
     # .to(dtype) also rounds the rotary frequencies, which must stay float32.
-    reference.model.rotary_emb.to(torch.float32)
-    module.model.rotary_emb.to(torch.float32)
+    for each in (reference, module):
+        if each.model.rotary_emb is not None:
+            each.model.rotary_emb.to(torch.float32)
     model = LoadedModel(
         module,
         IntegerTokenizer(),

@@ -76,8 +76,11 @@ def test_parameters_are_those_of_the_model_card(
 def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
     kind, changes = ARCHITECTURES[name]
     config = getattr(transformers, kind)
-    # The class of Hunyuan has no head_dim unless it is given one, and cannot be run without.
-    own = {"head_dim": 128} if name == "hunyuan" else {}
+    # The class of Hunyuan has no head_dim unless it is given one, that of Granite no attention, and
+    # neither can be run without.
+    layers = ["full_attention", "linear_attention"]
+    given = {"hunyuan": {"head_dim": 128}, "granite-hybrid": {"layer_types": layers * 16}}
+    own = given.get(name, {})
     for options in (own, {**SIZES, **changes}):
         config(**options).save_pretrained(tmp_path)
         assert read_config(tmp_path)["model_type"] in ADMITTED

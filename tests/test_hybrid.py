@@ -220,7 +220,7 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
             torch.testing.assert_close(logits, decode_step(model, *each), rtol=1e-5, atol=1e-5)
     for one, other in zip(together, apart, strict=True):
         for mine, theirs in zip(states(one), states(other), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     storages = [each.untyped_storage().data_ptr() for cache in together for each in states(cache)]
     assert len(set(storages)) == len(storages)
 

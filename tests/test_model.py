@@ -31,8 +31,8 @@ Change = Callable[[Path], object]
 # What transformers calls the parts of a decoder layer.
 PARTS = {
     "attention": ["self_attn"],
-    "recurrent": ["linear_attn", "conv"],
-    "mlp": ["mlp", "feed_forward"],
+    "recurrent": ["linear_attn", "conv", "mamba"],
+    "mlp": ["mlp", "feed_forward", "block_sparse_moe", "shared_mlp"],
 }
 EVERY_LAYER, EVERY_OTHER = (24,) * 4, (24, None, 24, None)
 WINDOWS: dict[str, tuple[int | None, ...]] = {

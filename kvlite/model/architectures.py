@@ -67,6 +67,10 @@ def _rotates_where_told(config: Any, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])
 
 
+def _rotates_if_told(config: Any, layer: int) -> bool:
+    return bool(config.position_embedding_type == "rope")
+
+
 def _rotates_in_windows(config: Any, layer: int) -> bool:
     """Layers that see everything have no positions where there are others beside them."""
     return config.sliding_window is None or _rotates_in_windows_alone(config, layer)
@@ -79,6 +83,13 @@ def _rotates_in_windows_alone(config: Any, layer: int) -> bool:
 
 _NEIGHBORS = "this model rotates neighboring channels, and kvlite only turns halves of a head"
 
+# transformers' default of what scales the attention, 1, is nobody's.
+_MULTIPLIERS = (
+    "attention_multiplier",
+    "embedding_multiplier",
+    "logits_scaling",
+    "residual_multiplier",
+)
 _DELTA_NETS = (
     "linear_conv_kernel_dim",
     "linear_key_head_dim",
@@ -107,15 +118,7 @@ ADMITTED: dict[str, Architecture] = {
     "gpt_oss": Architecture(
         needs=("head_dim", "num_key_value_heads"), experts="num_local_experts", angles_once=True
     ),
-    # transformers' default of what scales the attention, 1, is nobody's.
-    "granite": Architecture(
-        needs=(
-            "attention_multiplier",
-            "embedding_multiplier",
-            "logits_scaling",
-            "residual_multiplier",
-        )
-    ),
+    "granite": Architecture(needs=_MULTIPLIERS),
     "olmo3": AS_MANY_KV_HEADS,
     "smollm3": Architecture(rotates=_rotates_where_told),
     "exaone4": Architecture(rotates=_rotates_in_windows),
@@ -164,6 +167,22 @@ ADMITTED: dict[str, Architecture] = {
         attention_norm="operator_norm",
         final_norm="embedding_norm",
     ),
+    "granitemoehybrid": Architecture(
+        needs=(
+            "mamba_d_conv",
+            "mamba_d_state",
+            "mamba_expand",
+            "mamba_n_groups",
+            "mamba_n_heads",
+            "num_key_value_heads",
+            "shared_intermediate_size",
+            *_MULTIPLIERS,
+        ),
+        experts="num_local_experts",
+        recurrent=("linear_attention",),
+        layout="layer_types",
+        rotates=_rotates_if_told,
+    ),
 }
 
 
@@ -209,6 +228,5 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
-    "granitemoehybrid": _HYBRID,
     "nemotron_h": _HYBRID,
 }

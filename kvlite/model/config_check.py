@@ -32,6 +32,8 @@ _ACTIVATIONS = (
     "relu2, relu6, sigmoid, swish, tanh"
 )
 _LAYERS = ("full_attention", "sliding_attention")
+# What transformers 4 called kinds of layers.
+_CALLED = {"attention": "full_attention", "mamba": "linear_attention"}
 _QUANT_METHODS = (
     "aqlm, auto-round, awq, bitnet, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, "
     "fouroversix, fp8, fp_quant, gemma, gptq, higgs, hqq, metal, mxfp4, mxfp8, nvfp4, quanto, "
@@ -196,7 +198,9 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     needed = [*_NEEDED, own.width, *own.needs]
     if own.recurrent and config.get("layer_types") is None:
         needed.append(own.layout)
-    if experts := own.experts:
+    if kind == "granitemoehybrid" and config.get("num_local_experts") == 0:  # dense
+        config = {key: config[key] for key in config if "_experts" not in key}
+    elif experts := own.experts:
         for name in _EXPERTS:  # an architecture may use the others' name
             if name in config:
                 config = {experts: config[name], **config}
@@ -291,7 +295,7 @@ def _require_fitting(values: _Values, kind: str) -> None:
         wanted = f"linear_num_key_heads, which is {config['linear_num_key_heads']}, must divide it"
         raise values.fault("linear_num_value_heads", wanted)
     experts = ADMITTED[kind].experts
-    if experts and config["num_experts_per_tok"] > config[experts]:
+    if experts in config and config["num_experts_per_tok"] > config[experts]:
         wanted = f"there are {config[experts]} experts ({experts})"
         raise values.fault("num_experts_per_tok", wanted)
 
@@ -307,6 +311,8 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
     )
     known = ("full_attention", *recurrent) if recurrent else _LAYERS
     kinds = values.config.get("layer_types") or ()
+    if recurrent:
+        kinds = [_CALLED.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
         if kind not in known:
             wanted = f"{_shown(kind)} is none of {', '.join(known)}"

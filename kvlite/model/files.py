@@ -20,6 +20,12 @@ _EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
+# What Granite's files call parts of a layer.
+_GRANITE = {
+    ".experts.gate_up_proj": ".input_linear.weight",
+    ".experts.down_proj": ".output_linear.weight",
+    ".router.weight": ".router.layer.weight",
+}
 _DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -145,6 +151,7 @@ def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
     names = [name, name.removeprefix("model."), other, other.removeprefix("model.")]
     if ".experts." in name:  # packed ones are several tensors, such as down_proj_blocks
         names.append("_".join(name.rsplit(".", 1)))
+    names += [name.removesuffix(end) + own for end, own in _GRANITE.items() if name.endswith(end)]
     # Where a language model is one part of several, by the names of transformers 4 and 5.
     for known in (*names, f"language_model.{name}", f"model.language_{name}"):
         if known in stored:

@@ -120,6 +120,9 @@ class LoadedModel:
         halves of a head."""
         rotary, layers = self.module.model.rotary_emb, self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
+        if rotary is None:
+            cos = like.new_ones(1, len(positions), self.shape.head_dim)
+            return [(cos, torch.zeros_like(cos))] * layers
         kinds = getattr(self.module.config, "layer_types", None)
         if kinds is None or not isinstance(getattr(rotary, "rope_type", None), dict):
             tables = [rotary(like, positions[None])] * layers
