@@ -72,6 +72,26 @@ def test_parameters_are_those_of_the_model_card(
     assert tuple(round(each / 1e9, 2) for each in counted) == published
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "recurrent", "billions"),
+    [
+        ("Qwen3-Next-80B-A3B-Instruct", 12, 36, 80),
+        ("Qwen3.5-27B, its text alone", 16, 48, 27),
+        ("Qwen3.5-35B-A3B, its text alone", 10, 30, 35),
+        ("LFM2-1.2B", 6, 10, 1.2),
+        ("granite-4.0-h-tiny", 4, 36, 7),
+        ("granite-4.0-h-micro", 4, 36, 3),
+    ],
+)
+def test_published_hybrids_have_a_shape(
+    name: str, layers: int, recurrent: int, billions: float, tmp_path: Path
+) -> None:
+    """With as many parameters as their names say."""
+    shape = read_shape(write(tmp_path, PUBLISHED[name]))
+    assert (shape.layers, shape.recurrent_layers) == (layers, recurrent)
+    assert sum(shape.parameters.values()) == pytest.approx(billions * 1e9, rel=0.08)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
     kind, changes = ARCHITECTURES[name]
