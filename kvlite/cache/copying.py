@@ -1,7 +1,8 @@
 """Copies of layers on another device, or the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,27 +11,37 @@ from torch import Tensor
 from kvlite.cache.layer import LayerCache
 
 
-def copied(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCache]:
+def copied(
+    layers: Sequence[LayerCache],
+    device: torch.device,
+    home: Callable[[Tensor], Tensor] | None = None,
+) -> list[LayerCache]:
     """Copies on a device; what layers share, their copies share.
 
     Only between readings: what head groups remember for a cut to come is copied with them.
+
+    Args:
+        home: makes a flat copy of a storage, `(bytes,)` uint8, on the device.
     """
+    made = partial(torch.Tensor.to, device=device, copy=True) if home is None else home
     homes: dict[int, Tensor] = {}
     placed: dict[int, Any] = {}
     for layer in layers:
         for tensor in [*layer.tensors, *layer.views]:
             if id(tensor) not in placed:
-                placed[id(tensor)] = _placed(tensor, homes, device)
+                placed[id(tensor)] = _placed(tensor, homes, made)
     # All that is not a tensor is copied as it is; tensors are taken from where they were placed.
     return deepcopy([*layers], placed)
 
 
-def _placed(tensor: Tensor, homes: dict[int, Tensor], device: torch.device) -> Tensor:
+def _placed(tensor: Tensor, homes: dict[int, Tensor], made: Callable[[Tensor], Tensor]) -> Tensor:
     """The same view of a copy of its storage, of which there is one."""
     storage = tensor.untyped_storage()
     if storage.data_ptr() not in homes or not storage.nbytes():
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-        homes[storage.data_ptr()] = flat.to(device, copy=True)
-    home = homes[storage.data_ptr()].untyped_storage()
-    placed = torch.empty(0, dtype=tensor.dtype, device=device)
-    return placed.set_(home, tensor.storage_offset(), tensor.shape, tensor.stride())
+        homes[storage.data_ptr()] = made(flat)
+    home = homes[storage.data_ptr()]
+    placed = torch.empty(0, dtype=tensor.dtype, device=home.device)
+    return placed.set_(
+        home.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )

@@ -1,6 +1,5 @@
 """`kvlite ask`: questions about documents."""
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.ask_each import USAGE, answer_each, said_about, sorted_out
 from kvlite.cli.opening import FromLibrary, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import console, print_answer, reading
@@ -21,22 +21,18 @@ if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.metrics import FinishReason, Piece
 
-_USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
-
 
 @with_resolved
 def ask(
     resolved: Resolved,
-    files: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="FILE... [QUESTION]...",
             help="txt, md, html, pdf or docx files; - for standard input; or a .kv file that "
-            "`kvlite read` or a conversation left"
+            "`kvlite read` or a conversation left; then what to ask: without it, questions are "
+            "asked one after another",
         ),
-    ] = None,
-    question: Annotated[
-        str | None,
-        typer.Argument(help="what to ask; without it, questions are asked one after another"),
     ] = None,
     library: FromLibrary = True,
     as_json: AsJson = False,
@@ -46,6 +42,9 @@ def ask(
 
     Reads all of it layer by layer, keeps what the question needs, answers, and says what the
     answer was made from. Ctrl-C ends an answer where it stands.
+
+    Several questions are each answered as if it alone were asked, in the same decode steps as far
+    as memory allows. The documents are read once. With --json the answers are a list.
 
     Without a question, the documents are read once and questions are taken from the terminal, or
     line by line from standard input, until that ends (Ctrl-D).
@@ -61,24 +60,29 @@ def ask(
 
       kvlite ask a.docx b.md "Where do these disagree?" --budget 25%
 
+      kvlite ask report.pdf "Who signed?" "When?" "For how long?"
+
       kvlite ask report.pdf
 
       kvlite ask report.kv "And in 2025?"
 
       cat log.txt | kvlite ask - "What failed first?" --json
     """
-    files, question = _sorted_out(list(files or ()), question)
+    files, questions = sorted_out(words or ())
     settings, screen = resolved.settings, console(quiet)
     require_files(files, settings)
-    runner, found, documents = open_files(files, settings, question, screen, library=library)
+    # One of several questions may be too long, and the others are answered.
+    first = questions[0] if len(questions) == 1 else ""
+    runner, found, documents = open_files(files, settings, first, screen, library=library)
     talk = found or runner.conversation()
     if documents:
         talk.documents = tuple(documents)
-    # There is no undo here, so no checkpoints are kept.
-    talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
+    if len(questions) < 2:
+        # There is no undo here, so no checkpoints are kept.
+        talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
-        if question:
-            reason = _answer(talk, question, screen, as_json)
+        if len(questions) == 1:
+            reason = _answer(talk, questions[0], screen, as_json)
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
             if reason == "memory":
@@ -92,28 +96,12 @@ def ask(
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
+    if questions:
+        code = answer_each(talk, questions, screen, resolved, as_json=as_json)
+        if code:
+            raise typer.Exit(code)
+        return
     _answer_all(talk, screen, resolved, as_json=as_json)
-
-
-def _sorted_out(files: list[str], question: str | None) -> tuple[list[str], str]:
-    """The files and the question ("" if questions come one after another); a question that names
-    a file is one more file.
-
-    Raises:
-        SettingError: there is no file, or nowhere for a question to come from.
-    """
-    if question is not None and not question.strip():
-        raise SettingError(f"the question {question!r} is empty: {_USAGE}")
-    question = (question or "").strip()
-    if question and (not files or question == "-" or os.path.isfile(question)):
-        files, question = [*files, question], ""
-    if not files:
-        raise SettingError(_USAGE)
-    if "-" in files and not question:
-        raise SettingError(
-            f"standard input is the document, so no question can come from it: {_USAGE}"
-        )
-    return files, question
 
 
 def _answer_all(
@@ -135,7 +123,7 @@ def _answer_all(
             screen.print(f"kvlite: {sentence(resolved.noted(error))}")
             failed = True
     if not asked and not _at_terminal():
-        raise SettingError(f"standard input has no question: {_USAGE}")
+        raise SettingError(f"standard input has no question: {USAGE}")
     if failed:
         raise typer.Exit(BAD_INPUT)
 
@@ -168,12 +156,9 @@ def _answer(
 ) -> "FinishReason | None":
     """Print the answer to a question, which goes with the documents the first time; why it
     ended."""
-    from kvlite.model.chat_template import asked_of, question_about
-
-    if talk.documents:
-        asked = (asked_of if talk.messages else question_about)(talk.documents, asked)
+    message = said_about(talk, asked)
 
     def begin(callbacks: Callbacks) -> "Iterator[Piece]":
-        return talk.stream(asked, callbacks=callbacks)
+        return talk.stream(message, callbacks=callbacks)
 
     return print_answer(begin, screen, as_json).finish_reason

@@ -15,11 +15,12 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message
 from kvlite.conversation.metrics import Answer, Piece
+from kvlite.conversation.together import ask_each
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import checked
 from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
-from kvlite.errors import SettingError
+from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
@@ -224,6 +225,13 @@ class Conversation:
         """
         yield from self._stream(text, callbacks, self.config.after_load(settings))
 
+    def ask_each(
+        self, texts: Sequence[str], *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
+    ) -> Iterator[tuple[int, Piece | KvliteError]]:
+        """What `stream` would answer to each of these messages alone, as far as memory allows in
+        the same decode steps. The conversation stays as it is. See `together.ask_each`."""
+        return ask_each(self, texts, callbacks, settings)
+
     @alone_by_steps
     def regenerate(
         self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
@@ -328,9 +336,8 @@ class Conversation:
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
-        ids = [*self._unread, *self._after_ahead(text, callbacks.cancel)]
-        turn = self.history.next_turn(ids, chosen)
-        turn.note(self._not_read(text))
+        turn = self.history.next_turn(self.message_ids(text, callbacks.cancel), chosen)
+        turn.note(self.not_read(text))
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
         self.history.prompt = self.context.checkpoint(chosen, answering=True)
@@ -370,16 +377,17 @@ class Conversation:
     ) -> list[int]:
         return tokenized(encode, self.model.tokenizer, text, self.model.shape.max_context, cancel)
 
-    def _not_read(self, text: str) -> tuple[str, ...]:
+    def not_read(self, text: str) -> tuple[str, ...]:
         """Notes on the documents in a message that could not be read whole."""
         lacking = (each for each in self.documents if each.note)
         return tuple(each.note for each in lacking if all_of([each]) in text)
 
-    def _after_ahead(self, text: str, cancel: Event | None) -> list[int]:
-        """The tokens of a new user message that have not been read ahead."""
+    def message_ids(self, text: str, cancel: Event | None) -> list[int]:
+        """The tokens to read if `text` is said now: what is pending of the last answer, and of the
+        message what has not been read ahead. Errors are those of `stream`."""
         ids, ahead = self._said(text, cancel=cancel), self._branch.prefilled_ids
         if not ids:
             raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):
             raise SettingError("the message does not begin with what was read ahead")
-        return ids[len(ahead) :]
+        return [*self._unread, *ids[len(ahead) :]]

@@ -19,7 +19,7 @@ def alone(work: Method) -> Method:
     @wraps(work)
     def guarded(self: Any, *args: Any, **options: Any) -> Any:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
-        with _held(self.busy):
+        with held(self.busy):
             return work(self, *args, **options)
 
     return cast(Method, guarded)
@@ -32,11 +32,11 @@ def alone_by_steps(work: Method) -> Method:
     @wraps(work)
     def guarded(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
-        with _held(self.busy):
+        with held(self.busy):
             pieces = work(self, *args, **options)
         try:
             while True:
-                with _held(self.busy):
+                with held(self.busy):
                     try:
                         piece = next(pieces)
                     except StopIteration:
@@ -49,7 +49,8 @@ def alone_by_steps(work: Method) -> Method:
 
 
 @contextmanager
-def _held(busy: Lock) -> Iterator[None]:
+def held(busy: Lock) -> Iterator[None]:
+    """Be at work in this block; raises SettingError while another call is."""
     if not busy.acquire(blocking=False):
         raise SettingError(
             "this conversation is busy: wait until it is done, or open another one for each thread"

@@ -75,6 +75,7 @@ class GenerationMetrics:
             copied back, and seconds spent selecting; None where the device selects.
         graph_steps: tokens that a CUDA graph took through the model; None without CUDA.
         no_graph: why the last token was not one of them; "" if it was.
+        together: the most answers that took a decode step together, this one included.
     """
 
     finish_reason: FinishReason | None
@@ -117,6 +118,7 @@ class GenerationMetrics:
     score_s: float | None
     graph_steps: int | None = None
     no_graph: str = ""
+    together: int = 1
     time_to_first_token_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float

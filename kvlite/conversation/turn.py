@@ -1,7 +1,7 @@
 """One turn: read tokens, generate an answer, account for both."""
 
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Event
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlite.cache.bits import written
-from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
+from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.run_stats import RunStats, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
@@ -24,7 +24,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.speculate import Speculation
-from kvlite.errors import ForecastError, OutOfMemory, RecallError
+from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
@@ -35,9 +35,6 @@ from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.placement import host_kv_bytes, place
-from kvlite.planner.forecast import Task, forecast
-from kvlite.planner.meta import meta
-from kvlite.planner.meta_model import meta_model_of
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -75,6 +72,8 @@ class Turn:
     Attributes:
         token_ids: all tokens in the cache; this turn's are appended as they enter it.
         pending_ids: a token that was generated and has not entered the cache.
+        step: its decode step, if memory ran out in the middle of it.
+        together: the most turns that took a decode step together, this one included.
     """
 
     def __init__(
@@ -106,6 +105,7 @@ class Turn:
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
+        self.together = 1
         self.graphs = graph_decoder(model)
         self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
@@ -126,7 +126,7 @@ class Turn:
         self.run_stats = RunStats(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
         if meter.of_tensors or work >= PLANNED_FROM:
-            self.run_stats.planned_phases = self._planned()
+            self.run_stats.planned_phases = planned_phases(self)
 
     @property
     def settings(self) -> Settings:
@@ -137,24 +137,6 @@ class Turn:
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
         return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
-
-    def _planned(self) -> dict[str, int]:
-        """The planned peak of each phase, in bytes of live tensors; empty if unknown."""
-        model = self.model
-        task = Task(
-            new=len(self.again) + len(self.ids),
-            longest=self.turn_config.longest,
-            known=len(self.token_ids) - len(self.again),
-            chunk=self.chunk,
-            recalled=self.settings.recall_entries,
-        )
-        store = None if self.store is None else meta(replace(self.store, transfer=None, disk=None))
-        try:
-            made = forecast(meta_model_of(model), meta(self.cache), self.policies, task, store)
-        except ForecastError:
-            return {}
-        weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
-        return {"read": weights + reading, "answer": weights + made.answering.total}
 
     def _place(
         self, store: HostKVStore | None, told: Collection[str]
@@ -275,7 +257,10 @@ class Turn:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return
                 yield Piece(token, shown, self.metrics(None))
-                self._enter(token, speculation)
+                if self.step is not None:
+                    self.finish_step()  # memory ran out in a step with other turns
+                elif self.pending_ids:
+                    self._enter(token, speculation)
         except OutOfMemory as error:
             self.note_fallback(str(error))
             yield Piece(None, text.flush(), self.metrics("memory"))
@@ -315,15 +300,21 @@ class Turn:
             if logits is None and self.graphs is not None:
                 logits = self.graphs.step(self.cache, self.policies, token, self.recall)
             if logits is None:
-                self.step = self._safely(lambda: self._step(token))
+                self.step = self.next_step()
         if logits is None:
             self.finish_step()
         else:
-            self._entered(logits)
+            self.entered(logits)
 
-    def _step(self, token: int) -> Step:
-        ids = torch.tensor([token], device=self.model.device)
-        return Step(self.model, self.cache, ids, self.policies, self.recall, self.oom_policy)
+    def next_step(self) -> Step:
+        """The decode step of the pending token, not begun.
+
+        Raises:
+            OutOfMemory: nothing is left to give up.
+        """
+        ids = torch.tensor(self.pending_ids, device=self.model.device)
+        given = self.model, self.cache, ids, self.policies, self.recall, self.oom_policy
+        return self._safely(lambda: Step(*given))
 
     def finish_step(self) -> None:
         """Finish the decode step of the last token, if memory ran out in the middle of it.
@@ -341,10 +332,10 @@ class Turn:
         except BaseException:
             self.step = None  # nobody knows where it was interrupted
             raise
-        self._entered(logits)
+        self.entered(logits)
 
-    def _entered(self, logits: torch.Tensor) -> None:
-        """The pending token is in the cache; `logits` are of the next."""
+    def entered(self, logits: torch.Tensor) -> None:
+        """Go on from `logits` of the next token: the pending one is in the cache."""
         self.logits = logits
         self.token_ids += self.pending_ids
         self.pending_ids, self.step = [], None
@@ -389,6 +380,7 @@ class Turn:
             score_s=None if backend is None else backend.seconds,
             graph_steps=None if self.graphs is None else self.graphs.steps,
             no_graph="" if self.graphs is None else self.graphs.reason,
+            together=self.together,
             **kept(model.shape, cache),
             **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
             **({} if self.speculation is None else self.speculation.figures()),

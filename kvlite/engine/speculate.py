@@ -225,6 +225,12 @@ class Speculation:
         """Let go of the layers that tokens went through; the answer has ended."""
         self._ahead = None
 
+    def stepped(self) -> None:
+        """Count a step with other conversations, which take one token each: nothing is proposed
+        from here on."""
+        self.steps += 1
+        self.off, self._ahead = self.off or "answers that come together take single steps", None
+
     def drawn(self) -> None:
         """A token was drawn, so that the device is done."""
         if self._began:

@@ -1,0 +1,158 @@
+"""Several questions on one command line: which words they are, and their answers together."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.console import print_json, write
+from kvlite.cli.screen import reading
+from kvlite.config.resolve import Resolved
+from kvlite.documents.names import is_written_like_a_file, may_be_file
+from kvlite.errors import KvliteError, SettingError, sentence
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.conversation.conversation import Conversation
+    from kvlite.conversation.metrics import GenerationMetrics
+
+USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
+
+
+def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files, which come first, and the questions; none if these come one after another.
+
+    A word that names a file is one. What may be a misspelt name is never taken for a question, but
+    for a last word that is not written like a file's name.
+
+    Raises:
+        SettingError: there is no file, a question is empty, or it may be a file's name.
+    """
+    there = [at for at, word in enumerate(words) if word.strip() == "-" or os.path.isfile(word)]
+    count = there[-1] + 1 if there else min(1, len(words) - 1)
+    while 0 <= count < len(words) - 1 and may_be_file(words[count]):
+        count += 1  # whoever opens it says that it is not there
+    files, questions = [*words[:count]], [word.strip() for word in words[count:]]
+    for at, word in enumerate(questions, count):
+        if not word:
+            raise SettingError(f"the question {words[at]!r} is empty: {USAGE}")
+        if is_written_like_a_file(word) or (at < len(words) - 1 and may_be_file(word)):
+            raise SettingError(
+                f"there is no file {word}: name files before questions, and end a question that "
+                "looks like a name with a question mark"
+            )
+    if not files:
+        raise SettingError(USAGE)
+    if "-" in files and not questions:
+        raise SettingError(
+            f"standard input is the document, so no question can come from it: {USAGE}"
+        )
+    return files, questions
+
+
+def said_about(talk: "Conversation", asked: str) -> str:
+    """A question as the model reads it: with the documents, the first time."""
+    from kvlite.model.chat_template import asked_of, question_about
+
+    if not talk.documents:
+        return asked
+    return (asked_of if talk.messages else question_about)(talk.documents, asked)
+
+
+def answer_each(
+    talk: "Conversation",
+    questions: Sequence[str],
+    screen: "Console",
+    resolved: Resolved,
+    *,
+    as_json: bool,
+) -> int:
+    """Answer questions together, and print the answers in their order, each once those before it
+    have ended. Ctrl-C ends them where they stand.
+
+    Returns:
+        The exit code.
+    """
+    shown = _Shown(questions, screen, resolved, as_json=as_json)
+    with reading(screen) as (bar, callbacks):
+        said = [said_about(talk, question) for question in questions]
+        for index, heard in talk.ask_each(said, callbacks=callbacks):
+            if isinstance(heard, KvliteError):
+                shown.failed(index, heard)
+                continue
+            bar.close()
+            shown.texts[index] += heard.text
+            shown.metrics[index] = heard.metrics
+            shown.show()
+        shown.end()
+    return shown.code
+
+
+class _Shown:
+    """Answers as they are printed.
+
+    Attributes:
+        texts, metrics, errors: by question; of an answer, what has come so far.
+        next: the first question that is not printed.
+        code: the exit code.
+    """
+
+    def __init__(
+        self, questions: Sequence[str], screen: "Console", resolved: Resolved, *, as_json: bool
+    ) -> None:
+        self.questions, self.screen, self.resolved = questions, screen, resolved
+        self.as_json = as_json
+        self.texts = [""] * len(questions)
+        self.metrics: list[GenerationMetrics | None] = [None] * len(questions)
+        self.errors: dict[int, str] = {}
+        self.next = self.code = 0
+
+    def failed(self, index: int, error: KvliteError) -> None:
+        """There is no answer to a question."""
+        self.errors[index] = sentence(self.resolved.noted(error))
+        self.code = self.code or BAD_INPUT
+        self.show()
+
+    def show(self) -> None:
+        """Print what can be printed."""
+        while not self.as_json and self.next < len(self.questions) and self._ended(self.next):
+            self._print(self.next)
+            self.next += 1
+
+    def _ended(self, index: int) -> bool:
+        metrics = self.metrics[index]
+        return index in self.errors or (metrics is not None and metrics.finish_reason is not None)
+
+    def _print(self, index: int) -> None:
+        write(f"{index + 1}. {self.questions[index]}\n")
+        if index in self.errors:
+            self.screen.print(f"kvlite: {self.errors[index]}")
+            return
+        metrics = self.metrics[index]
+        assert metrics is not None
+        write(f"{self.texts[index]}\n")
+        self.screen.print(metrics.line(), style="dim")
+
+    def end(self) -> None:
+        """Print the rest: no more comes."""
+        reasons = [None if each is None else each.finish_reason for each in self.metrics]
+        none = [at for at, each in enumerate(reasons) if each is None and at not in self.errors]
+        if none or "interrupted" in reasons:
+            self.code = INTERRUPTED
+        elif "memory" in reasons:
+            self.code = BAD_INPUT
+        for index in none:
+            self.errors[index] = "stopped before it was answered"
+        if self.as_json:
+            print_json([self._json(index) for index in range(len(reasons))], readable=True)
+        self.show()
+
+    def _json(self, index: int) -> dict[str, Any]:
+        made: dict[str, Any] = {"question": self.questions[index]}
+        metrics = self.metrics[index]
+        if metrics is not None:
+            made |= {"answer": self.texts[index], **metrics.to_json()}
+        if index in self.errors:
+            made["error"] = self.errors[index]
+        return made

@@ -1,0 +1,32 @@
+"""The memory that a turn is planned to take, from its own cache, policies and host store."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvlite.cache.segment import bytes_held
+from kvlite.errors import ForecastError
+from kvlite.planner.forecast import Task, forecast
+from kvlite.planner.meta import meta
+from kvlite.planner.meta_model import meta_model_of
+
+if TYPE_CHECKING:
+    from kvlite.conversation.turn import Turn
+
+
+def planned_phases(turn: "Turn") -> dict[str, int]:
+    """The planned peak of each phase, in bytes of live tensors; empty if unknown."""
+    model = turn.model
+    task = Task(
+        new=len(turn.again) + len(turn.ids),
+        longest=turn.turn_config.longest,
+        known=len(turn.token_ids) - len(turn.again),
+        chunk=turn.chunk,
+        recalled=turn.settings.recall_entries,
+    )
+    store = None if turn.store is None else meta(replace(turn.store, transfer=None, disk=None))
+    try:
+        made = forecast(meta_model_of(model), meta(turn.cache), turn.policies, task, store)
+    except ForecastError:
+        return {}
+    weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
+    return {"read": weights + reading, "answer": weights + made.answering.total}

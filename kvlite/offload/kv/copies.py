@@ -1,0 +1,119 @@
+"""Copies of a host store that share what was read, for several answers at once.
+
+On Linux, exact entries go to memory that every copy maps for itself: what a copy writes, its
+question and its answer, takes pages of its own, and all else is there once. Elsewhere, and of
+quantized entries and sliding windows, a copy is a copy.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import LayerCache
+from kvlite.cache.copying import copied
+from kvlite.offload.kv.disk import ALIGNED
+from kvlite.offload.kv.moving import move_storage
+from kvlite.offload.kv.store import HostKVLayer, HostKVStore
+
+HOST = torch.device("cpu")
+
+
+class StoreCopies:
+    """Makes copies of a host store in memory, each to read on and answer by itself.
+
+    Attributes:
+        own_bytes: what one more copy takes.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, store: HostKVStore, room: int) -> None:
+        """Of a store as it is now. It stays as it is, in memory that is shared from here on; if
+        memory runs out, part of it.
+
+        Args:
+            room: entries that a copy may add, its answer's included.
+        """
+        store.forget_answer()
+        self.store = store
+        self.pages = _Pages() if hasattr(os, "memfd_create") else None
+        self.own_bytes = store.index_bytes
+        for layer in store.layers:
+            if self.pages is None or layer.window is not None or store.bits is not None:
+                self.own_bytes += layer.cache.nbytes
+                continue
+            if layer.head_group.room < room:
+                layer.cache = layer.cache.resized([layer.read + room])
+            self.pages.take(layer.cache)
+            pages = len(layer.cache.tensors) * len(layer.head_group.heads) * 2 * mmap.PAGESIZE
+            self.own_bytes += pages + layer.cache.nbytes * room // layer.head_group.capacity
+
+    @torch.inference_mode()
+    def copy(self) -> HostKVStore:
+        """One more."""
+        home = None if self.pages is None else self.pages.copying()
+        layers = [_copied(layer, home) for layer in self.store.layers]
+        return HostKVStore(layers, self.store.bits, self.store.seen, spare=self.store.spare)
+
+
+def _copied(layer: HostKVLayer, home: Callable[[Tensor], Tensor] | None) -> HostKVLayer:
+    (cache,), index = copied([layer.cache], HOST, home), layer.index
+    if index is not None:
+        index = replace(index, signs=index.signs.clone(), sizes=index.sizes.clone())
+    return replace(layer, cache=cache, index=index, disk=None, fresh=[])
+
+
+class _Pages:
+    """Memory without a name that can be mapped many times."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("kvlite")
+        self._size = 0
+        self._starts: dict[int, int] = {}
+        finalize(self, os.close, self._file)
+
+    def take(self, layer: LayerCache) -> None:
+        """Move a layer's storage there; its tensors stay the same objects.
+
+        Raises:
+            MemoryError: there is too little; the layer is as it was.
+        """
+        try:
+            move_storage(layer, layer.tensors, self._taken)
+        except OSError as error:
+            raise MemoryError from error
+
+    def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        begin, starts = self._size, [0]
+        for tensor in tensors:
+            starts.append(starts[-1] + -(-tensor.untyped_storage().nbytes() // ALIGNED) * ALIGNED)
+        unit = mmap.ALLOCATIONGRANULARITY
+        length = max(1, -(-starts[-1] // unit)) * unit
+        os.posix_fallocate(self._file, begin, length)  # a page that is not there kills a program
+        mapped = mmap.mmap(self._file, length, offset=begin)
+        self._size += length
+        homes = []
+        for tensor, start in zip(tensors, starts, strict=False):
+            storage = tensor.untyped_storage()
+            flat = torch.frombuffer(mapped, dtype=torch.uint8, count=storage.nbytes(), offset=start)
+            flat.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+            self._starts[flat.data_ptr()] = begin + start
+            homes.append(flat)
+        return homes
+
+    def copying(self) -> Callable[[Tensor], Tensor]:
+        """Makes copies of storages for `copied`: of those that are here, they take only the pages
+        that are written to."""
+        mapped = mmap.mmap(self._file, self._size, mmap.MAP_PRIVATE) if self._size else None
+
+        def copy(flat: Tensor) -> Tensor:
+            start = self._starts.get(flat.data_ptr())
+            if start is None or mapped is None:
+                return flat.clone()
+            return torch.frombuffer(mapped, dtype=torch.uint8, count=len(flat), offset=start)
+
+        return copy
