@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from kvlite.conversation.metrics import Answer, GenerationMetrics, Piece
     from kvlite.conversation.runner import Runner, load
     from kvlite.engine.callbacks import Callbacks
+    from kvlite.jobs.run import BatchAnswer, batch
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
+    "BatchAnswer",
     "Callbacks",
     "Conversation",
     "GenerationMetrics",
@@ -30,6 +32,7 @@ __all__ = [
     "Runner",
     "Settings",
     "Stopped",
+    "batch",
     "load",
 ]
 
@@ -38,6 +41,8 @@ _HOMES = {
     "Runner": "conversation.runner",
     "Conversation": "conversation.conversation",
     "Answer": "conversation.metrics",
+    "BatchAnswer": "jobs.run",
+    "batch": "jobs.run",
     "Callbacks": "engine.callbacks",
     "GenerationMetrics": "conversation.metrics",
     "Piece": "conversation.metrics",

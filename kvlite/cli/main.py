@@ -12,6 +12,7 @@ from kvlite import __version__
 from kvlite.cli import BAD_INPUT, PIPE_CLOSED
 from kvlite.cli.app import app as in_browser
 from kvlite.cli.ask import ask
+from kvlite.cli.batch import batch
 from kvlite.cli.bench.commands import app as bench
 from kvlite.cli.calibrate import calibrate
 from kvlite.cli.chat.command import chat
@@ -37,7 +38,7 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-for command in (chat, ask, read, plan, pull, methods, calibrate, config, doctor):
+for command in (chat, ask, batch, read, plan, pull, methods, calibrate, config, doctor):
     app.command()(command)
 groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))
 for name, group in groups:

@@ -1,0 +1,204 @@
+"""`kvlite batch`: many questions about many documents, each answered once."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.console import print_json
+from kvlite.cli.opening import require_out
+from kvlite.cli.options import AsJson, Quiet, with_settings
+from kvlite.cli.screen import console, stop_on_interrupt
+from kvlite.config.settings import Settings
+from kvlite.engine.callbacks import Callbacks
+from kvlite.jobs.output import Written, job_of, writing
+from kvlite.jobs.tasks import questions_in, tasks_in
+from kvlite.model.source import require_model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvlite.conversation.runner import Runner
+    from kvlite.jobs.run import BatchAnswer
+
+
+@with_settings
+def batch(
+    settings: Settings,
+    tasks: Annotated[
+        str,
+        typer.Argument(
+            help="a folder or a glob of documents; or a .jsonl or .csv file with id, question, and "
+            "document (a file) or text"
+        ),
+    ],
+    out: Annotated[str, typer.Option(help="the .jsonl file that answers are added to")],
+    questions: Annotated[
+        list[str] | None,
+        typer.Option(help="a question about each document, or a file with one a line; repeatable"),
+    ] = None,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="try rows again that have an error")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Answer many questions about many documents.
+
+    Each document is read once. Its questions are each answered as if it alone were asked, in the
+    same decode steps as far as memory allows. Every answer is on disk as soon as it has ended:
+    after Ctrl-C, a crash or a power cut the same command goes on where it was. What is wrong with
+    one document or question is in the error of its rows; the others go on.
+
+    Exit codes: 0; 2 where anything was refused or a row has an error; 130 after Ctrl-C.
+
+    Examples:
+
+      kvlite batch reports/ --questions questions.txt --out answers.jsonl
+
+      kvlite batch "reports/*.pdf" --questions "Who signed?" --questions "When?" --out answers.jsonl
+
+      kvlite batch tasks.csv --out answers.jsonl --retry-errors
+    """
+    asked = tasks_in(tasks, questions_in(questions or ()), out)
+    require_out(out)
+    require_model(settings.model)
+    path, job = Path(out), job_of(settings, asked)
+    Written.of(path).require(job, path)  # before the model is loaded
+    screen = console(quiet)
+    runner = _loaded(settings, screen)
+    from kvlite.model.files import fingerprint
+
+    job["model"] = fingerprint(runner.model_path)
+    with writing(path, job, retry=retry_errors) as writer, stop_on_interrupt() as cancel:
+        left = [task for task in asked if task.id not in writer.written.done]
+        shown = _Progress(screen, len(asked), len(asked) - len(left))
+        documents = len({(task.document, task.text) for task in asked})
+        before, failed = len(asked) - len(left), len(writer.written.failed)
+        summary = Summary(len(asked), documents, before, failed)
+        callbacks = Callbacks(notify=shown.note, cancel=cancel)
+        with shown.bar:
+            from kvlite.jobs.run import answered
+
+            for answer in answered(runner, left, callbacks):
+                writer.add(answer.to_json())
+                summary.add(answer)
+                shown.advance()
+        stopped = cancel.is_set() and summary.left > 0
+    summary.print(screen, out, as_json=as_json)
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+    if summary.failed:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _loaded(settings: Settings, screen: "Console") -> "Runner":
+    from kvlite.conversation.runner import open_runner
+
+    with screen.status("Loading the model") as status:
+        runner = open_runner(settings, status.update)
+    for why in runner.plan.changes if runner.plan else ():
+        screen.print(f"Plan: {why}", style="dim")
+    return runner
+
+
+class _Progress:
+    """Rows done, how many an hour, and the time left; nothing where nobody watches."""
+
+    def __init__(self, screen: "Console", total: int, done: int) -> None:
+        columns = (
+            TextColumn("Answering"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(
+            *columns, console=screen, transient=True, disable=not screen.is_terminal or screen.quiet
+        )
+        self._task = self.bar.add_task("", total=total, completed=done, rate="")
+        self._begun, self._came = perf_counter(), 0
+        self._told: set[str] = set()
+
+    def advance(self) -> None:
+        """One more row is done."""
+        self._came += 1
+        rate = self._came / (perf_counter() - self._begun) * 3600
+        self.bar.update(self._task, advance=1, rate=f"{rate:,.0f} an hour")
+
+    def note(self, note: str) -> None:
+        """Print a note above the bar, once."""
+        if note not in self._told:
+            self._told.add(note)
+            self.bar.console.print(f"Note: {note}", style="yellow")
+
+
+@dataclass
+class Summary:
+    """What a job came to.
+
+    Attributes:
+        rows, documents: of all tasks.
+        before: rows that were there already.
+        failed: rows with an error, those that were there included.
+    """
+
+    rows: int
+    documents: int
+    before: int
+    failed: int
+    answered: int = 0
+    read_tokens: int = 0
+    generated_tokens: int = 0
+    begun: float = field(default_factory=perf_counter)
+
+    @property
+    def left(self) -> int:
+        """Rows that nobody has answered."""
+        return self.rows - self.before - self.answered
+
+    def add(self, answer: "BatchAnswer") -> None:
+        """Count a row that was written."""
+        self.answered += 1
+        self.failed += answer.error is not None
+        self.read_tokens += answer.document_tokens
+        if answer.metrics is not None:
+            self.read_tokens += answer.metrics.prompt_tokens
+            self.generated_tokens += answer.metrics.generated_tokens
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures."""
+        seconds = perf_counter() - self.begun
+        return {
+            "rows": self.rows,
+            "answered_before": self.before,
+            "answered": self.answered,
+            "failed": self.failed,
+            "left": self.left,
+            "documents": self.documents,
+            "read_tokens": self.read_tokens,
+            "generated_tokens": self.generated_tokens,
+            "seconds": seconds,
+            "generated_tokens_per_s": self.generated_tokens / seconds,
+            "rows_per_hour": 3600 * self.answered / seconds,
+        }
+
+    def print(self, screen: "Console", out: str, *, as_json: bool) -> None:
+        """Say how it went."""
+        made = self.to_json()
+        if as_json:
+            print_json({**made, "out": out})
+            return
+        before = f", {self.before:,} were there" if self.before else ""
+        failed = f", {self.failed:,} have an error (--retry-errors)" if self.failed else ""
+        left = f", {self.left:,} are left: the same command goes on" if self.left else ""
+        screen.print(
+            f"{out}: {self.answered:,} rows answered{before}{failed}{left}. "
+            f"{self.documents:,} documents, {self.read_tokens:,} tokens read, "
+            f"{self.generated_tokens:,} generated, {made['generated_tokens_per_s']:,.1f} a second; "
+            f"{made['rows_per_hour']:,.0f} rows an hour."
+        )

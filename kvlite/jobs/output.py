@@ -1,0 +1,185 @@
+"""The file that answers go to: a line of JSON each, on disk when it is answered."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from kvlite.config.atomic_file import replaced
+from kvlite.config.paths import cache_folder
+from kvlite.config.settings import Settings
+from kvlite.errors import SettingError, SnapshotError, reason
+from kvlite.jobs.tasks import Task
+
+Job = dict[str, str]
+"""Digests of what makes a job another one: its settings, its tasks, and its model."""
+
+# Settings that change where and how fast an answer is made, not what is asked for.
+_ELSEWHERE = (
+    "device",
+    "vram",
+    "stream",
+    "chunk",
+    "recall_limit",
+    "checkpoint_limit",
+    "never_lossy",
+    "measure",
+    "speculate",
+)
+
+
+def job_of(settings: Settings, tasks: Sequence[Task]) -> Job:
+    """What tells a job from others, before its model is loaded."""
+    values = {
+        name: value
+        for name, value in vars(settings).items()
+        if name not in _ELSEWHERE and name != "model"
+    }
+    return {
+        "settings": _digest(values),
+        "tasks": _digest([[each.id, each.question, each.document, each.text] for each in tasks]),
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass
+class Written:
+    """What a file of answers holds.
+
+    Attributes:
+        job: whose answers they are; empty if there are none.
+        done: ids of its rows.
+        failed: those of them that have an error.
+        nbytes: of whole rows; what follows was being written when the program was ended.
+    """
+
+    job: Job = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, path: Path) -> "Written":
+        """What is there.
+
+        Raises:
+            SettingError: it is no file of answers, or cannot be read.
+        """
+        made = cls()
+        if not path.exists():
+            return made
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):
+                        made._take(line, f"--out {path}", number)
+        except OSError as error:
+            raise SettingError(f"--out {path} cannot be read ({reason(error)})") from error
+        return made
+
+    def _take(self, line: bytes, where: str, number: int) -> None:
+        try:
+            row = json.loads(line)
+            name, job, error = str(row["id"]), dict(row["job"]), row["error"]
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise SettingError(
+                f"{where} is there already, and line {number} is no answer of a job: name another "
+                "file"
+            ) from wrong
+        if self.job and job != self.job:
+            raise SettingError(f"{where} has answers of several jobs: name another file")
+        self.job, self.nbytes = job, self.nbytes + len(line)
+        self.done.add(name)
+        if error is not None:
+            self.failed.add(name)
+
+    def require(self, job: Job, path: Path) -> None:
+        """Raises SettingError if the answers are another job's."""
+        other = [part for part, digest in job.items() if self.job.get(part, digest) != digest]
+        if other:
+            raise SettingError(
+                f"--out {path} has answers of another job, of other {' and '.join(other)}: give "
+                "what was given then, or name another file"
+            )
+
+
+class Writer:
+    """Adds rows to the end of a file.
+
+    Attributes:
+        written: what was there when it was opened.
+    """
+
+    def __init__(self, file: IO[bytes], job: Job, path: Path, written: Written) -> None:
+        self._file, self._job, self._path = file, job, path
+        self.written = written
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row; it is on disk when this returns.
+
+        Raises:
+            SnapshotError: it cannot be written; the job can go on later.
+        """
+        line = json.dumps({**row, "job": self._job}, ensure_ascii=False)
+        left = memoryview(line.encode("utf-8", "replace") + b"\n")
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+
+@contextmanager
+def writing(path: Path, job: Job, *, retry: bool) -> Iterator[Writer]:
+    """Begin a file of answers, or go on with it; no other program may meanwhile.
+
+    Args:
+        retry: drop rows that have an error first.
+
+    Raises:
+        SettingError: it holds something else.
+        SnapshotError: it cannot be written, or another program writes it.
+    """
+    from filelock import FileLock, Timeout
+
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    try:
+        locks = cache_folder() / "jobs"
+        locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / f"{name}.lock", timeout=0):
+            written = Written.of(path)
+            written.require(job, path)
+            if retry and written.failed:
+                written = _without_failed(path, written)
+            with path.open("ab", buffering=0) as file:
+                file.truncate(written.nbytes)
+                yield Writer(file, job, path, written)
+    except Timeout:
+        raise SnapshotError(
+            f"{path} is being written by another program: wait until that has ended"
+        ) from None
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _without_failed(path: Path, written: Written) -> Written:
+    with path.open("rb") as before, replaced(path) as file:
+        for line in before.read(written.nbytes).splitlines(keepends=True):
+            if json.loads(line)["error"] is None:
+                file.write(line)
+    return Written.of(path)
+
+
+def _unwritable(path: Path, error: OSError) -> SnapshotError:
+    return SnapshotError(
+        f"{path} cannot be written ({error.strerror or error}): what is there stays, and the same "
+        "command goes on from it"
+    )

@@ -1,0 +1,210 @@
+"""The tasks of a job: questions, each about one document, from files or from rows."""
+
+import csv
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlite.documents.names import is_written_like_a_file
+from kvlite.errors import SettingError, reason
+
+COLUMNS = "id, question, and document (a file) or text"
+_NAMES = ("id", "document", "text", "question")
+# A field of a CSV file may hold a whole document.
+_LONGEST_FIELD = 64 << 20
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question.
+
+    Attributes:
+        document: the file it is about; "" if it comes with its `text`.
+    """
+
+    id: str
+    question: str
+    document: str = ""
+    text: str = ""
+
+
+def tasks_in(place: str, questions: Sequence[str] = (), out: str = "") -> list[Task]:
+    """The tasks in a place.
+
+    Args:
+        out: where answers go, which is no document.
+        place: a folder or a glob of documents, or one document; or a .jsonl or .csv file of rows.
+            Rows name documents from the folder that the file is in.
+        questions: to ask about each document; for rows, if these have no questions.
+
+    Raises:
+        SettingError: there are none, or they cannot be read, with the row.
+    """
+    asked = [question.strip() for question in questions if question.strip()]
+    suffix = Path(place).suffix.lower()
+    if suffix in (".jsonl", ".ndjson", ".csv") and os.path.isfile(place):
+        rows = _csv_rows(place) if suffix == ".csv" else _json_rows(place)
+        return _of_rows(rows, Path(place).parent, asked)
+    if not asked:
+        raise SettingError(
+            f"there is no question about the documents in {place}: give --questions, or a .jsonl "
+            f"or .csv file with {COLUMNS}"
+        )
+    documents = [each for each in _documents(place) if not _same(each, out)]
+    if not documents:
+        raise SettingError(f"there is no document {place}: name a folder, a glob, or a file")
+    folders = [os.path.dirname(os.path.abspath(each)) for each in documents]
+    start = place if os.path.isdir(place) else os.path.commonpath(folders)
+    return _crossed([(os.path.relpath(each, start), each, "") for each in documents], asked)
+
+
+def tasks_of(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
+    """The tasks in rows with the columns id, question, and document or text; errors as of
+    `tasks_in`."""
+    return _of_rows(((f"row {at}", row) for at, row in enumerate(rows)), Path(), [])
+
+
+def questions_in(given: Sequence[str]) -> list[str]:
+    """Questions: each as it is, or a file with one on each line.
+
+    Raises:
+        SettingError: a file is not there, or cannot be read, or has none.
+    """
+    found: list[str] = []
+    for each in given:
+        if not os.path.isfile(each):
+            if is_written_like_a_file(each):
+                raise SettingError(f"--questions {each}: there is no such file")
+            found.append(each)
+            continue
+        try:
+            lines = Path(each).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(
+                f"--questions {each} cannot be read ({reason(error)}): give a text file in UTF-8 "
+                "with a question on each line"
+            ) from error
+        found += lines
+    asked = [question.strip() for question in found if question.strip()]
+    if given and not asked:
+        raise SettingError(f"--questions {' '.join(given)} holds no question: write one a line")
+    return asked
+
+
+def _documents(place: str) -> list[str]:
+    if os.path.isdir(place):
+        files = (file for file in Path(place).rglob("*") if file.is_file())
+        inside = ((file, file.relative_to(place).parts) for file in files)
+        return sorted(str(file) for file, parts in inside if not any(p[0] == "." for p in parts))
+    if os.path.isfile(place):
+        return [place]
+    return sorted(file for file in glob.glob(place, recursive=True) if os.path.isfile(file))
+
+
+def _same(path: str, other: str) -> bool:
+    return bool(other) and os.path.abspath(path) == os.path.abspath(other)
+
+
+Named = tuple[str, Mapping[str, Any]]
+
+
+def _json_rows(path: str) -> Iterator[Named]:
+    with _opened(path) as file:
+        for number, line in enumerate(_lines(file, path), 1):
+            if not line.strip():
+                continue
+            where = f"{path} line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise SettingError(f"{where} is no JSON ({reason(error)}): mend it") from error
+            if not isinstance(row, dict):
+                raise SettingError(f"{where} is no JSON object: each line needs {COLUMNS}")
+            yield where, row
+
+
+def _csv_rows(path: str) -> Iterator[Named]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    with _opened(path) as file:
+        rows = csv.DictReader(_lines(file, path), strict=True)
+        try:
+            for row in rows:
+                yield f"{path} line {rows.line_num}", row
+        except csv.Error as error:
+            raise SettingError(
+                f"{path} line {rows.line_num} is no CSV ({reason(error)}): mend it"
+            ) from error
+
+
+def _opened(path: str) -> Any:
+    try:
+        return open(path, encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read ({reason(error)}): check it") from error
+
+
+def _lines(file: Iterable[str], path: str) -> Iterator[str]:
+    try:
+        yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(
+            f"{path} cannot be read ({reason(error)}): give a file in UTF-8"
+        ) from error
+
+
+def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> list[Task]:
+    made: list[Task] = []
+    seen: dict[str, str] = {}
+    for where, row in rows:
+        name, document, text, question = (_field(row, each, where) for each in _NAMES)
+        if not name:
+            raise _missing(where, "id")
+        if name in seen:
+            raise SettingError(
+                f"{where} has the id {name!r}, as {seen[name]} has: give each row an id of its own"
+            )
+        seen[name] = where
+        if not document and not text:
+            raise _missing(where, "document or text")
+        if document and text:
+            raise SettingError(f"{where} has a document and a text: leave one of them out")
+        if not question and not questions:
+            raise _missing(where, "question")
+        if question and questions:
+            raise SettingError(
+                f"{where} has a question, and so has --questions: leave one of them out"
+            )
+        path = str(folder / Path(document).expanduser()) if document else ""
+        made += _crossed([(name, path, text)], questions)
+        if question:
+            made.append(Task(name, question, path, text))
+    if not made:
+        raise SettingError(f"there are no rows: each needs {COLUMNS}")
+    return made
+
+
+def _missing(where: str, column: str) -> SettingError:
+    return SettingError(f"{where} has no {column}: each row needs {COLUMNS}")
+
+
+def _crossed(documents: Iterable[tuple[str, str, str]], questions: Sequence[str]) -> list[Task]:
+    """Every question about every document."""
+    return [
+        Task(f"{name}#{number}", question, document, text)
+        for name, document, text in documents
+        for number, question in enumerate(questions, 1)
+    ]
+
+
+def _field(row: Mapping[str, Any], name: str, where: str) -> str:
+    """A column as text; "" if there is none."""
+    value = row.get(name)
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise SettingError(f"{where} has {value!r} for its {name}: give a text")
+    return str(value).strip()

@@ -1,0 +1,285 @@
+"""`kvlite batch`: every row is answered once, as it would be alone, however often the job ends."""
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlite as library
+from kvlite.jobs.output import Writer
+from tests.cli.conftest import Done, Refused, Run
+
+QUESTIONS = ("Who sat?", "Who lay by the door?", "Where?")
+FLAGS = ("--max-tokens", "4", "--budget", "64")
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """Three documents of some 300 tokens, and a file of questions."""
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    for name, animal in (("a.txt", "cat"), ("b.md", "cow"), ("c.txt", "owl")):
+        (folder / name).write_text(
+            f"The {animal} sat on the mat and the dog lay by the door. " * 20
+        )
+    (tmp_path / "questions.txt").write_text("\n".join([*QUESTIONS, ""]))
+    return folder
+
+
+class Job:
+    """A job's command line, and the file it writes."""
+
+    def __init__(self, kvlite: Run, model: Path, tasks: Path, *more: object) -> None:
+        self.kvlite, self.tasks = kvlite, tasks
+        self.out = tasks.parent / "answers.jsonl"
+        self.args = ["batch", tasks, "--out", self.out, "--model", model, *FLAGS, *more]
+
+    def run(self, *more: object) -> Done:
+        return self.kvlite(*self.args, *more)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
+
+
+@pytest.fixture
+def job(kvlite: Run, model: Path, reports: Path) -> Job:
+    return Job(kvlite, model, reports, "--questions", reports.parent / "questions.txt")
+
+
+def test_answers_are_those_of_each_question_alone(job: Job, kvlite: Run, model: Path) -> None:
+    done = job.run("--json")
+    summary = done.json()
+    assert done.code == 0 and summary["answered"] == 9 and summary["documents"] == 3
+    assert {row["id"] for row in job.rows} == {
+        f"{name}#{number}" for name in ("a.txt", "b.md", "c.txt") for number in (1, 2, 3)
+    }
+    for row in job.rows[:4]:
+        one = kvlite("ask", row["document"], row["question"], "--model", model, *FLAGS, "--json")
+        assert one.json()["answer"] == row["answer"] and row["error"] is None
+        assert row["finish_reason"] == "length" and row["metrics"]["together"] == 3
+    assert [bool(row["document_tokens"]) for row in job.rows] == [True, False, False] * 3
+    read = sum(row["document_tokens"] + row["metrics"]["prompt_tokens"] for row in job.rows)
+    assert summary["read_tokens"] == read
+
+
+def test_a_job_that_is_done_is_done(job: Job) -> None:
+    assert job.run("-q").code == 0
+    before = job.out.read_bytes()
+    again = job.run("--json").json()
+    assert (again["answered"], again["answered_before"]) == (0, 9)
+    assert job.out.read_bytes() == before
+
+
+@pytest.mark.parametrize("moment", [0, 4, 8])
+def test_it_goes_on_where_it_was_ended(
+    job: Job, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of a line."""
+    add, answered = Writer.add, list[str]()
+
+    def ends(self: Writer, row: Mapping[str, Any]) -> None:
+        if len(answered) == moment:
+            with job.out.open("ab") as file:
+                file.write(b'{"id": "a.txt#1", "ans')
+            raise KeyboardInterrupt
+        add(self, row)
+        answered.append(row["id"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "add", ends)
+        assert job.run().code
+    summary = job.run("--json").json()
+    assert summary["answered_before"] == moment and summary["answered"] == 9 - moment
+    assert [row["id"] for row in job.rows][:moment] == answered
+    assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
+
+
+def test_an_interrupt_ends_between_rows(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Writer.add
+
+    def interrupts(self: Writer, row: Mapping[str, Any]) -> None:
+        add(self, row)
+        if len(job.rows) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "add", interrupts)
+        done = job.run()
+    assert done.code == 130 and "6 are left: the same command goes on" in done.err
+    assert job.run("--json").json()["answered"] == 6
+    assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
+
+
+def test_what_fails_is_in_its_rows_and_is_tried_again(job: Job, reports: Path) -> None:
+    long, picture = reports / "0.txt", reports / "d.png"
+    long.write_text("why " * 4000)
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    done = job.run()
+    errors = {row["id"]: row["error"] for row in job.rows if row["error"]}
+    assert done.code == 2 and "6 have an error (--retry-errors)" in done.err
+    assert {*errors} == {f"{name}#{n}" for name in ("0.txt", "d.png") for n in (1, 2, 3)}
+    assert "tokens do not fit this model" in errors["0.txt#1"]
+    assert "d.png" in errors["d.png#2"] and len(job.rows) == 15
+    assert job.run("--json").json()["answered"] == 0  # they are done, with an error
+    long.write_text("It is short now, since somebody cut it.")
+    again = job.run("--retry-errors", "--json")
+    assert again.code == 2 and again.json()["answered"] == 6 and again.json()["failed"] == 3
+    assert len({row["id"] for row in job.rows}) == len(job.rows) == 15
+    assert {row["id"] for row in job.rows if row["error"]} == {f"d.png#{n}" for n in (1, 2, 3)}
+
+
+def test_a_full_disk_ends_it_and_it_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, calls = os.fsync, list[int]()
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = job.run()
+    assert done.code == 2 and "No space left on device" in done.err
+    assert "the same command goes on from it" in done.err
+    job.run("-q")
+    assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_rows_name_documents_from_their_own_folder(
+    kvlite: Run, model: Path, reports: Path, kind: str
+) -> None:
+    rows = [
+        {"id": "1", "document": "reports/a.txt", "question": "Who sat?"},
+        {"id": "2", "text": "Nobody was there.", "question": "Who was there?"},
+        {"id": "3", "document": "reports/a.txt", "question": "Where?"},
+    ]
+    tasks = reports.parent / f"tasks.{kind}"
+    with tasks.open("w", newline="") as file:
+        if kind == "jsonl":
+            file.write("\n".join(map(json.dumps, rows)))
+        else:
+            made = csv.DictWriter(file, ["id", "document", "text", "question"])
+            made.writeheader()
+            made.writerows(rows)
+    job = Job(kvlite, model, tasks)
+    assert job.run("-q").code == 0
+    assert [row["id"] for row in job.rows] == ["1", "3", "2"]  # document by document
+    assert job.rows[0]["metrics"]["together"] == 2 and all(row["answer"] for row in job.rows)
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (['{"id": 1, "document": "a.txt"}'], "line 1 has no question"),
+        (['{"id": 1, "question": "Who?"}'], "line 1 has no document or text"),
+        (['{"document": "a", "question": "Who?"}'], "line 1 has no id"),
+        (['{"id": 1, "text": "a", "question": "Who?"}'] * 2, "line 2 has the id '1'"),
+        (['{"id": 1, "text": "a", "document": "b", "question": "c"}'], "a document and a text"),
+        (["", '{"id": 1'], "line 2 is no JSON"),
+        (["[1]"], "line 1 is no JSON object"),
+        (['{"id": 1, "text": 2.5, "question": "c"}'], "has 2.5 for its text"),
+        ([""], "there are no rows"),
+    ],
+)
+def test_bad_rows(
+    refused: Refused, model: Path, tmp_path: Path, lines: list[str], named: str
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("\n".join(lines))
+    refused(["batch", tasks, "--out", tmp_path / "out.jsonl", "--model", model], named)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_bad_arguments(refused: Refused, model: Path, reports: Path, tmp_path: Path) -> None:
+    out = ["--out", tmp_path / "out.jsonl", "--model", model]
+    refused(["batch", reports, *out], "there is no question", "--questions")
+    refused(["batch", tmp_path / "none*", "--questions", "Who?", *out], "there is no document")
+    refused(["batch", reports, "--questions", "asked.txt", *out], "asked.txt", "no such file")
+    both = tmp_path / "both.csv"
+    both.write_text("id,text,question\n1,some,Who?\n")
+    refused(["batch", both, "--questions", "Who?", *out], "leave one of them out")
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"id,text\n\xff\xfe,\n")
+    refused(["batch", binary, *out], "binary.csv", "UTF-8")
+
+
+def test_output_of_something_else(job: Job, refused: Refused, tmp_path: Path) -> None:
+    assert job.run("-q").code == 0
+    before = job.out.read_bytes()
+    refused([*job.args, "--max-tokens", "5"], "another job, of other settings")
+    refused([*job.args, "--questions", "How?"], "another job, of other tasks")
+    job.out.write_bytes(b"some notes\n" + before)
+    refused(job.args, "line 1 is no answer of a job")
+    job.out.write_bytes(before)
+    for each in (tmp_path / "nowhere" / "out.jsonl", tmp_path):
+        refused([*job.args, "--out", each], "--out")
+
+
+def test_another_model_is_another_job(job: Job, tmp_path: Path) -> None:
+    assert job.run("-q").code == 0
+    rows = [{**row, "job": {**row["job"], "model": "0" * 12}} for row in job.rows]
+    job.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = job.run()
+    assert done.code == 2 and "another job, of other model" in done.err
+
+
+def test_two_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, second = Writer.add, list[Done]()
+
+    def begins(self: Writer, row: Mapping[str, Any]) -> None:
+        if not second:
+            second.append(job.run())
+        add(self, row)
+
+    monkeypatch.setattr(Writer, "add", begins)
+    job.run()
+    assert second[0].code == 2 and "is being written by another program" in second[0].err
+
+
+def test_python_rows(model: Path) -> None:
+    rows = [
+        {"id": at, "text": "The cat sat on the mat.", "question": q} for at, q in enumerate("ab")
+    ]
+    made = list(library.batch(rows, str(model), max_new_tokens=3))
+    assert [each.id for each in made] == ["0", "1"] and made[0].answer and not made[0].error
+    runner = library.load(str(model))
+    again = library.batch(rows, runner, max_new_tokens=3)
+    assert [each.answer for each in again] == [each.answer for each in made]
+    with pytest.raises(library.KvliteError, match="row 0 has no question"):
+        library.batch([{"id": "1", "text": "some"}], runner)
+
+
+@pytest.mark.long
+def test_killed_at_any_moment(job: Job, model: Path) -> None:
+    """kill -9, again and again: every row once, and none that was there is answered again."""
+    command = [sys.executable, "-m", "kvlite", *map(str, job.args), "-q"]
+    there: list[dict[str, Any]] = []
+    for wait in (0.0, 0.05, 0.1, 0.0, 0.2, 0.05):
+        running = subprocess.Popen(command)
+        while running.poll() is None:
+            lines = job.out.read_bytes().count(b"\n") if job.out.exists() else 0
+            if lines > len(there):
+                time.sleep(wait)
+                break
+            time.sleep(0.005)
+        running.kill()
+        running.wait()
+        whole = job.out.read_bytes().rpartition(b"\n")[0].splitlines()
+        rows = [json.loads(line) for line in whole]
+        assert rows[: len(there)] == there
+        there = rows
+    assert job.run("-q").code == 0
+    assert job.rows[: len(there)] == there
+    assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
