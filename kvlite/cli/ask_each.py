@@ -30,8 +30,8 @@ def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
         SettingError: there is no file, a question is empty, or it may be a file's name.
     """
     there = [at for at, word in enumerate(words) if word.strip() == "-" or os.path.isfile(word)]
-    count = there[-1] + 1 if there else min(1, len(words) - 1)
-    while 0 <= count < len(words) - 1 and may_be_file(words[count]):
+    count = there[-1] + 1 if there else min(1, len(words))
+    while count < len(words) - 1 and may_be_file(words[count]):
         count += 1  # whoever opens it says that it is not there
     files, questions = [*words[:count]], [word.strip() for word in words[count:]]
     for at, word in enumerate(questions, count):
