@@ -123,6 +123,16 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_results_do_not_depend_on_other_rows(bits: int) -> None:
+    plain = torch.randn(3000, 96)
+    parts, _ = quantize(plain, on_grid=False) if bits == 4 else quantize_8bit(plain)
+    weight, rows = PackedWeights(*parts, bits), torch.randn(8, 96)
+    alone = torch.cat([weight.product(row[None]) for row in rows])
+    for count in (2, 4, 5, 8):
+        assert torch.equal(weight.product(rows[:count]), alone[:count])
+
+
 def test_an_embedding() -> None:
     weight = blocks("Q8_0", 50, 96)
     parts, _ = quantize_8bit(weight)

@@ -2,7 +2,7 @@
 
 A weight is `code * scale + offset`, with a scale and an offset for every 32 inputs of an output.
 Codes lie input by input, so that loops go over outputs, whose sums are independent of each other:
-they are the same with any number of threads.
+they are the same with any number of threads, and beside any other rows.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from kvlite.ops.numba_quant import in_threads, thread_parts
-from kvlite.ops.numba_vectors import jitted
+from kvlite.ops.numba_vectors import jitted, jitted_in_order
 
 GROUP, HALF = 32, 16
-# Outputs whose sums stay in the processor's cache.
-BLOCK = 1 << 14
+# Outputs whose sums stay in the processor's cache; with several rows, the codes of a group, too.
+BLOCK, BLOCK_OF_ROWS = 1 << 14, 1 << 11
+# Rows for which 4-bit codes become numbers once.
+ROWS = 4
 LOW, HIGH, LESS = np.uint8(15), np.uint8(240), np.float32(1 / 16)
 
 
@@ -65,43 +67,82 @@ def _arrays(*tensors: Tensor) -> list[Any]:
     return [tensor.numpy() for tensor in tensors]
 
 
-@jitted
+@jitted_in_order
 def _multiply_4bit(rows, codes, scales, offsets, first, last, out):
-    sums = np.empty(min(last - first, BLOCK), np.float32)
-    for begin in range(first, last, BLOCK):
-        end = min(begin + BLOCK, last)
+    fours = rows.shape[0] // ROWS * ROWS
+    sums = np.empty((ROWS, min(last - first, BLOCK_OF_ROWS)), np.float32)
+    for begin in range(first, last, BLOCK_OF_ROWS):
+        end = min(begin + BLOCK_OF_ROWS, last)
+        size = end - begin
         out[:, begin:end] = 0
         for group in range(scales.shape[0]):
-            for row in range(rows.shape[0]):
-                x = rows[row, group * GROUP : (group + 1) * GROUP]
-                sums[:] = 0
+            scale, offset = scales[group, begin:end], offsets[group, begin:end]
+            row = 0
+            while row < rows.shape[0]:
+                count = ROWS if row < fours else 1
+                x = rows[row : row + count, group * GROUP : (group + 1) * GROUP]
+                sums[:count, :size] = 0
                 for i in range(0, HALF, 4):
                     at = group * HALF + i
-                    _add_4bit(
-                        codes[at, begin:end],
-                        codes[at + 1, begin:end],
-                        codes[at + 2, begin:end],
-                        codes[at + 3, begin:end],
-                        x[i : i + 4],
-                        x[HALF + i : HALF + i + 4],
-                        sums,
-                    )
-                scale, offset = scales[group, begin:end], offsets[group, begin:end]
-                _scale(sums, scale, offset, x, out[row, begin:end])
+                    one, two = codes[at, begin:end], codes[at + 1, begin:end]
+                    three, four = codes[at + 2, begin:end], codes[at + 3, begin:end]
+                    if count == 1:
+                        _add_4bit(one, two, three, four, _factors(x[0], i), sums[0])
+                    else:
+                        _add_4bit_rows(one, two, three, four, x, i, sums)
+                for each in range(count):
+                    _scale(sums[each], scale, offset, x[each], out[row + each, begin:end])
+                row += count
 
 
-@jitted
-def _add_4bit(one, two, three, four, x, other, sums):
-    """Add products of four bytes in a row with the inputs `x` of their low halves and the `other`
-    ones of their high halves, of which a byte is the sum."""
-    e, f, g, h = other[0] * LESS, other[1] * LESS, other[2] * LESS, other[3] * LESS
-    a, b, c, d = x[0] - e, x[1] - f, x[2] - g, x[3] - h
+@jitted_in_order
+def _factors(x, i):
+    """What four bytes in a row, whose low halves are the codes of inputs i to i + 3, are multiplied
+    by: each low half, and the byte, which is a sum of both halves."""
+    e, f = x[HALF + i] * LESS, x[HALF + i + 1] * LESS
+    g, h = x[HALF + i + 2] * LESS, x[HALF + i + 3] * LESS
+    return x[i] - e, e, x[i + 1] - f, f, x[i + 2] - g, g, x[i + 3] - h, h
+
+
+@jitted_in_order
+def _plus(total, by, low, whole, low2, whole2, low3, whole3, low4, whole4):
+    """A sum with the products of four bytes."""
+    total += by[0] * low
+    total += by[1] * whole
+    total += by[2] * low2
+    total += by[3] * whole2
+    total += by[4] * low3
+    total += by[5] * whole3
+    total += by[6] * low4
+    total += by[7] * whole4
+    return total
+
+
+@jitted_in_order
+def _halves(byte):
+    """The low half of a byte, and the byte."""
+    return np.float32(np.uint8(byte & LOW)), np.float32(byte)
+
+
+@jitted_in_order
+def _add_4bit(one, two, three, four, by, sums):
+    """Add the products of four bytes with one row."""
     for k in range(one.size):
-        found = a * np.float32(np.uint8(one[k] & LOW)) + e * np.float32(one[k])
-        found += b * np.float32(np.uint8(two[k] & LOW)) + f * np.float32(two[k])
-        found += c * np.float32(np.uint8(three[k] & LOW)) + g * np.float32(three[k])
-        found += d * np.float32(np.uint8(four[k] & LOW)) + h * np.float32(four[k])
-        sums[k] += found
+        a, b, c, d = _halves(one[k]), _halves(two[k]), _halves(three[k]), _halves(four[k])
+        sums[k] = _plus(sums[k], by, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
+
+
+@jitted_in_order
+def _add_4bit_rows(one, two, three, four, x, i, sums):
+    """As `_add_4bit` for four rows, in the same order; codes become numbers once for all."""
+    by, by1, by2, by3 = _factors(x[0], i), _factors(x[1], i), _factors(x[2], i), _factors(x[3], i)
+    sums0, sums1, sums2, sums3 = sums[0], sums[1], sums[2], sums[3]
+    for k in range(one.size):
+        a, b, c, d = _halves(one[k]), _halves(two[k]), _halves(three[k]), _halves(four[k])
+        sums0[k] = _plus(sums0[k], by, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
+        sums1[k] = _plus(sums1[k], by1, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
+        sums2[k] = _plus(sums2[k], by2, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
+        sums3[k] = _plus(sums3[k], by3, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
 
 
 @jitted

@@ -17,7 +17,17 @@ Loop = Callable[..., Any]
 
 def jitted(loop: Loop) -> Loop:
     """Without the interpreter's lock, and kept on disk where there is a place for it."""
-    options = {"fastmath": ORDERLESS, "nogil": True}
+    return _jitted(loop, ORDERLESS)
+
+
+def jitted_in_order(loop: Loop) -> Loop:
+    """As `jitted`, with sums as they are written: two loops with the same sums give the same
+    bits."""
+    return _jitted(loop, {"contract"})
+
+
+def _jitted(loop: Loop, fastmath: set[str]) -> Loop:
+    options = {"fastmath": fastmath, "nogil": True}
     made: Loop
     try:
         made = numba.njit(**options, cache=True)(loop)
