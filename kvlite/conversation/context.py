@@ -1,6 +1,6 @@
 """What a conversation has read, as tokens: its cache, its host store, and checkpoints."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Event
 from weakref import ref
@@ -81,9 +81,16 @@ class Context:
         if turn is not None and (turn.store is None or self._store_for(config) is None):
             turn.finish_step()
 
-    def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
-        """A turn that reads `ids`, checked but not begun. Errors are those of `Turn`."""
-        turn = Turn(self, ids, config, self._store_for(config), answers=answers)
+    def next_turn(
+        self,
+        ids: list[int],
+        config: EngineConfig,
+        *,
+        answers: bool = True,
+        plan: Mapping[str, int] | None = None,
+    ) -> Turn:
+        """A turn that reads `ids`, checked but not begun. Args and errors are those of `Turn`."""
+        turn = Turn(self, ids, config, self._store_for(config), answers=answers, plan=plan)
         if turn.store is None and self.emptied:
             notes = turn.notes
             turn = Turn(self, [*self._fill(), *ids], config, answers=answers)

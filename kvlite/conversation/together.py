@@ -141,6 +141,7 @@ class _Company:
         copies: of the host store, if questions are read from there.
         largest: bytes of the device that one of them takes, at most so far.
         reading: bytes that reading takes besides, by the plan.
+        plan: of the first question, which the others share.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class _Company:
             except KvliteError as error:
                 self.refused.append((index, error.with_traceback(None)))
         self.going: list[_Answer] = []
+        self.plan: dict[str, int] | None = None
         self.copies: StoreCopies | None = None
         self.largest = self.reading = 0
         context, store, settings = talk.context, talk.store, config.settings
@@ -203,11 +205,12 @@ class _Company:
         """Read a question in a context of its own."""
         talk, cancel = self.talk, self.callbacks.cancel
         own = self._context()
-        turn = own.next_turn(ids, self.config)
+        turn = own.next_turn(ids, self.config, plan=self.plan)
         turn.note(talk.not_read(text))
         own.read(turn, self.callbacks)
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
-        planned = turn.run_stats.planned_phases.get("read", 0)
+        self.plan = turn.run_stats.planned_phases
+        planned = self.plan.get("read", 0)
         self.largest = max(self.largest, taken)
         self.reading = max(self.reading, planned - bytes_held(talk.model.tensors()) - taken)
         begun = _Answer(index, turn, own.answer(turn, ignore_eos=False, cancel=cancel))

@@ -1,6 +1,6 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from threading import Event
 from time import perf_counter
@@ -84,6 +84,7 @@ class Turn:
         store: HostKVStore | None = None,
         *,
         answers: bool = True,
+        plan: Mapping[str, int] | None = None,
     ) -> None:
         """Check everything that can be checked before `ids` are read.
 
@@ -92,6 +93,7 @@ class Turn:
             ids: at least one token.
             store: everything read so far, for recall; this turn's entries go there, too.
             answers: whether an answer will follow.
+            plan: the planned peaks of a turn like this one, which are not planned again.
 
         Raises:
             ContextError: they do not fit the model's trained context.
@@ -125,7 +127,9 @@ class Turn:
             self.oom_policy.free = meter.capped.free
         self.run_stats = RunStats(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
-        if meter.of_tensors or work >= PLANNED_FROM:
+        if plan and not meter.of_tensors:
+            self.run_stats.planned_phases = {**plan}
+        elif meter.of_tensors or work >= PLANNED_FROM:
             self.run_stats.planned_phases = planned_phases(self)
 
     @property
