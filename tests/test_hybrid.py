@@ -200,7 +200,7 @@ def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
             stop.set()
 
     with pytest.raises(Stopped):
-        read(hybrid, IDS, cache, chunk=16, progress=progress, cancel=stop)
+        read(hybrid, IDS, cache, chunk=16, callbacks=Callbacks(progress=progress, cancel=stop))
     assert all(one.equal(other) for one, other in zip(states(cache), before, strict=True))
     read(hybrid, IDS[40:], cache)
     theirs = states_of_transformers(hybrid, IDS)

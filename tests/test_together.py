@@ -80,6 +80,15 @@ def test_each_answer_is_that_of_its_question_alone(runner: Runner, way: dict[str
     assert [piece.token_id for piece in talk.stream(TEXTS[2])] == made.tokens[2]
 
 
+@pytest.mark.parametrize("recall", ["auto", "off"])
+def test_recurrent_layers_have_states_for_each_answer(recall: str, tmp_path: Any) -> None:
+    folder = str(model_of(tmp_path, 640, "qwen3-next"))
+    runner = kvlite.load(folder, max_new_tokens=8, budget="64", method="snapkv", recall=recall)
+    made = heard(begun(runner))
+    assert made.tokens == [alone(runner, text) for text in TEXTS]
+    assert [metrics.together for metrics in made.metrics] == [4] * 4
+
+
 def test_the_answer_before_is_read_first(runner: Runner) -> None:
     """In a conversation that said something already."""
     way = {"method": "snapkv:window=8", "budget": "64"}
@@ -104,9 +113,9 @@ def test_one_after_another_with_the_reason(way: dict[str, Any], why: str, tmp_pa
 
 def test_as_many_as_fit(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
-    fits = together._Company._has_room
+    fits = together._AnswerBatch._has_room
     monkeypatch.setattr(
-        together._Company, "_has_room", lambda self: fits(self) and len(self.going) < 2
+        together._AnswerBatch, "_has_room", lambda self: fits(self) and len(self.going) < 2
     )
     made = heard(begun(runner, budget="64"))
     assert made.tokens == expected

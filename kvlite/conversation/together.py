@@ -15,6 +15,7 @@ import torch
 
 from kvlite.cache import KVCache
 from kvlite.cache.copying import copied
+from kvlite.cache.recurrent import copies_of
 from kvlite.cache.segment import bytes_held
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone_by_steps
@@ -71,10 +72,10 @@ def _together(
 ) -> Iterator[Heard]:
     talk.context.end_step(config)
     try:
-        company = _Company(talk, texts, callbacks, config)
+        batch = _AnswerBatch(talk, texts, callbacks, config)
     except Stopped:
         return
-    yield from company.answers()
+    yield from batch.answers()
 
 
 def _once(callbacks: Callbacks) -> Callbacks:
@@ -131,7 +132,7 @@ class _Answer:
     pieces: Iterator[Piece]
 
 
-class _Company:
+class _AnswerBatch:
     """Answers that come together.
 
     Attributes:
@@ -221,11 +222,13 @@ class _Company:
     def _context(self) -> Context:
         """A context that goes on from where the conversation is."""
         model, context = self.talk.model, self.talk.context
+        states = copies_of(context.cache.states, model.device)
         if self.copies is None:
             layers, store = copied(context.cache.layers, model.device), None
         else:  # the next turn reads from the store
             layers, store = model.empty_cache().layers, self.copies.copy()
-        cache = KVCache(layers, context.cache.seen, context.cache.reconstructed)
+        before = context.cache
+        cache = KVCache(layers, before.seen, before.reconstructed, states=states)
         own, given_up = Context(model), [*context.oom_policy.taken]
         own.resume(cache, store, [*context.token_ids], [], context.notes, given_up)
         own.told = {*context.told}

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlite.cli.main import main
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.conversation.conversation import Conversation
 from kvlite.model.source import find_model
-from tests.conftest import SIZES
+from tests.conftest import ARCHITECTURES, SIZES
 
 LIMIT = 512
 
@@ -61,14 +62,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_of(tmp_path_factory.mktemp("tiny"), LIMIT)
 
 
-def model_of(folder: Path, most: int) -> Path:
-    """Such a model for so many tokens, in a folder."""
+def model_of(folder: Path, most: int, kind: str = "llama") -> Path:
+    """Such a model for so many tokens, in a folder; `kind` is one of `ARCHITECTURES`."""
     for file in find_model(EMBEDDED_MODEL).iterdir():
         if "token" in file.name or "template" in file.name:
             shutil.copy(file, folder)
     sizes = {"vocab_size": 49152, "hidden_size": 32, "max_position_embeddings": most}
+    name, changes = ARCHITECTURES[kind]
+    config = getattr(transformers, name)(**{**SIZES, **changes, **sizes})
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes})).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

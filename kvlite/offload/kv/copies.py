@@ -16,6 +16,8 @@ from torch import Tensor
 
 from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
+from kvlite.cache.recurrent import state_tensors
+from kvlite.cache.segment import bytes_held
 from kvlite.offload.kv.disk import ALIGNED
 from kvlite.offload.kv.moving import move_storage
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
@@ -41,7 +43,7 @@ class StoreCopies:
         store.forget_answer()
         self.store = store
         self.pages = _Pages() if hasattr(os, "memfd_create") else None
-        self.own_bytes = store.index_bytes
+        self.own_bytes = store.index_bytes + bytes_held(state_tensors(store.states))
         for layer in store.layers:
             if self.pages is None or layer.window is not None or store.bits is not None:
                 self.own_bytes += layer.cache.nbytes
@@ -57,7 +59,9 @@ class StoreCopies:
         """One more."""
         home = None if self.pages is None else self.pages.copying()
         layers = [_copied(layer, home) for layer in self.store.layers]
-        return HostKVStore(layers, self.store.bits, self.store.seen, spare=self.store.spare)
+        made = HostKVStore(layers, self.store.bits, self.store.seen, spare=self.store.spare)
+        made.carry(self.store.states)
+        return made
 
 
 def _copied(layer: HostKVLayer, home: Callable[[Tensor], Tensor] | None) -> HostKVLayer:
