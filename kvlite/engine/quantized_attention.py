@@ -116,6 +116,8 @@ def fused(
     exact = near.softmax(-1) @ head_group.residual_values[:, :, held].float()
     own = near.logsumexp(-1)
     out = torch.lerp(exact, older, torch.sigmoid(lse - own)[..., None])
+    if far is None and softmax.sinks is None:
+        return out, None
     out, whole = softmax.with_sinks(out, torch.logaddexp(lse, own))
     if far is None:
         return out, None

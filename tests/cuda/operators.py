@@ -48,10 +48,16 @@ def _efficient(
     return out, torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32))
 
 
+def _histc(numbers: Tensor, bins: int, least: float, most: float) -> Tensor:
+    """A CPU counts no integers."""
+    return torch.histc(numbers.float(), bins, least, most).to(numbers.dtype)
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention,
+    "histc": _histc,
     "_fused_rms_norm": torch.ops.aten._fused_rms_norm,
 }
 

@@ -19,6 +19,8 @@ from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
+from kvlite.model.quantizing import quantize_experts
+from kvlite.model.weights import Weights
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.weights.loader import off_device
 from tests.conftest import make_tiny
@@ -138,6 +140,42 @@ def test_a_conversation_is_that_of_a_cpu(
     with fake_cuda(maps=maps):
         model = make_tiny("llama", "cuda", **SIZES).model
         assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
+
+
+def sinking(device: str, weights: str = "", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """A gpt-oss whose sinks take a large share, its experts quantized or not."""
+    kinds = ["sliding_attention", "full_attention"]
+    model = make_tiny("gpt-oss", device, dtype, layer_types=kinds, **SIZES).model
+    random = torch.Generator().manual_seed(1)
+    for layer in model.layers:
+        layer.self_attn.sinks.data.copy_(torch.randn(8, generator=random).mul(2).to(device))
+    if weights:
+        model.weights = Weights(weights, dtype)
+        quantize_experts(model.module, model.weights)
+    return model
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weights", ["", "int8"])
+@pytest.mark.parametrize("given", WAYS, ids=str)
+def test_learned_sinks_are_those_of_a_cpu(
+    given: dict[str, Any], weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("cache.quantized", "offload.kv.index", "offload.kv.recall"):
+        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+    expected = two_turns(sinking("cpu", weights), tmp_path / "cpu.kv", **given)
+    with fake_cuda():
+        assert two_turns(sinking("cuda", weights), tmp_path / "cuda.kv", **given) == expected
+
+
+def test_nothing_waits_for_sinks_or_experts(cuda: FakeCuda) -> None:
+    model = sinking("cuda", dtype=torch.bfloat16)
+    reading = read(model, "spans")
+    reading.step()
+    token = reading.logits.argmax(-1)
+    cuda.forget()
+    reading.step(token)
+    assert not cuda.waits
 
 
 def test_where_memory_is_not_mapped_recall_waits_once_a_layer() -> None:
