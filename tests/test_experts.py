@@ -108,6 +108,7 @@ def test_no_more_than_a_layer_is_there_as_it_was(weights: str, tmp_path: Path) -
     assert sum(shape_of(config).weight_bytes(chosen).values()) < 5 * layer
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_experts_come_from_host_memory_in_turn(name: str, tmp_path: Path) -> None:
     model = streamed(make_tiny(name), tmp_path, "ram", "nf4")
@@ -118,6 +119,7 @@ def test_packed_experts_come_from_host_memory_in_turn(name: str, tmp_path: Path)
         assert ours.equal(theirs)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_turn_takes_no_more_than_was_planned(name: str) -> None:
     """Where all tokens go to one expert it takes that; else less."""

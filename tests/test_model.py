@@ -520,6 +520,7 @@ def test_a_truncated_gguf_is_refused_and_nothing_is_written(cache: Path, tmp_pat
     ("changes", "reason"),
     [
         ({"architecture": "gpt2"}, "'gpt2' model, which kvlite does not run"),
+        ({"architecture": "gpt-oss"}, "from a GGUF file; use the safetensors"),
         ({"without": ("tokenizer",)}, "cannot be converted: .*tokenizer"),
         ({"without": ("blk.0.ffn_up",)}, r"mlp\.up_proj\.weight is missing"),
     ],

@@ -20,10 +20,11 @@ from kvlite.model.load import load_model
 from kvlite.model.mxfp4 import MXFP4Experts
 from kvlite.model.weights import choose_weights, held_tensors
 from kvlite.offload.weights.buffers import SCRATCH
-from kvlite.offload.weights.loader import open_whole
+from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.planner.candidates import open_planner
 from tests.configs import PUBLISHED
 from tests.conftest import make_tiny
+from tests.streamed import two_turns
 from tests.test_forecast import Case, expected, taken
 from tests.test_smollm import greedy
 
@@ -117,12 +118,25 @@ def test_a_published_model_is_planned_at_its_size(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"weights": "nf4"}, "whose weights are mxfp4 already: leave --weights out"),
-        ({"stream": "disk"}, "whose weights are mxfp4 already"),
+        ({"weights": "bf16", "stream": "disk"}, "whose weights are mxfp4 already"),
     ],
 )
 def test_what_cannot_be_had_of_it_is_said(folder: Path, options: Any, said: str) -> None:
     with pytest.raises(KvliteError, match=said):
         kvlite.load(str(folder), **options)
+
+
+@pytest.mark.parametrize("setting", ["disk", "ram"])
+def test_layers_come_in_turn(folder: Path, setting: str) -> None:
+    """Packed as they are, from files or host memory."""
+    weights = choose_weights("auto", CPU, folder)
+    model = load_streamed(setting, folder, device=CPU, weights=weights)
+    whole = load_model(folder, device=CPU, weights=weights, opened=open_whole)
+    for ours, theirs in zip(two_turns(model), two_turns(whole), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    layer = sum(each.nbytes for each in whole.layers[0].parameters())
+    assert model.layers.brought > 8 * layer
+    assert {each.dtype for each in model.layers[1].parameters()} == {torch.uint8, torch.float32}
 
 
 def test_a_missing_scale_is_named(folder: Path, tmp_path: Path) -> None:

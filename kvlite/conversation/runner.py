@@ -174,7 +174,7 @@ def open_runner(
         tokenizer=tokenizer,
         cancel=cancel,
     )
-    if choice.weights.stored:
+    if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
         require_own_answers(model)
     return Runner(model, choice.applied(settings), plan)
 

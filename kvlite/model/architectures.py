@@ -228,5 +228,6 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
+    "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
     "nemotron_h": _HYBRID,
 }

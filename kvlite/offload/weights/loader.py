@@ -52,13 +52,14 @@ def require_streamable(
     """
     if setting == "off":
         return
-    if weights.stored:
+    as_stored = weights.name in PLAIN or weights.name == MXFP4
+    if weights.stored and not as_stored:
         raise SettingError(
             f"--stream {setting} cannot be had of {folder}, whose weights are {weights.name} "
             "already: name the model they were made from, or leave --stream out"
         )
     if setting == "disk":
-        if weights.name not in PLAIN:
+        if not as_stored:
             raise SettingError(
                 f"--stream disk reads weights as the files have them, and they are not "
                 f"{weights.name} there: leave --weights out"
@@ -69,7 +70,7 @@ def require_streamable(
             "--stream ram would bring weights from host memory to host memory, which is the "
             "device here (cpu): use --stream disk"
         )
-    if weights.name not in (*PLAIN, "nf4"):
+    if not as_stored and weights.name != "nf4":
         raise SettingError(
             f"--stream ram does not move {weights.name} weights: use --weights nf4 or bf16"
         )
@@ -295,8 +296,9 @@ def stream_from_memory(model: LoadedModel) -> bool:
     Raises:
         torch.OutOfMemoryError, ModelError: as `off_device`.
     """
-    plain = model.weights.name in (*PLAIN, "nf4") and not model.weights.stored
-    if model.device.type == "cpu" or model.layers.passing is not None or not plain:
+    name, stored = model.weights.name, model.weights.stored
+    moves = name == MXFP4 or (name in (*PLAIN, "nf4") and not stored)
+    if model.device.type == "cpu" or model.layers.passing is not None or not moves:
         return False
     modules = model.layers.modules
     needed = sum(tensor.nbytes for layer in modules for tensor in layer.parameters())
