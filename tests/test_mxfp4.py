@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import kvlite
+from kvlite.bench.speed import load_reference
 from kvlite.config.settings import Settings
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError
@@ -78,6 +79,7 @@ def test_answers_are_those_of_transformers(folder: Path) -> None:
     ids = torch.arange(3, 78).tolist()
     answer = runner.generate(ids, max_new_tokens=24, ignore_eos=True)
     assert answer.token_ids == greedy(as_transformers_unpacks_it(folder), ids, 24)
+    assert answer.token_ids == greedy(load_reference(runner), ids, 24)
     assert answer.metrics.weights == "mxfp4"
 
 

@@ -25,6 +25,7 @@ from kvlite.methods.budget import method_and_budget
 from kvlite.model.load import load_module, without_progress_lines
 from kvlite.model.source import gguf_file
 from kvlite.model.weights import held_tensors
+from kvlite.offload.weights.loader import open_whole
 
 TRANSFORMERS, LLAMA_CPP = PEERS = ("transformers", "llama.cpp")
 
@@ -146,12 +147,14 @@ def _beside_llama_cpp(row: SpeedRow) -> Cells:
 
 
 def load_reference(runner: Runner) -> Any:
-    """The same weights as transformers runs them, with its own attention (SDPA)."""
+    """The same weights as transformers runs them, with its own attention: SDPA, where it has that.
+    Experts that are kept packed are unpacked as here, for transformers would not keep them so."""
     model = runner.model
+    packed = model.weights.keeps_experts_packed(model.shape.model_type)
     with without_progress_lines():
-        module, _ = load_module(
-            model.path, device=model.device, weights=model.weights, attention="sdpa"
-        )
+        opened = open_whole if packed else load_module
+        module, _ = opened(model.path, device=model.device, weights=model.weights)
+    module.set_attn_implementation("sdpa" if module._supports_sdpa else "eager")
     return module
 
 

@@ -224,15 +224,12 @@ def load_model(
 
 
 def load_module(
-    folder: Path, *, device: torch.device, weights: Weights, attention: str = ATTENTION
+    folder: Path, *, device: torch.device, weights: Weights
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model, and transformers' loading info. Where a language model is one part of
     several, only its weights are read.
 
     Weights to be quantized come to the device one by one, so there is never a full copy.
-
-    Args:
-        attention: transformers' name of the attention function.
     """
     from transformers import AutoModelForCausalLM
 
@@ -248,7 +245,7 @@ def load_module(
             folder,
             dtype=weights.dtype,
             device_map={"": device},
-            attn_implementation=attention,
+            attn_implementation=ATTENTION,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
