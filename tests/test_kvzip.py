@@ -74,7 +74,7 @@ def sharp(name: str) -> Tiny:
 
 
 @pytest.mark.parametrize("passage", [2000, 24])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma2", "gpt-oss"])
 def test_entries_remember_the_most_attention_of_a_repetition(name: str, passage: int) -> None:
     tiny, ids = sharp(name), prompt(90)
     talk = conversation(tiny, method=f"kvzip:passage={passage},window=4", budget=40, chunk=32)

@@ -57,7 +57,13 @@ def lambda_logits(tiny: Tiny, ids: Tensor, sinks: int, window: int, limit: bool)
         sparse_mask = (sinks, window, limit) if own is None else (0, own, False)
         outs = [
             lambda_attention(
-                *each, range(n), *table[layer], *sparse_mask, scaling, more.get("softcap")
+                *each,
+                range(n),
+                *table[layer],
+                *sparse_mask,
+                scaling,
+                more.get("softcap"),
+                more.get("s_aux"),
             )
             for each in zip(q.numpy(), k.numpy(), v.numpy(), strict=True)
         ]
@@ -93,6 +99,7 @@ def spec(sinks: int, limit: bool) -> str:
         "gemma2",
         "gemma3",
         "phi3-partial",
+        "gpt-oss",
     ],
 )
 def test_reading_and_50_steps_equal_dense_attention_under_the_mask(name: str, limit: bool) -> None:

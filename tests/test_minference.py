@@ -33,6 +33,7 @@ def test_a_chunk_sees_what_the_oracle_says(
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 6, 53, 8, generator=generator) * 1.5
     k, v = torch.randn(2, 1, 2, 53, 8, generator=generator) * 1.5
+    learned = None if len(head_groups) == 1 else torch.randn(6, generator=generator) * 2
     spec = f"minference:columns={count},near={near},observed={observed},sinks={sinks}"
     layer = LayerCache(
         [(heads, 60) for heads in head_groups],
@@ -46,9 +47,10 @@ def test_a_chunk_sees_what_the_oracle_says(
     parts = []
     for at in range(0, 53, chunk):
         given = (each[:, :, at : at + chunk] for each in (q, k, v))
-        parts.append(reader.attend(*given, Softmax(0.35)))
+        parts.append(reader.attend(*given, Softmax(0.35, None, learned)))
         reader.count()
-    wanted = read_by_columns(q[0], k[0], v[0], 0.35, chunk, count, near, observed, sinks)
+    taking = torch.full((6,), -torch.inf) if learned is None else learned
+    wanted = read_by_columns(q[0], k[0], v[0], 0.35, chunk, count, near, observed, sinks, taking)
     assert torch.cat(parts, 2)[0].double().numpy() == pytest.approx(wanted, abs=1e-5)
 
 

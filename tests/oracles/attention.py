@@ -28,13 +28,14 @@ def kv_head_of(query_head: int, query_heads: int, kv_heads: int) -> int:
     return query_head // (query_heads // kv_heads)
 
 
-def softmax_over(logits: dict[int, float]) -> dict[int, float]:
-    """Softmax over the visible slots: {slot: logit} -> {slot: weight}; {} stays {}."""
+def softmax_over(logits: dict[int, float], sink: float = -math.inf) -> dict[int, float]:
+    """Softmax over the visible slots: {slot: logit} -> {slot: weight}; {} stays {}. A learned sink
+    is one more logit, which gets its share and has no slot."""
     if not logits:
         return {}
     highest = max(logits.values())
     exponentials = {slot: math.exp(logit - highest) for slot, logit in logits.items()}
-    total = math.fsum(exponentials.values())
+    total = math.fsum([*exponentials.values(), math.exp(sink - highest)])
     return {slot: exponential / total for slot, exponential in exponentials.items()}
 
 

@@ -46,11 +46,13 @@ def lambda_attention(
     limit: bool,
     scale: float,
     softcap: float | None = None,
+    learned: ArrayLike | None = None,
 ) -> FloatArray:
-    """The attention output (Hq, n, d)."""
+    """The attention output (Hq, n, d); `learned` are sinks (Hq)."""
     q, k, v, cosines, sines = (np.asarray(x, np.float64) for x in (queries, keys, values, cos, sin))
     heads, rows, _ = q.shape
     kv_heads, held, size = v.shape
+    taking = np.full(heads, -np.inf) if learned is None else np.asarray(learned, np.float64)
     origin = [
         [rotate(k[head, slot], cosines[0], sines[0]) for slot in range(held)]
         for head in range(kv_heads)
@@ -74,6 +76,6 @@ def lambda_attention(
             }
             if softcap is not None:
                 logits = {slot: softcap * math.tanh(x / softcap) for slot, x in logits.items()}
-            for slot, weight in softmax_over(logits).items():
+            for slot, weight in softmax_over(logits, taking[head]).items():
                 output[head, row] += weight * v[kv_head, slot]
     return output

@@ -19,7 +19,7 @@ def repetition_scores(
 
     Args:
         attention: `(query heads, rows, read + rows)`, of the rows of a repetition over all that
-            was read and themselves; each sums to 1.
+            was read and themselves; each sums to 1, or less where the model has learned sinks.
         read: how many tokens were read before the repetition.
         sinks: first entries that count.
     """
@@ -31,7 +31,9 @@ def repetition_scores(
     for head in range(heads):
         kv_head = head // (heads // kv_heads)
         for row in range(rows):
-            total = sum(weights[head, row, j] for j in counted)
+            # What a row does not pay to entries goes to a learned sink, which counts.
+            rest = max(0.0, 1 - weights[head, row].sum())
+            total = sum(weights[head, row, j] for j in counted) + rest
             for j in range(first, end):
                 share = weights[head, row, j] / total
                 scores[kv_head, j - first] = max(scores[kv_head, j - first], share)

@@ -24,14 +24,17 @@ def read_by_columns(
     near: int,
     observed: int,
     sinks: int,
+    learned: ArrayLike,
 ) -> FloatArray:
     """Attention output `(Hq, n, d)` of all n tokens.
 
     Args:
+        learned: `(Hq,)`, sinks with a share and no value; -inf for none.
         queries: `(Hq, n, d)`.
         keys, values: `(Hkv, n, d)`; query head h reads KV head h // (Hq // Hkv).
     """
     q, k, v = (np.asarray(x, np.float64) for x in (queries, keys, values))
+    taking = np.asarray(learned, np.float64)
     (heads, n, _), kv_heads = q.shape, k.shape[0]
     group, out = heads // kv_heads, np.zeros_like(q)
     for start in range(0, n, chunk):
@@ -47,7 +50,7 @@ def read_by_columns(
                         seen = {
                             j: scale * float(q[head, row] @ k[kv_head, j]) for j in range(row + 1)
                         }
-                        for j, weight in softmax_over(seen).items():
+                        for j, weight in softmax_over(seen, taking[head]).items():
                             if j < far:
                                 votes[j] += weight
                 order = sorted(range(far), key=lambda j: (j >= sinks, -votes[j], j))
@@ -56,6 +59,6 @@ def read_by_columns(
                 for row in range(start, end):
                     visible = [*columns, *range(max(0, far), row + 1)]
                     logits = {j: scale * float(q[head, row] @ k[kv_head, j]) for j in visible}
-                    for j, weight in softmax_over(logits).items():
+                    for j, weight in softmax_over(logits, taking[head]).items():
                         out[head, row] += weight * v[kv_head, j]
     return out
