@@ -62,9 +62,13 @@ def as_transformers_unpacks_it(folder: Path) -> Any:
     ).eval()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers_are_those_of_transformers(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("at_once", [1, 5000, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_are_those_of_transformers(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every byte under every exponent that the type can hold."""
+    monkeypatch.setattr("kvlite.model.mxfp4.AT_ONCE_CPU", at_once)
     packed = MXFP4Experts(torch.empty(2, 512, 254), dtype)
     packed.blocks.data = torch.arange(256).repeat(2 * 254).view(2, 254, 16, 16).byte()
     packed.scales.data = torch.arange(254).view(1, 254, 1).repeat(2, 1, 16).byte()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from kvlite.model.experts import PackedExperts
 
 SHARED = 32  # numbers with one scale
-# Bytes that are unpacked at once.
-AT_ONCE = 1 << 18
+# Bytes that are unpacked at once: what stays in a CPU's caches; more is worth a GPU's launches.
+AT_ONCE_CPU, AT_ONCE = 1 << 18, 1 << 23
 
 
 class MXFP4Experts(PackedExperts):
@@ -43,11 +43,13 @@ class MXFP4Experts(PackedExperts):
         # A byte's two numbers are copied as one.
         wide = torch.int64 if self.dtype == torch.float32 else torch.int32
         pairs, into = _pairs(blocks.device).to(self.dtype).view(wide)[:, 0], matrix.view(wide)
-        step = max(1, AT_ONCE // blocks[0].numel())
+        # As elsewhere, float32 is planned as on a CPU.
+        on_cpu = blocks.is_cpu or (blocks.is_meta and self.dtype == torch.float32)
+        step = max(1, (AT_ONCE_CPU if on_cpu else AT_ONCE) // blocks[0].numel())
         for first in range(0, len(blocks), step):
             part = slice(first, first + step)
-            chosen = pairs.index_select(0, blocks[part].flatten().int())
-            into[part] = chosen.view_as(into[part])
+            chosen = blocks[part].flatten().int()
+            torch.index_select(pairs, 0, chosen, out=into[part].flatten())
             exponents = scales[part].int() - 127
             powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
             matrix[part].mul_(powers[..., None])
