@@ -24,6 +24,8 @@ class Architecture:
         attention_norm: what norms the input of attention, where there are recurrent layers.
         final_norm: what norms the output of the last layer.
         width: the key that says how wide an MLP or an expert is.
+        known_as: keys, and what else its class goes by where a config has that.
+        may_be_dense: whether a config may say that there are no experts.
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
@@ -36,6 +38,8 @@ class Architecture:
     attention_norm: str = "input_layernorm"
     final_norm: str = "norm"
     width: str = "intermediate_size"
+    known_as: tuple[tuple[str, str], ...] = ()
+    may_be_dense: bool = False
 
     def spans(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
@@ -164,6 +168,7 @@ ADMITTED: dict[str, Architecture] = {
         needs=("conv_L_cache", "num_key_value_heads"),
         recurrent=("conv",),
         layout="full_attn_idxs",
+        known_as=(("intermediate_size", "block_ff_dim"),),
         attention_norm="operator_norm",
         final_norm="embedding_norm",
     ),
@@ -179,6 +184,7 @@ ADMITTED: dict[str, Architecture] = {
             *_MULTIPLIERS,
         ),
         experts="num_local_experts",
+        may_be_dense=True,
         recurrent=("linear_attention",),
         layout="layer_types",
         rotates=_rotates_if_told,
@@ -191,6 +197,9 @@ def has_experts(model_type: str) -> bool:
     known = ADMITTED.get(model_type)
     return known is not None and bool(known.experts)
 
+
+# What transformers 4 called kinds of layers.
+OLDER_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
 
 # Architectures whose language model is one part of several: what the part's config may leave out,
 # by transformers' documented defaults (Gemma3TextConfig, Mistral3Config).
@@ -215,8 +224,6 @@ LANGUAGE_WEIGHTS = {
     r"^language_model\.lm_head\.": "lm_head.",
 }
 
-_HYBRID = "some of its layers keep a recurrent state instead of keys and values"
-
 # Why others that people ask for are refused.
 REFUSED: dict[str, str] = {
     "glm4_moe": "its first layers are of another size than the rest",
@@ -229,5 +236,5 @@ REFUSED: dict[str, str] = {
     "deepseek_v3": "its cache holds latents instead of keys and values",
     "glm4_moe_lite": "its cache holds latents instead of keys and values",
     "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
-    "nemotron_h": _HYBRID,
+    "nemotron_h": "its blocks are no whole layers: attention, a recurrence or experts alone",
 }

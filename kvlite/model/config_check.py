@@ -12,7 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from kvlite.errors import ModelError
-from kvlite.model.architectures import ADMITTED, WRAPPERS
+from kvlite.model.architectures import ADMITTED, OLDER_KINDS, WRAPPERS
 from kvlite.model.config_limits import MOST
 
 # The largest config.json that is read.
@@ -32,8 +32,6 @@ _ACTIVATIONS = (
     "relu2, relu6, sigmoid, swish, tanh"
 )
 _LAYERS = ("full_attention", "sliding_attention")
-# What transformers 4 called kinds of layers.
-_CALLED = {"attention": "full_attention", "mamba": "linear_attention"}
 _QUANT_METHODS = (
     "aqlm, auto-round, awq, bitnet, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, "
     "fouroversix, fp8, fp_quant, gemma, gptq, higgs, hqq, metal, mxfp4, mxfp8, nvfp4, quanto, "
@@ -198,7 +196,8 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     needed = [*_NEEDED, own.width, *own.needs]
     if own.recurrent and config.get("layer_types") is None:
         needed.append(own.layout)
-    if kind == "granitemoehybrid" and config.get("num_local_experts") == 0:  # dense
+    config = {**config, **{key: config[known] for key, known in own.known_as if known in config}}
+    if own.may_be_dense and config.get(own.experts) == 0:
         config = {key: config[key] for key in config if "_experts" not in key}
     elif experts := own.experts:
         for name in _EXPERTS:  # an architecture may use the others' name
@@ -208,8 +207,6 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     if isinstance(config.get("sliding_window_pattern"), str) and config.get("layer_types"):
         # EXAONE says it in letters, too.
         config = {key: config[key] for key in config if key != "sliding_window_pattern"}
-    if kind == "lfm2" and "block_ff_dim" in config:  # which is what its class goes by
-        config = {**config, "intermediate_size": config["block_ff_dim"]}
     values = _Values(config, path)
     for key in needed:
         if key not in config:
@@ -312,7 +309,7 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
     known = ("full_attention", *recurrent) if recurrent else _LAYERS
     kinds = values.config.get("layer_types") or ()
     if recurrent:
-        kinds = [_CALLED.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+        kinds = [OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
         if kind not in known:
             wanted = f"{_shown(kind)} is none of {', '.join(known)}"

@@ -72,7 +72,7 @@ class Parts:
     @property
     def experts(self) -> bool:
         """Whether each is a projection of all experts of a layer, `(experts, rows, columns)`."""
-        return len(self.size) == 3
+        return len(self.size) == 3 and self.group == "mlp"
 
     def _expert_bytes(self, weights: "Weights") -> int:
         experts, rows, columns = self.size
