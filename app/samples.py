@@ -1,6 +1,6 @@
 """What a first visitor may click: a document and a question, a chat, and what fits here."""
 
-from typing import Any
+from gradio.components.chatbot import ExampleMessage
 
 from kvlite.bench.prose import bundled_prose
 
@@ -10,7 +10,7 @@ _AFTER_IT = "\n\nAmendments\n"
 QUESTION = "What is the term of office of the President?"
 CHAT = "Explain in three sentences why the sky is blue."
 # As gradio's chat takes them. The last one only shows the settings, with their plan.
-EXAMPLES: list[dict[str, Any]] = [
+EXAMPLES: list[ExampleMessage] = [
     {"text": QUESTION, "display_text": f"Ask a 20-page document: {QUESTION}"},
     {"text": CHAT, "display_text": f"Chat: {CHAT}"},
     {"text": "", "display_text": "See what fits this machine"},

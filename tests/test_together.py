@@ -67,6 +67,7 @@ def heard(talk: Conversation, texts: Sequence[str] = TEXTS, **given: Any) -> Hea
     return Heard(talk.ask_each(texts, **given), len(texts))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 def test_each_answer_is_that_of_its_question_alone(runner: Runner, way: dict[str, Any]) -> None:
     talk = begun(runner, **way)
@@ -80,6 +81,7 @@ def test_each_answer_is_that_of_its_question_alone(runner: Runner, way: dict[str
     assert [piece.token_id for piece in talk.stream(TEXTS[2])] == made.tokens[2]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recall", ["auto", "off"])
 def test_recurrent_layers_have_states_for_each_answer(recall: str, tmp_path: Any) -> None:
     folder = str(model_of(tmp_path, 640, "qwen3-next"))
@@ -89,6 +91,7 @@ def test_recurrent_layers_have_states_for_each_answer(recall: str, tmp_path: Any
     assert [metrics.together for metrics in made.metrics] == [4] * 4
 
 
+@pytest.mark.long
 def test_the_answer_before_is_read_first(runner: Runner) -> None:
     """In a conversation that said something already."""
     way = {"method": "snapkv:window=8", "budget": "64"}
@@ -99,6 +102,7 @@ def test_the_answer_before_is_read_first(runner: Runner) -> None:
     assert made.tokens[1] == [piece.token_id for piece in other.stream(QUESTIONS[2])]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("way", "why"), [({"vram": "900MB"}, "--vram 900MB"), ({"recall": "disk"}, "is on disk")]
 )
@@ -122,6 +126,7 @@ def test_as_many_as_fit(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None
     assert [metrics.together for metrics in made.metrics] == [2] * 4
 
 
+@pytest.mark.long
 def test_what_is_free_says_how_many(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
     monkeypatch.setattr(together, "free_bytes", lambda device: 0)

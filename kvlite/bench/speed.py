@@ -114,8 +114,8 @@ class Speed(Task[SpeedRow]):
         ids = fitting_prose(runner, max(self.tokens), self.new_tokens)
         reference = cache(partial(load_reference, runner))
         file = gguf_file(runner.settings.model) if LLAMA_CPP in self.peer else None
-        how = {"new_tokens": self.new_tokens, "repeats": self.repeats, "gguf": file}
-        one = partial(compare, runner, reference, **how)
+        repeats, count = self.repeats, self.new_tokens
+        one = partial(compare, runner, reference, new_tokens=count, repeats=repeats, gguf=file)
         return [([(length,)], partial(one, ids[:length])) for length in self.tokens]
 
     def table(self, rows: Sequence[SpeedRow]) -> list[Cells]:

@@ -69,6 +69,7 @@ def test_an_interrupt_keeps_what_is_finished(
     assert all(0 < each["generated_tokens"] < 6 for each in made)
 
 
+@pytest.mark.long
 def test_reading_that_is_stopped_answers_nothing_more(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
