@@ -7,10 +7,10 @@ import gradio as gr
 from gradio.events import api
 
 from kvlite.errors import SettingError
+from kvlite.web.work import Shown, Work
 
 from .engine.live import Live
 from .engine.service import Service
-from .engine.work import Shown, Work
 from .tabs import owner_of
 from .web.validation import refused
 

@@ -8,10 +8,10 @@ from typing import Any
 import gradio as gr
 
 from kvlite.errors import KvliteError, SettingError
+from kvlite.web.work import Work
 
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.service import Service
-from .engine.work import Work
 from .layout import ANSWER_TAB, SETTINGS_TAB, Parts
 from .samples import DOCUMENT, EXAMPLES, QUESTION, sample_document
 from .tabs import Tabs, owner_of

@@ -6,8 +6,9 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.web.work import Work
+
 from .engine.service import Service
-from .engine.work import Work
 from .layout import Parts
 from .storage.record import Record, titles
 from .storage.store import ConversationStore

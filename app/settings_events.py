@@ -10,9 +10,9 @@ from kvlite.config.profiles import Profiles
 from kvlite.config.settings import LOADING, OPTIONS, Settings
 from kvlite.errors import KvliteError, SettingError
 from kvlite.methods.engine_config import require_meaning
+from kvlite.web.work import Work
 
 from .engine.service import Service
-from .engine.work import Work
 from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
 from .tabs import Tabs, owner_of

@@ -12,11 +12,11 @@ from kvlite.engine.callbacks import ReadingBytes
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Holding, Part, holding, weights_of
+from kvlite.web.work import Shown, Work
 
 from ..storage.record import Record, branches_of, keys_of, said_in
 from ..storage.store import ConversationStore
 from .accounts import PageFinder, account_of, look_at
-from .work import Shown, Work
 
 # Seconds for which figures are new enough.
 NEW = 0.5

@@ -26,12 +26,12 @@ from kvlite.model.making import load_transformers
 from kvlite.model.source import find_model
 from kvlite.model.text_limit import require_fits, text_limit
 from kvlite.planner.usage import Holding, holding
+from kvlite.web.work import PAUSE, Work
 
 from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .accounts import PageFinder
 from .active_conversation import ActiveConversation
-from .work import PAUSE, Work
 
 ConversationTask = Callable[[ActiveConversation, Work], Any]
 # Characters of a text while there is no model.

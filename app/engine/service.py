@@ -15,14 +15,14 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.web.engine_thread import Engine
+from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
 from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
 from .model_host import ConversationTask, ModelHost
-from .thread import Engine
 from .uploads import Uploads
-from .work import NOTHING, Task, Work, WorkRequest
 
 # How many pieces of work that have ended are remembered, and how many conversations of a user may
 # wait at once.

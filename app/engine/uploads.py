@@ -12,10 +12,10 @@ from typing import Any
 
 from kvlite.documents import Document, read_apart
 from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
+from kvlite.web.work import Work
 
 from ..storage.store import folder_of
 from .model_host import ModelHost
-from .work import Work
 
 # What may be uploaded.
 SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")

@@ -3,7 +3,7 @@
 import time
 from html import escape
 
-from ..engine.work import Shown
+from kvlite.web.work import Shown
 
 
 def status_html(shown: Shown) -> str:

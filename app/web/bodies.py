@@ -1,16 +1,17 @@
 """What is sent: no more than anyone types, nothing to fetch, and nothing about other users."""
 
-import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvlite.web.sending import parts_of
 
 from .routes import user_of
 
@@ -20,8 +21,6 @@ _LOG = logging.getLogger(__name__)
 LONGEST, TOGETHER = 32 << 20, 128 << 20
 # Lists, mappings and commas in it: each becomes an object many times its size.
 _PARTS = 1_000_000
-# Seconds in which some more of it must come.
-PATIENCE = 60.0
 # Tabs of a user's that are remembered, and characters of what a tab is known by.
 _TABS, _NAME = 1_000, 100
 _HEARTBEAT, _CALL = "/gradio_api/heartbeat/", "/gradio_api/call/"
@@ -39,22 +38,6 @@ async def body_of(scope: Scope, receive: Receive, most: int) -> bytes | None:
         if len(body) > most:
             return None
     return bytes(body)
-
-
-async def parts_of(scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-    """What is sent, as it comes.
-
-    Raises:
-        ClientDisconnect: whoever sends it has gone, or sends no more.
-    """
-    parts = Request(scope, receive).stream()
-    while True:
-        try:
-            yield await asyncio.wait_for(anext(parts), PATIENCE)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise ClientDisconnect from None
 
 
 def sent_again(body: bytes, receive: Receive) -> Receive:

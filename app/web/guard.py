@@ -1,6 +1,5 @@
 """Who may come in, and from where."""
 
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,14 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
+from kvlite.web.hosts import LOOPBACK, is_loopback
+from kvlite.web.origins import SameOrigin
 
 from .bodies import BodyFilter
 from .logins import Logins
-from .origins import SameOrigin
 from .routes import Routes
 
 _Header = tuple[bytes, bytes]
-
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 # Nothing is fetched from elsewhere, whatever an answer or a document has in it. The page itself
 # brings scripts and styles within it.
@@ -33,23 +31,6 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 )
-
-
-def plain_host(host: str) -> str:
-    """A host as a socket takes it."""
-    host = host.strip().lower()
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host, as people write one: `LOCALHOST`, `[::1]`."""
-    host = plain_host(host)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_auth(pairs: Sequence[str], variable: str = "") -> list[tuple[str, str]]:
@@ -119,7 +100,7 @@ class ServerConfig:
         """
         guards = [Middleware(SecurityHeaders)]
         if self.is_private:
-            guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, self.host]))
+            guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, self.host]))
         guards += [Middleware(SameOrigin), Middleware(Routes, locked=bool(self.auth))]
         return [*guards, Middleware(Logins), Middleware(BodyFilter)]
 

@@ -16,8 +16,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvlite.web.sending import parts_of
+
 from ..engine.uploads import Uploads
-from .bodies import is_upload, parts_of
+from .bodies import is_upload
 from .routes import user_of
 
 # Bytes a document may have, and files that come at once.

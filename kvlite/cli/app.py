@@ -46,7 +46,8 @@ def app(
 
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
-    from kvlite_app.web.guard import ServerConfig, parse_auth, plain_host
+    from kvlite.web.hosts import plain_host
+    from kvlite_app.web.guard import ServerConfig, parse_auth
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
     server = ServerConfig(plain_host(host), port, users, share, browser)

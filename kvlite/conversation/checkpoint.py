@@ -94,7 +94,7 @@ def capture(
             return
         full = model.shape.full_layers
         stay = [
-            index in full and _whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
+            index in full and whole(layer, cache.seen) for index, layer in enumerate(cache.layers)
         ]
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
         if _bytes_in(others) + cache.state_bytes > most:
@@ -126,7 +126,7 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> No
         for index, state in enumerate(each.layers)
         if state.copy is None
         and state.mark is not None
-        and _whole(cache.layers[index], state.mark.used)
+        and whole(cache.layers[index], state.mark.used)
     ]
     layers = {index: cache.layers[index] for _, index, _ in lacking}
     if _bytes_in(layers.values()) > most:
@@ -193,7 +193,7 @@ def _giver(
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
-    if _whole(live, mark.used) and (live.rows > 0) == (mark.rows is not None):
+    if whole(live, mark.used) and (live.rows > 0) == (mark.rows is not None):
         return "cache"
     source = None if store is None else store.layers[index]
     if source is None or source.read < mark.used or source.head_group.segment is not None:
@@ -215,7 +215,7 @@ def _from_store(
     return layer if mark.rows is None else layer.resized([mark.used], mark.rows.shape[2])
 
 
-def _whole(layer: LayerCache, count: int) -> bool:
+def whole(layer: LayerCache, count: int) -> bool:
     """Whether a layer holds at least the first `count` entries, in order and unquantized."""
     if len(layer.head_groups) != 1 or layer.head_alias or layer.head_groups[0].segment is not None:
         return False

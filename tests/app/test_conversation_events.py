@@ -13,10 +13,10 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
+from kvlite.web.work import NOTHING, Work, WorkRequest
 from kvlite_app.conversation_events import ConversationEvents
 from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
-from kvlite_app.engine.work import NOTHING, Work, WorkRequest
 from kvlite_app.form import Models
 from kvlite_app.layout import Parts
 from kvlite_app.storage.store import ConversationStore

@@ -3,7 +3,8 @@
 import pytest
 
 from kvlite.errors import SettingError
-from kvlite_app.web.guard import ServerConfig, is_loopback, parse_auth
+from kvlite.web.hosts import is_loopback
+from kvlite_app.web.guard import ServerConfig, parse_auth
 
 LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8", "LOCALHOST", "[::1]", " localhost "]
 EVERYWHERE = ["SameOrigin", "Routes", "Logins", "BodyFilter"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.middleware import Middleware
 
+from kvlite.web.origins import SameOrigin
 from kvlite_app.web.logins import Attempts, Logins, TooManyWaiting, address_of
-from kvlite_app.web.origins import SameOrigin
 from tests.app.conftest import awaited
 from tests.app.small_app import SmallApp, logged_in, visitor
 

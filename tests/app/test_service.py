@@ -14,9 +14,9 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
+from kvlite.web.work import Shown, Work
 from kvlite_app.engine.active_conversation import ActiveConversation
 from kvlite_app.engine.service import Service
-from kvlite_app.engine.work import Shown, Work
 from kvlite_app.storage.record import Record
 from kvlite_app.storage.store import ConversationStore
 from kvlite_app.views.history import history

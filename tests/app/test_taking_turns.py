@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.web.work import Work
 from kvlite_app.engine.model_host import held_now
 from kvlite_app.engine.service import Service
-from kvlite_app.engine.work import Work
 from kvlite_app.form import shown_value
 from kvlite_app.settings_events import SettingsEvents
 from kvlite_app.storage.record import Record

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from starlette.middleware import Middleware
 
+from kvlite.web import sending
+from kvlite.web.origins import SameOrigin
 from kvlite_app.web import bodies
 from kvlite_app.web.bodies import BodyFilter
 from kvlite_app.web.guard import SecurityHeaders, ServerConfig
-from kvlite_app.web.origins import SameOrigin
 from kvlite_app.web.routes import Routes
 from tests.app.conftest import awaited
 from tests.app.small_app import SmallApp, logged_in, visitor
@@ -229,7 +230,7 @@ def test_more_than_anyone_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_who_sends_no_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "PATIENCE", 0.05)
+    monkeypatch.setattr(sending, "PATIENCE", 0.05)
     sent = list[Any]()
 
     async def never() -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvlite.errors import SettingError, Stopped
-from kvlite_app.engine.thread import Engine
-from kvlite_app.engine.work import Shown, Work
+from kvlite.web.engine_thread import Engine
+from kvlite.web.work import Shown, Work
 from kvlite_app.views.status import status_html
 from tests.app.conftest import waited
 

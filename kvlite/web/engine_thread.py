@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from .work import NOTHING, Task, Work, WorkRequest
+from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
 
 class Engine:

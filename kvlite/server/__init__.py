@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: what programs on this machine ask of one model."""
