@@ -104,6 +104,41 @@ def said_parts(
     return [_text_part(tokenizer, told + text, first=first)]
 
 
+def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """The tokens of a whole conversation, each message a `role` and a `content`, up to where the
+    next answer begins. Control tokens spelled out in messages are encoded as characters.
+
+    Raises:
+        SettingError: the tokenizer has no chat template, or its template refuses these messages.
+    """
+    from jinja2 import TemplateError
+
+    if tokenizer.chat_template is None:
+        raise SettingError(
+            "this model has no chat template, so that it takes no messages: send one text "
+            "(/v1/completions), or use an instruction-tuned model"
+        )
+    said = [{**each, "content": whole_characters(each["content"])} for each in messages]
+    try:
+        real = _rendered(tokenizer, said)
+    except TemplateError as error:
+        if [each["role"] for each in said[:2]] == ["system", "user"]:  # it has no system role
+            first, second, *rest = said
+            both = f"{first['content']}\n\n{second['content']}"
+            return chat_tokens(tokenizer, [{**second, "content": both}, *rest])
+        raise SettingError(f"this model's chat template refuses these messages: {error}") from None
+    named = {f"kvliteMessage{number}Here": each for number, each in enumerate(said)}
+    shown = _rendered(
+        tokenizer,
+        [{**each, "content": _around(name, each["content"])} for name, each in named.items()],
+    )
+    told = {name: each["content"].strip() for name, each in named.items()}
+    pieces = [told.get(piece, piece) for piece in re.split("(kvliteMessage[0-9]+Here)", shown)]
+    if "".join(pieces) != real:
+        return _changed_part(tokenizer, shown, real).ids
+    return [token for part in _spliced(tokenizer, pieces) for token in part.ids]
+
+
 def text_tokens(tokenizer: Any, text: str, *, first: bool) -> list[int]:
     """The tokens of a text, none of them a control token but those that the tokenizer puts before
     the `first` text."""
@@ -125,11 +160,17 @@ def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> lis
     """One part; or three and more where the template's text and what was said would form control
     tokens if they were encoded together."""
     text, system = whole_characters(text), whole_characters(system)
-    controls, told = Controls(tokenizer), {_SYSTEM: system.strip(), _TEXT: text.strip()}
+    told = {_SYSTEM: system.strip(), _TEXT: text.strip()}
     shown = _shown(tokenizer, _around(_TEXT, text), system and _around(_SYSTEM, system), opening)
     if _TEXT not in shown:
         return [_changed_part(tokenizer, shown, _shown(tokenizer, text, system, opening))]
     pieces = [told.get(piece, piece) for piece in re.split(f"({_SYSTEM}|{_TEXT})", shown)]
+    return _spliced(tokenizer, pieces)
+
+
+def _spliced(tokenizer: Any, pieces: Sequence[str]) -> list[Part]:
+    """The parts of a template's text and what was said, in turns."""
+    controls = Controls(tokenizer)
     own = [_plain_part(tokenizer, piece) for piece in pieces[::2]]
     expected = [token for part in own for token in controls.among(part.ids)]
     whole = _plain_part(tokenizer, "".join(pieces))
