@@ -27,6 +27,7 @@ from kvlite.cli.plan import plan
 from kvlite.cli.profile import app as profile
 from kvlite.cli.read import read
 from kvlite.cli.screen import console, ending_on_signals
+from kvlite.cli.serve import serve
 from kvlite.errors import KvliteError, sentence, shortened
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("app")(in_browser)
 for command in (chat, ask, batch, read, plan, pull, methods, calibrate, config, doctor):
+for command in (chat, ask, read, serve, plan, pull, methods, calibrate, config, doctor):
     app.command()(command)
 groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))
 for name, group in groups:

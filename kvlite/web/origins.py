@@ -24,14 +24,15 @@ class SameOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the app does, or refuse."""
-        if scope["type"] == "http" and not _is_own(scope):
+        if scope["type"] == "http" and not is_own(scope):
             refused = PlainTextResponse("This is another page's request.", status_code=403)
             await refused(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
 
-def _is_own(scope: Scope) -> bool:
+def is_own(scope: Scope) -> bool:
+    """Whether a request comes from a program, or from a page of this very server."""
     sent = Headers(scope=scope)
     site, origin, referer = (sent.get(each) for each in ("sec-fetch-site", "origin", "referer"))
     # A link from elsewhere leads to the page; it does nothing there.

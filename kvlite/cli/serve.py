@@ -1,0 +1,85 @@
+"""`kvlite serve`: other programs ask the model, by OpenAI's API."""
+
+import os
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from kvlite.cli.options import with_resolved
+from kvlite.cli.screen import console
+from kvlite.config.resolve import Resolved
+from kvlite.config.units import size_or_auto
+
+# The longest answer where neither the request nor a setting says more; the model may end it before.
+_LONGEST = 2048
+
+
+@with_resolved
+def serve(
+    resolved: Resolved,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="the same as --model")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="address to serve on; any but this machine's own needs --api-key")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="a key that requests must have; may be repeated; KVLITE_API_KEY sets one that no "
+            "list of processes shows",
+        ),
+    ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(help="host memory for conversations that may go on; the rest go to disk"),
+    ] = "4GiB",
+    keep_disk: Annotated[str, typer.Option(help="disk for those")] = "16GiB",
+    requests: Annotated[int, typer.Option(min=1, help="requests that may be open at once")] = 64,
+) -> None:
+    """Serve a model to other programs: OpenAI's API at http://127.0.0.1:8000/v1.
+
+    Requests are answered one after the other. What a request has in common with an earlier one is
+    not read again, whoever sent it. Ctrl-C ends it.
+
+    Only this machine can reach it unless --host says otherwise.
+
+    Examples:
+
+      kvlite serve
+
+      kvlite serve Qwen/Qwen3-8B --vram 20GiB --kv-bits 8
+
+      KVLITE_API_KEY=... kvlite serve --host 0.0.0.0 --port 9000
+
+      curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json'
+      -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+    """
+    from kvlite.model.source import require_model
+    from kvlite.server.config import ServerConfig
+    from kvlite.web.hosts import plain_host
+
+    settings = resolved.settings if name is None else resolved.settings.replace({"model": name})
+    if resolved.origins["max_new_tokens"].kind == "default":
+        settings = settings.replace({"max_new_tokens": _LONGEST})
+    keys = [*(api_key or ()), *filter(None, [os.environ.get("KVLITE_API_KEY")])]
+    config = ServerConfig(plain_host(host), port, keys, requests=requests)
+    config = replace(config, keep=_size("--keep", keep), keep_disk=_size("--keep-disk", keep_disk))
+    config.require_key()
+    require_model(settings.model)
+    screen = console()
+    with screen.status("Starting"):
+        from kvlite.server.serve import serve as run
+    run(settings, config, tell=lambda said: screen.print(said))
+
+
+def _size(flag: str, text: str) -> int:
+    from kvlite.errors import SettingError
+
+    size = size_or_auto(flag, text, "4GiB, 500MB")
+    if size is None:
+        raise SettingError(f"{flag} has no auto: give 4GiB, 500MB")
+    return size

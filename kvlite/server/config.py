@@ -1,0 +1,50 @@
+"""How the server is reached, and what it keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlite.errors import SettingError
+from kvlite.web.hosts import is_loopback
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the server is reached, and what it keeps.
+
+    Attributes:
+        host, port: the address.
+        keys: a request must have one of them, if there are any.
+        keep: bytes of host memory for long conversations that may go on.
+        keep_disk: bytes of disk for those that memory has no room for.
+        requests: how many may be open at once.
+        log_prompts: whether prompts and answers go to the log.
+        folder: where conversations on disk are; None for the usual one.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Sequence[str] = ()
+    keep: int = 4 << 30
+    keep_disk: int = 16 << 30
+    requests: int = 64
+    log_prompts: bool = False
+    folder: Path | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine comes in."""
+        return is_loopback(self.host)
+
+    def require_key(self) -> None:
+        """Raises SettingError if others could come in without a key, or a key is none."""
+        if any(not key.strip() or key != key.strip() or not key.isascii() for key in self.keys):
+            raise SettingError(
+                "an --api-key is empty, or has a space or a character that no HTTP header may "
+                "have: give letters, digits and punctuation"
+            )
+        if not self.keys and not self.is_private:
+            raise SettingError(
+                f"--host {self.host} lets others in: give --api-key (or KVLITE_API_KEY), or leave "
+                "--host out to be reached from this machine alone"
+            )

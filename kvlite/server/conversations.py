@@ -1,0 +1,188 @@
+"""Conversations that may go on: a request goes to the one that has read most of it.
+
+Those with much to read again stay in memory, then on disk, each up to a limit. Short ones, such as
+requests for a title, have places of their own and never take one of these.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlite.config.paths import SUFFIX
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.metrics import Piece
+from kvlite.conversation.prefix import answer_prompt, common, known_ids
+from kvlite.conversation.runner import Runner
+from kvlite.conversation.turn import DRAWING
+from kvlite.engine.callbacks import Callbacks
+from kvlite.errors import KvliteError
+
+_LOG = logging.getLogger("kvlite.server")
+# Tokens up to which a conversation is short, and how many of those are kept.
+SHORT, SHORT_ONES = 1024, 8
+# Tokens in common from which a conversation is gone on with.
+_FEW = 8
+
+
+@dataclass(eq=False)
+class Kept:
+    """A conversation that may go on.
+
+    Attributes:
+        ids: all that was read and generated.
+        settings: that matter to what is kept of it.
+        talk: None while it is on disk, at `path`.
+        used: when, as a number that grows.
+        nbytes: in memory or on disk.
+    """
+
+    ids: list[int]
+    settings: Settings
+    talk: Conversation | None = None
+    path: Path | None = None
+    used: int = 0
+    nbytes: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is little to read again."""
+        return len(self.ids) <= SHORT
+
+
+class Conversations:
+    """All that may go on with one model. One thread uses it.
+
+    Attributes:
+        kept: in no order.
+        read_tokens, reused_tokens: of prompts so far.
+    """
+
+    def __init__(self, runner: Runner, keep: int, keep_disk: int, folder: Path) -> None:
+        self.runner, self.keep, self.keep_disk, self.folder = runner, keep, keep_disk, folder
+        self.kept: list[Kept] = []
+        self._used = 0
+
+    def answer(
+        self,
+        ids: Sequence[int],
+        settings: Mapping[str, Any],
+        callbacks: Callbacks,
+        *,
+        ignore_eos: bool = False,
+    ) -> Iterator[tuple[Piece, Conversation]]:
+        """Answer a prompt, by the usual settings with these changed, in the conversation that has
+        read most of it. Errors are those of `answer_prompt`."""
+        chosen = self.runner.settings.after_load(settings)
+        lasting = chosen.replace({name: getattr(self.runner.settings, name) for name in _PASSING})
+        now = self._found(ids, lasting) or Kept([], lasting)
+        talk = self._opened(now)
+        if now not in self.kept:
+            self.kept.append(now)
+        self._used += 1
+        now.used = self._used
+        broken = True
+        try:
+            for piece in answer_prompt(
+                talk, ids, ignore_eos=ignore_eos, callbacks=callbacks, **settings
+            ):
+                yield piece, talk
+            broken = False
+        except (KvliteError, GeneratorExit):
+            broken = False
+            raise
+        finally:
+            now.ids = known_ids(talk)
+            if broken or not now.ids:
+                self.kept.remove(now)
+            self._make_room(now)
+
+    def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
+        """The conversation to go on with: it has most of the prompt, and loses less than that."""
+        alike = [(common(each.ids, ids), each) for each in self.kept if each.settings == settings]
+        for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
+            if same >= _FEW and 2 * same >= len(each.ids):
+                if same < len(each.ids):
+                    _LOG.info(
+                        "%d of %d tokens are known; the first different token is %d of the %d of "
+                        "that conversation",
+                        *(same, len(ids), same + 1, len(each.ids)),
+                    )
+                else:
+                    _LOG.info("%d of %d tokens are known", same, len(ids))
+                return each
+        most = max((same for same, _ in alike), default=0)
+        _LOG.info("a new conversation of %d tokens; others begin with %d of them", len(ids), most)
+        return None
+
+    def _opened(self, kept: Kept) -> Conversation:
+        """A conversation in memory; a new one if its file cannot be opened."""
+        if kept.talk is None and kept.path is not None:
+            path, kept.path = kept.path, None
+            try:
+                kept.talk = self.runner.open(path)
+                kept.talk.settings = kept.settings
+            except (KvliteError, OSError) as error:
+                _LOG.warning("%s is not gone on with: %s", path.name, error)
+            path.unlink(missing_ok=True)
+        if kept.talk is None:
+            kept.talk = Conversation(self.runner.model, kept.settings)
+        return kept.talk
+
+    def _make_room(self, now: Kept) -> None:
+        """Keep within the limits; the least recently used go first."""
+        now.nbytes = 0 if now.talk is None else held_bytes(now.talk)
+        short = sorted((each for each in self.kept if each.is_short), key=_recent)
+        for each in short[SHORT_ONES:]:
+            self.kept.remove(each)
+        here = sorted(self._long(on_disk=False), key=_recent)
+        most = 1 if self.runner.model.device.type == "cuda" else len(here)
+        for number, each in enumerate(here):
+            total = sum(other.nbytes for other in here[: number + 1])
+            if each is not now and (number >= most or total > self.keep):
+                self._put_away(each)
+        there, total = sorted(self._long(on_disk=True), key=_recent), 0
+        for each in there:
+            total += each.nbytes
+            if total > self.keep_disk and each.path is not None:
+                each.path.unlink(missing_ok=True)
+                self.kept.remove(each)
+
+    def _long(self, *, on_disk: bool) -> list[Kept]:
+        return [each for each in self.kept if not each.is_short and (each.talk is None) is on_disk]
+
+    def _put_away(self, kept: Kept) -> None:
+        """Move a conversation from memory to disk; it is forgotten if that fails."""
+        assert kept.talk is not None
+        path = self.folder / f"{kept.used}{SUFFIX}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            kept.nbytes = kept.talk.save(path, most=self.keep_disk)
+            kept.path = path
+        except (KvliteError, OSError) as error:
+            _LOG.warning("a conversation of %d tokens is forgotten: %s", len(kept.ids), error)
+            self.kept.remove(kept)
+        kept.talk = None
+
+    def close(self) -> None:
+        """Remove the files."""
+        for each in self.kept:
+            if each.path is not None:
+                each.path.unlink(missing_ok=True)
+        self.kept = []
+
+
+# Settings that end with the answer.
+_PASSING = (*DRAWING, "max_new_tokens")
+
+
+def held_bytes(talk: Conversation) -> int:
+    """Bytes of memory that a conversation takes, on the device and on the host."""
+    store = 0 if talk.store is None or talk.store.on_disk else talk.store.nbytes
+    return talk.cache.nbytes + store + talk.checkpoint_bytes
+
+
+def _recent(kept: Kept) -> int:
+    return -kept.used

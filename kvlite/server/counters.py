@@ -1,0 +1,59 @@
+"""What the server has done, as Prometheus reads it."""
+
+from dataclasses import dataclass
+
+from kvlite.conversation.metrics import GenerationMetrics
+
+
+@dataclass
+class Counters:
+    """Numbers that only grow, and some that are true now.
+
+    Attributes:
+        waiting: requests for answers that are open.
+        prompt, read: tokens of prompts, and those of them that had to be read.
+        generated: tokens of answers.
+        read_s: seconds of reading.
+        last: metrics of the last answer that ended.
+    """
+
+    waiting: int = 0
+    answered: int = 0
+    prompt: int = 0
+    fresh: int = 0
+    generated: int = 0
+    read_s: float = 0.0
+    last: GenerationMetrics | None = None
+
+    def read(self, tokens: int, metrics: GenerationMetrics) -> None:
+        """A prompt of so many tokens was read."""
+        self.answered += 1
+        self.prompt += tokens
+        self.fresh += metrics.prompt_tokens
+        self.read_s += metrics.time_to_first_token_s
+
+    def text(self) -> str:
+        """Prometheus' text format."""
+        rows: list[tuple[str, str, str, float]] = [
+            ("prompt_tokens_total", "counter", "tokens of prompts", self.prompt),
+            ("read_tokens_total", "counter", "tokens of prompts that were read", self.fresh),
+            ("tokens_predicted_total", "counter", "tokens of answers", self.generated),
+            ("prompt_seconds_total", "counter", "seconds until first tokens", self.read_s),
+            ("answers_total", "counter", "answers begun", self.answered),
+            ("requests_open", "gauge", "requests that are answered or wait", self.waiting),
+        ]
+        last = self.last
+        if last is not None:
+            rows += [
+                ("kv_bytes", "gauge", "the cache, in the last answer", last.kv_bytes),
+                ("host_kv_bytes", "gauge", "everything for recall", last.host_kv_bytes),
+                ("recalled_bytes", "gauge", "fetched back for it", last.recalled_bytes),
+                ("kept_entries", "gauge", "entries held, mean", last.kept_entries_mean),
+                ("seen_tokens", "gauge", "tokens of that conversation", last.seen_tokens),
+                ("fallbacks", "gauge", "given up for lack of memory", len(last.fallbacks)),
+            ]
+        lines = list[str]()
+        for name, kind, about, value in rows:
+            full = f"kvlite:{name}"
+            lines += [f"# HELP {full} {about}", f"# TYPE {full} {kind}", f"{full} {value:g}"]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,187 @@
+"""What requests say: fields of OpenAI's that mean something here, checked. Others are ignored."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvlite.config.settings import OPTIONS, Settings, checked
+from kvlite.server.refusals import Refusal
+
+# Settings that a request may change under `kvlite`.
+OWN = (
+    "method",
+    "budget",
+    "kv_bits",
+    "recall",
+    "recall_bits",
+    "recall_entries",
+    "never_lossy",
+    "speculate",
+)
+# Settings that are fields of their own, as vLLM and llama.cpp call them too.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+# The most choices a request may ask for, and the most stop strings.
+_CHOICES, _STOPS = 16, 16
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_LONGEST_NAME = 1000
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False)
+
+
+class StreamOptions(_Fields):
+    """How an answer is streamed."""
+
+    include_usage: bool | None = None
+
+
+class Sampled(_Fields):
+    """Fields of every request for an answer."""
+
+    model: Annotated[str, Field(max_length=_LONGEST_NAME)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    kvlite: dict[str, Any] | None = None
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with what it cost."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of an answer; None if nothing is said."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def choices(self) -> int:
+        """How many answers are wanted."""
+        return 1 if self.n is None else self.n
+
+    def settings(self, usual: Settings) -> dict[str, Any]:
+        """The settings of this request that differ from the usual ones.
+
+        Raises:
+            Refusal: one is out of range, or is not here.
+        """
+        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+            if getattr(self, name):
+                said = f"{name} is not here: leave it out, or use repetition_penalty"
+                raise Refusal(said, param=name)
+        if not 1 <= self.choices <= _CHOICES:
+            raise Refusal(f"n {self.choices} is not between 1 and {_CHOICES}", param="n")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > _STOPS:
+            raise Refusal(f"there are {len(stops)} stop strings: {_STOPS} at most", param="stop")
+        found = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if found.get("seed", 0) < 0:  # clients that want any
+            del found["seed"]
+        if self.longest is not None:
+            found["max_new_tokens"] = self.longest
+        given = {"max_new_tokens": "max_tokens"}
+        values = {name: checked(name, each, given.get(name, name)) for name, each in found.items()}
+        if any(stops):
+            values["stop"] = tuple(stops)
+        return values | _own(self.kvlite or {}, usual)
+
+
+class TextPart(_Fields):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(_Fields):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+
+    def plain(self, number: int) -> dict[str, str]:
+        """Role and text, for the chat template.
+
+        Raises:
+            Refusal: it has something other than text, or is of a tool.
+        """
+        where = f"messages[{number}]"
+        if self.role in ("tool", "function") or self.tool_calls:
+            raise Refusal(f"{where} is about a tool: this server has none", param="messages")
+        role = "system" if self.role == "developer" else self.role
+        if not isinstance(self.content, list):
+            return {"role": role, "content": self.content or ""}
+        for part in self.content:
+            if part.type not in ("text", "input_text") or part.text is None:
+                said = (
+                    f"{where} has a part of type {part.type[:40]!r}: this server reads text alone"
+                )
+                raise Refusal(said, param="messages", code="unsupported_content")
+        return {"role": role, "content": "".join(part.text or "" for part in self.content)}
+
+
+class Chat(Sampled):
+    """A request for the next message of a chat."""
+
+    messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+    def require_here(self) -> None:
+        """Raises Refusal for what this server cannot do."""
+        if (self.tools or self.functions) and self.tool_choice != "none":
+            raise Refusal("this server has no tools: leave them out", 501, param="tools")
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            said = f"response_format {str(kind)[:40]!r} is not here: answers are text"
+            raise Refusal(said, 501, param="response_format")
+        if not self.messages:
+            raise Refusal("messages is empty: say something", param="messages")
+
+
+def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
+    """A request's fields.
+
+    Raises:
+        Refusal: one is missing, or of the wrong type.
+    """
+    try:
+        return kind.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = ".".join(str(each) for each in first["loc"][:4]) or "body"
+        raise Refusal(f"{name[:100]}: {first['msg']}", param=str(first["loc"][0])) from None
+
+
+def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
+    """Settings under `kvlite`, checked."""
+    for name in given:
+        if name not in OWN:
+            raise Refusal(
+                f"kvlite.{name[:40]} is no setting of a request: there is {', '.join(OWN)}",
+                param="kvlite",
+            )
+    assert {*OWN} <= {*OPTIONS}
+    values = {name: checked(name, value, f"kvlite.{name}") for name, value in given.items()}
+    return {name: value for name, value in values.items() if value != getattr(usual, name)}

@@ -1,0 +1,56 @@
+"""Errors as OpenAI's clients expect them."""
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, sentence
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+# Errors of kvlite: status, field and code.
+_STATUS: dict[type[KvliteError], tuple[int, str | None, str | None]] = {
+    ContextError: (400, "messages", "context_length_exceeded"),
+    OutOfMemory: (503, None, "out_of_memory"),
+    SettingError: (400, None, None),
+}
+
+
+class Refusal(Exception):
+    """Something that is answered with an error.
+
+    Attributes:
+        status: of HTTP.
+        param: the field that is wrong, if it is one.
+        code: what programs look at.
+    """
+
+    def __init__(
+        self, message: str, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's shape."""
+        kind = _KINDS.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        said = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": said}
+
+    def response(self) -> JSONResponse:
+        """The whole answer; clients try again later where that may help."""
+        headers = {"Retry-After": "2"} if self.status in (429, 503) else {}
+        return JSONResponse(self.body, self.status, headers)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What went wrong as programs are told it; nothing of kvlite's own bugs."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, KvliteError):
+        status, param, code = _STATUS.get(type(error), (500, None, None))
+        return Refusal(sentence(error), status, param, code)
+    said = f"kvlite went wrong ({type(error).__name__}); the server's log has more"
+    return Refusal(said, 500)

@@ -1,0 +1,177 @@
+"""The server's addresses, and how answers are sent."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kvlite.errors import KvliteError, Stopped
+from kvlite.server.chat import ChatAnswer
+from kvlite.server.config import ServerConfig
+from kvlite.server.fields import Chat, parsed
+from kvlite.server.guard import Bodies, Guard
+from kvlite.server.refusals import Refusal, refusal_of
+from kvlite.server.served_model import ServedModel
+
+_LOG = logging.getLogger("kvlite.server")
+_T = TypeVar("_T")
+_SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class Api:
+    """What the addresses do."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model, self.bodies = model, Bodies()
+
+    async def health(self, request: Request) -> Response:
+        """Whether the model is loaded."""
+        self.model.ready()
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        """The one model; answered at once, whatever is being done."""
+        return JSONResponse({"object": "list", "data": [self._about()]})
+
+    async def named_model(self, request: Request) -> Response:
+        """One model by its name."""
+        self.model.require_name(request.path_params["name"])
+        return JSONResponse(self._about())
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text."""
+        return PlainTextResponse(self.model.counters.text(), media_type="text/plain; version=0.0.4")
+
+    async def chat(self, request: Request) -> Response:
+        """The next message of a chat."""
+        fields = parsed(Chat, await self.bodies.read(request.scope, request.receive))
+        answer = await ChatAnswer.of(self.model, fields)
+        if fields.stream:
+            return await _streamed(answer.stream(), request)
+        return JSONResponse(await _unless_gone(answer.whole(), request))
+
+    def _about(self) -> dict[str, Any]:
+        model, name = self.model, self.model.names[0]
+        runner = model.runner
+        about = {"id": name, "object": "model", "created": model.created, "owned_by": "kvlite"}
+        if runner is None:
+            return {**about, "meta": {"loading": not model.loading.shown.ended}}
+        longest = runner.shape.max_context
+        return {**about, "max_model_len": longest, "meta": {"n_ctx": longest, "loading": False}}
+
+
+def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
+    """The server as an ASGI app."""
+    api = Api(model)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(model.close)
+
+    routes = [
+        Route("/health", _answering(api.health), methods=["GET"]),
+        Route("/metrics", _answering(api.metrics), methods=["GET"]),
+        Route("/v1/models", _answering(api.models), methods=["GET"]),
+        Route("/v1/models/{name:path}", _answering(api.named_model), methods=["GET"]),
+        Route("/v1/chat/completions", _answering(api.chat), methods=["POST"]),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, config=config)],
+        exception_handlers={HTTPException: _no_such_address},
+        lifespan=lifespan,
+    )
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _answering(handler: Handler) -> Handler:
+    """A handler whose errors are answered in OpenAI's shape."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            _log(error)
+            return refusal_of(error).response()
+
+    return answer
+
+
+async def _no_such_address(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = f"{request.method} {request.url.path[:100]} is not here"
+    return Refusal(said, error.status_code).response()
+
+
+def _log(error: Exception) -> None:
+    if not isinstance(error, KvliteError | Refusal):
+        _LOG.error("kvlite went wrong", exc_info=error)
+
+
+Chunks = AsyncGenerator[dict[str, Any] | str]
+
+
+async def _streamed(chunks: Chunks, request: Request) -> Response:
+    """Server-sent events. What goes wrong before the first one is an answer of its own."""
+    first = await _unless_gone(anext(chunks), request)
+
+    async def events() -> AsyncIterator[str]:
+        try:
+            async with aclosing(chunks):
+                yield _event(first)
+                async for each in chunks:
+                    yield _event(each)
+        except Stopped:
+            return
+        except Exception as error:
+            _log(error)
+            yield _event(refusal_of(error).body)
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=_SSE)
+
+
+def _event(chunk: dict[str, Any] | str) -> str:
+    """A chunk as an event, a sentence as a comment."""
+    if isinstance(chunk, str):
+        return f": {chunk}\n\n"
+    return f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n"
+
+
+async def _unless_gone(answer: Awaitable[_T], request: Request) -> _T:
+    """An answer, which is given up once nobody waits for it.
+
+    Raises:
+        ClientDisconnect: nobody does.
+    """
+    made = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
+        if made.done():
+            return made.result()
+        raise ClientDisconnect
+    finally:
+        for each in (made, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

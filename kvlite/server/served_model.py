@@ -1,0 +1,198 @@
+"""The one model that is served: loaded and used by one thread, asked by many."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvlite.config.paths import data_folder
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.metrics import Piece
+from kvlite.conversation.runner import Runner, open_runner
+from kvlite.model.text_limit import text_limit, too_long
+from kvlite.server.chances import Chances, chances
+from kvlite.server.config import ServerConfig
+from kvlite.server.conversations import Conversations
+from kvlite.server.counters import Counters
+from kvlite.server.refusals import Refusal
+from kvlite.web.engine_thread import Engine
+from kvlite.web.work import Work
+
+# Seconds of silence after which a waiting client is told how far things are.
+BEAT = 5.0
+# Seconds for work to end with the server.
+_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of the model.
+
+    Attributes:
+        ids: the whole prompt.
+        settings: that differ from the usual ones.
+        choices: how many answers.
+        top: how many likeliest tokens are told with each; None for no log probabilities.
+        ignore_eos: whether answers go on past the model's end-of-text tokens.
+    """
+
+    ids: Sequence[int]
+    settings: dict[str, Any] = field(default_factory=dict)
+    choices: int = 1
+    top: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of one of the answers, and how likely its token was; no piece while nothing comes,
+    but a sentence on how far it is."""
+
+    choice: int = 0
+    piece: Piece | None = None
+    chances: Chances | None = None
+    waiting: str = ""
+
+
+class ServedModel:
+    """The model, once it is loaded, and what it has read.
+
+    Attributes:
+        names: what requests may call it, the first is its own.
+        loading: the work that loads it.
+        runner: None until then.
+    """
+
+    def __init__(self, settings: Settings, config: ServerConfig) -> None:
+        self.config, self.counters = config, Counters()
+        self.names = [*dict.fromkeys([_name_of(settings.model), settings.model])]
+        self.created = int(time.time())
+        self.runner: Runner | None = None
+        self.text_limit = 0
+        self.conversations: Conversations | None = None
+        self.engine = Engine()
+        self.loading = self.engine.submit(
+            lambda work: self._load(settings, work), "Loading the model", public="it is loading"
+        )
+
+    def ready(self) -> Runner:
+        """The model.
+
+        Raises:
+            Refusal: it is not loaded yet, or could not be.
+        """
+        if self.runner is not None:
+            return self.runner
+        if self.loading.shown.error:
+            raise Refusal(f"the model cannot be used: {self.loading.shown.error}", 500)
+        raise Refusal("the model is being loaded: try again", 503, code="loading")
+
+    def require_name(self, name: str | None) -> None:
+        """Raises Refusal unless this is the model, or none is named."""
+        if name is not None and name not in self.names:
+            said = f"there is no model {name[:100]!r} here: this server has {self.names[0]!r}"
+            raise Refusal(said, 404, "model", "model_not_found")
+
+    def require_short(self, characters: int) -> None:
+        """Raises ContextError for more characters than can fit, before they are tokenized."""
+        if characters > self.text_limit:
+            raise too_long(characters // 4, self.ready().shape.max_context)
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Token]:
+        """The answers, as they come. Whoever stops listening stops them.
+
+        Raises:
+            KvliteError, Refusal: as `Conversations.answer`.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Token | None]()
+
+        def put(token: Token | None) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(queue.put_nowait, token)
+
+        def shows() -> None:
+            if work.shown.ended:
+                put(None)
+
+        def task(work: Work) -> None:
+            for token in self._answers(ask, work):
+                put(token)
+
+        self.counters.waiting += 1
+        work = self.engine.submit(task, "Reading")
+        work.on_show = shows
+        shows()
+        try:
+            while True:
+                try:
+                    token = await asyncio.wait_for(queue.get(), BEAT)
+                except TimeoutError:
+                    yield Token(waiting=_waiting(work))
+                    continue
+                if token is None:
+                    break
+                yield token
+            if work.failure is not None:
+                raise work.failure
+        finally:
+            self.counters.waiting -= 1
+            work.abandon()
+
+    def close(self) -> None:
+        """End what is being done."""
+        self.engine.close(self._end, _PATIENCE, _PATIENCE)
+
+    def _load(self, settings: Settings, work: Work) -> None:
+        runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
+        folder = self.config.folder or data_folder() / "server"
+        self.conversations = Conversations(
+            runner, self.config.keep, self.config.keep_disk, folder / str(self.config.port)
+        )
+        self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
+        self.runner = runner
+
+    def _answers(self, ask: Ask, work: Work) -> Iterator[Token]:
+        assert self.conversations is not None
+        for choice in range(ask.choices):
+            settings = {**ask.settings}
+            if choice and settings.get("seed") is not None:
+                settings["seed"] += choice
+            ids, counted = [*ask.ids], False
+            for piece, talk in self.conversations.answer(
+                ids, settings, work.callbacks, ignore_eos=ask.ignore_eos
+            ):
+                if not counted:
+                    counted = True
+                    self.counters.read(len(ids), piece.metrics)
+                self.counters.generated += piece.token_id is not None
+                yield Token(choice, piece, _chances(talk, piece, ask.top))
+            self.counters.last = piece.metrics
+
+    def _end(self, work: Work) -> None:
+        if self.conversations is not None:
+            self.conversations.close()
+
+
+def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | None:
+    turn = talk.context.turn
+    if top is None or piece.token_id is None or turn is None:
+        return None
+    return chances(turn.logits[0], piece.token_id, top)
+
+
+def _waiting(work: Work) -> str:
+    """How far work is, in words."""
+    shown = work.shown
+    if shown.before:
+        return f"waiting, {shown.before} before this one"
+    return f"reading, {shown.done} of {shown.total}" if shown.total else "working"
+
+
+def _name_of(model: str) -> str:
+    """What a model is called: the last part of a path, or a Hugging Face id."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model

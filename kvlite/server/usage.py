@@ -1,0 +1,112 @@
+"""What an answer cost, and answers as a whole."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlite.conversation.metrics import GenerationMetrics
+from kvlite.model.text_limit import require_fits, too_long
+from kvlite.server.refusals import Refusal
+from kvlite.server.served_model import Ask, ServedModel, Token
+
+
+@dataclass
+class Choice:
+    """One of the answers."""
+
+    text: str = ""
+    reason: str = "stop"
+    tokens: list[Token] = field(default_factory=list)
+
+
+@dataclass
+class Usage:
+    """Tokens of a request, and the ledger of its last answer.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        fresh: those of them that were read for the first answer.
+        generated: tokens of all answers.
+    """
+
+    prompt: int
+    fresh: int | None = None
+    generated: int = 0
+    metrics: GenerationMetrics | None = None
+
+    def add(self, token: Token) -> None:
+        """Count a token."""
+        assert token.piece is not None
+        self.metrics = token.piece.metrics
+        if self.fresh is None:
+            self.fresh = self.metrics.prompt_tokens
+        self.generated += token.piece.token_id is not None
+
+    def reason(self, token: Token) -> str | None:
+        """Why an answer ended with this token, in OpenAI's words; None if it goes on.
+
+        Raises:
+            Refusal: memory ran out.
+        """
+        assert token.piece is not None
+        reason = token.piece.metrics.finish_reason
+        if reason == "memory":
+            said = "the answer ended for lack of memory: ask for less, or --budget, --kv-bits"
+            raise Refusal(said, 503, code="out_of_memory")
+        return "stop" if reason == "interrupted" else reason
+
+    def plain(self) -> dict[str, Any]:
+        """As in OpenAI's objects; `kvlite` has the ledger."""
+        known = 0 if self.fresh is None else max(0, self.prompt - self.fresh)
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": known, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+            "kvlite": None if self.metrics is None else self.metrics.to_json(),
+        }
+
+
+async def gathered(model: ServedModel, ask: Ask) -> tuple[list[Choice], Usage]:
+    """All answers of a request, and what they cost."""
+    choices, usage = [Choice() for _ in range(ask.choices)], Usage(len(ask.ids))
+    async with aclosing(model.answer(ask)) as tokens:
+        async for token in tokens:
+            if token.piece is None:
+                continue
+            usage.add(token)
+            choice = choices[token.choice]
+            choice.text += token.piece.text
+            choice.tokens.append(token)
+            choice.reason = usage.reason(token) or choice.reason
+    return choices, usage
+
+
+async def prompt_ids(model: ServedModel, encode: Callable[[], list[int]], text: str) -> list[int]:
+    """What `encode` returns, in a thread of its own, if it fits.
+
+    Raises:
+        ContextError: `text` cannot fit the model, which is known before all of it is tokenized.
+    """
+    model.require_short(len(text))
+    runner = model.ready()
+    most = runner.shape.max_context
+
+    def encoded() -> list[int]:
+        require_fits(runner.tokenizer, text, most)
+        return encode()
+
+    ids = await asyncio.to_thread(encoded)
+    if len(ids) >= most:
+        raise too_long(len(ids), most)
+    if not ids:
+        raise Refusal("there is nothing to answer: send some text")
+    return ids

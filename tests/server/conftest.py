@@ -1,0 +1,84 @@
+"""A server as programs find it: by HTTP, with OpenAI's client."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from kvlite.config.settings import Settings
+from kvlite.server.config import ServerConfig
+from kvlite.server.routes import make_app
+from kvlite.server.served_model import ServedModel
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    address: str
+    model: ServedModel
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="any", max_retries=0)
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.address, timeout=60)
+
+    def until_idle(self) -> None:
+        """Wait until nothing is done or waits."""
+        until = time.monotonic() + 20
+        while self.model.engine.current is not None or self.model.counters.waiting:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@contextmanager
+def serving(settings: Settings, config: ServerConfig, *, loaded: bool = True) -> Iterator[Server]:
+    """A server in this process, on any free port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        model = ServedModel(settings, config)
+        if loaded:
+            model.loading.wait()
+        app = make_app(model, config)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield Server(f"http://127.0.0.1:{port}", model)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def settings(tiny_folder: Path) -> Settings:
+    return Settings(model=str(tiny_folder), max_new_tokens=8)
+
+
+@pytest.fixture(scope="session")
+def server(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """On a tiny random model of 1,024 tokens with the embedded model's tokenizer."""
+    folder = tmp_path_factory.mktemp("server")
+    with serving(settings, ServerConfig(folder=folder)) as found:
+        yield found
+
+
+def said(*texts: str) -> list[Any]:
+    """Messages of a user and an assistant in turns."""
+    roles = ("user", "assistant")
+    return [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]

@@ -1,0 +1,217 @@
+"""`/v1/chat/completions` as OpenAI's client uses it, against transformers' own answers."""
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.server.conftest import Server, said
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_folder: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, attn_implementation="eager").eval()
+    return model, AutoTokenizer.from_pretrained(tiny_folder)
+
+
+def expected(reference: Any, messages: list[Any], count: int = 8) -> str:
+    """What transformers answers."""
+    model, tokenizer = reference
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    ids = ids if isinstance(ids, torch.Tensor) else ids["input_ids"]
+    made = model.generate(ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def test_an_answer_is_that_of_transformers(server: Server, reference: Any) -> None:
+    messages = said("What is a heron?")
+    made = server.client.chat.completions.create(model=server.model.names[0], messages=messages)
+    assert made.choices[0].message.content == expected(reference, messages)
+    assert (made.object, made.choices[0].finish_reason) == ("chat.completion", "length")
+    assert made.usage is not None and made.usage.completion_tokens == 8
+    assert made.usage.total_tokens == made.usage.prompt_tokens + 8
+
+
+def test_a_stream_is_the_same_answer_with_its_usage(server: Server, reference: Any) -> None:
+    messages = said("And a stork?")
+    chunks = list(
+        server.client.chat.completions.create(
+            model=server.model.names[0],
+            messages=messages,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    texts = [each.choices[0].delta.content or "" for each in chunks if each.choices]
+    assert "".join(texts) == expected(reference, messages) and len(chunks) > 4
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [each.choices[0].finish_reason for each in chunks if each.choices][-1] == "length"
+    assert not chunks[-1].choices and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 8
+    assert all(each.usage is None for each in chunks[:-1])
+
+
+def test_clients_at_once_are_answered_as_each_alone(server: Server, reference: Any) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0)
+
+    async def ask(text: str) -> str:
+        made = await client.chat.completions.create(
+            model=server.model.names[0], messages=said(text)
+        )
+        return made.choices[0].message.content or ""
+
+    async def every() -> list[str]:
+        return list(await asyncio.gather(*(ask(f"number {each}") for each in range(8))))
+
+    found = asyncio.run(every())
+    assert found == [expected(reference, said(f"number {each}")) for each in range(8)]
+
+
+def test_a_chat_sent_whole_reads_only_what_is_new(server: Server, reference: Any) -> None:
+    name, document = server.model.names[0], "A heron stands in the water. " * 60
+    messages = said(f"{document}\n\nWhere does it stand?")
+    create = server.client.chat.completions.create
+    first = create(model=name, messages=messages)
+    assert first.usage is not None
+    whole = first.usage.prompt_tokens
+    messages += said("", first.choices[0].message.content or "")[1:] + said("And when?")
+    # A request for a title in between, which has nothing in common with it.
+    create(model=name, messages=said("Give a title."))
+    second = create(model=name, messages=messages)
+    assert second.usage is not None
+    new = second.usage.prompt_tokens - whole
+    ledger = second.usage.model_dump()["kvlite"]
+    # The random model's answer may be other tokens once it is text.
+    assert ledger["prompt_tokens"] <= new + 1 < whole / 5
+    cached = second.usage.prompt_tokens_details
+    assert cached is not None
+    assert cached.cached_tokens == second.usage.prompt_tokens - ledger["prompt_tokens"]
+    assert second.choices[0].message.content == expected(reference, messages)
+    edited = [*said(f"{document}\n\nWhat stands there?")]
+    third = create(model=name, messages=edited)
+    assert third.usage is not None
+    assert third.usage.model_dump()["kvlite"]["prompt_tokens"] < 30
+    assert third.choices[0].message.content == expected(reference, edited)
+
+
+def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
+    server: Server, reference: Any
+) -> None:
+    body = {
+        "model": server.model.names[0],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"}],
+        "user": "ann",
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "temperature": None,
+        "max_tokens": None,
+        "stop": None,
+        "stream_options": None,
+        "tools": [],
+        "response_format": {"type": "text"},
+        "metadata": {"a": [1]},
+    }
+    made = server.http.post("/v1/chat/completions", json=body).json()
+    assert made["choices"][0]["message"]["content"] == expected(reference, said("Hi"))
+    body["max_completion_tokens"], body["max_tokens"] = 3, 5
+    made = server.http.post("/v1/chat/completions", json=body).json()
+    assert made["usage"]["completion_tokens"] == 3
+    body |= {"kvlite": {"method": "snapkv", "budget": "64"}, "seed": 7, "temperature": 0.9}
+    drawn = [server.http.post("/v1/chat/completions", json=body).json() for _ in range(2)]
+    assert drawn[0]["choices"] == drawn[1]["choices"]
+    assert drawn[0]["usage"]["kvlite"]["method"].startswith("snapkv")
+
+
+def test_an_answer_ends_before_a_stop_string(server: Server, reference: Any) -> None:
+    text = expected(reference, said("Tell."))
+    stop = text[len(text) // 2 :][:4]
+    made = server.client.chat.completions.create(
+        model=server.model.names[0], messages=said("Tell."), stop=[stop]
+    )
+    assert made.choices[0].message.content == text.partition(stop)[0]
+    assert made.choices[0].finish_reason == "stop"
+
+
+def test_several_choices_read_the_prompt_once(server: Server) -> None:
+    made = server.client.chat.completions.create(
+        model=server.model.names[0],
+        messages=said("Something else. " * 40),
+        n=3,
+        temperature=1.0,
+        seed=3,
+        extra_body={"kvlite": {"method": "full"}},
+    )
+    texts = [each.message.content for each in made.choices]
+    assert len({*texts}) == 3 and [each.index for each in made.choices] == [0, 1, 2]
+    assert made.usage is not None and made.usage.completion_tokens == 24
+    assert made.usage.model_dump()["kvlite"]["prompt_tokens"] == 1
+
+
+def test_log_probabilities_are_those_of_transformers(server: Server, reference: Any) -> None:
+    messages = said("How likely?")
+    made = server.client.chat.completions.create(
+        model=server.model.names[0], messages=messages, logprobs=True, top_logprobs=3
+    )
+    model, tokenizer = reference
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    ids = ids if isinstance(ids, list) else ids["input_ids"]
+    found = made.choices[0].logprobs
+    assert found is not None and found.content is not None and len(found.content) == 8
+    for each in found.content:
+        logits = model(torch.tensor([ids])).logits[0, -1].detach().log_softmax(-1)
+        best = logits.topk(3)
+        assert each.logprob == pytest.approx(float(best.values[0]), abs=1e-4)
+        values = [other.logprob for other in each.top_logprobs]
+        assert values == pytest.approx(best.values.tolist(), abs=1e-4)
+        ids = [*ids, int(best.indices[0])]
+        assert each.token == tokenizer.decode([ids[-1]])
+
+
+def test_a_client_that_goes_away_stops_its_answer(server: Server) -> None:
+    body = {"messages": said("Go on."), "max_tokens": 900, "stream": True, "kvlite": {}}
+    before = server.model.counters.generated
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        next(answer.iter_lines())
+    server.until_idle()
+    assert server.model.counters.generated - before < 400
+    body["stream"] = False
+    with pytest.raises(Exception, match="timed out"):
+        server.http.post("/v1/chat/completions", json=body, timeout=0.2)
+    begun = time.monotonic()
+    server.until_idle()
+    assert time.monotonic() - begun < 2
+
+
+def test_models_answer_while_something_is_read(server: Server) -> None:
+    over, tasks = threading.Event(), []
+    tasks.append(server.model.engine.submit(lambda work: over.wait(20), "Reading"))
+    try:
+        listed = server.client.models.list(timeout=5).data
+        assert [each.id for each in listed] == [server.model.names[0]]
+        about = server.http.get(f"/v1/models/{listed[0].id}").json()
+        assert about["max_model_len"] == about["meta"]["n_ctx"] == 1024
+        assert server.http.get("/health").json() == {"status": "ok"}
+    finally:
+        over.set()
+
+
+def test_who_waits_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlite.server.served_model.BEAT", 0.05)
+    over = threading.Event()
+    server.model.engine.submit(lambda work: over.wait(20), "Reading")
+    body = {"messages": said("Hello."), "stream": True}
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": waiting, 1 before this one"
+        over.set()
+        rest = [line for line in lines if line.startswith("data: ")]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[0].removeprefix("data: "))["choices"][0]["delta"]["role"]
