@@ -1,0 +1,128 @@
+"""Which conversation a request goes on with, and which stay."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlite
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import Runner
+from kvlite.engine.callbacks import NO_CALLBACKS
+from kvlite.errors import ContextError
+from kvlite.server import conversations
+from kvlite.server.conversations import Conversations
+from tests.conftest import Tiny
+
+GIVEN: dict[str, Any] = {"max_new_tokens": 4, "budget": "60"}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "SHORT", 100)
+    monkeypatch.setattr(conversations, "SHORT_ONES", 3)
+
+
+def ids_of(count: int, seed: int) -> list[int]:
+    return [random.Random(seed).randrange(3, 199) for _ in range(count)]
+
+
+@pytest.fixture
+def pool(llama: Tiny, tmp_path: Path) -> Conversations:
+    runner = Runner(llama.model, Settings().replace(GIVEN))
+    return Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+
+
+class Asked:
+    """One request's answer, and what it read."""
+
+    def __init__(self, pool: Conversations, ids: list[int], **given: Any) -> None:
+        pieces = [piece for piece, _ in pool.answer(ids, given, NO_CALLBACKS, ignore_eos=True)]
+        self.ids = [*ids, *(each.token_id for each in pieces if each.token_id is not None)]
+        self.answer, self.read = self.ids[len(ids) :], pieces[-1].metrics.prompt_tokens
+
+
+def test_two_documents_in_turns_are_read_once_each(pool: Conversations) -> None:
+    first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
+    for number in range(3):
+        first = Asked(pool, [*first.ids, *ids_of(80, 2 + number)])
+        second = Asked(pool, [*second.ids, *ids_of(80, 9 + number)])
+        assert first.read <= 81 and second.read <= 81
+    assert len(pool.kept) == 2
+
+
+def test_short_requests_push_no_long_one_out(pool: Conversations) -> None:
+    long = [Asked(pool, ids_of(300, each)) for each in range(2)]
+    for each in range(12):
+        Asked(pool, ids_of(20, 100 + each))
+    assert sum(each.is_short for each in pool.kept) == 3 and len(pool.kept) == 5
+    for each in long:
+        assert Asked(pool, [*each.ids, *ids_of(80, 7)]).read <= 81
+
+
+def test_what_would_lose_more_than_it_has_in_common_begins_anew(pool: Conversations) -> None:
+    begin = ids_of(50, 0)
+    one = Asked(pool, [*begin, *ids_of(300, 1)])
+    two = Asked(pool, [*begin, *ids_of(300, 2)])
+    assert two.read == 350 and len(pool.kept) == 2
+    assert Asked(pool, [*one.ids, *ids_of(80, 3)]).read <= 81
+
+
+def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
+    prompts = [[*ids_of(200, each % 2), *ids_of(90, each)] for each in range(6)]
+    for ids in prompts:
+        fresh = Conversations(pool.runner, 0, 0, tmp_path)
+        assert Asked(pool, ids).answer == Asked(fresh, ids).answer
+
+
+def test_other_settings_are_another_conversation(pool: Conversations) -> None:
+    ids = ids_of(300, 0)
+    Asked(pool, ids)
+    assert Asked(pool, ids, method="snapkv").read == 300
+    assert Asked(pool, ids, temperature=0.7, max_new_tokens=2).read == 64
+    assert Asked(pool, ids, method="snapkv").read == 64
+
+
+def test_after_an_error_it_goes_on(pool: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Asked(pool, ids_of(300, 0))
+    with pytest.raises(ContextError):
+        Asked(pool, [*first.ids, *ids_of(2000, 1)])
+    assert Asked(pool, [*first.ids, *ids_of(80, 2)]).read <= 81
+
+    def broken(*args: Any, **given: Any) -> Any:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversations, "answer_prompt", broken)
+        with pytest.raises(ValueError, match="a bug"):
+            Asked(pool, [*first.ids, *ids_of(80, 2)])
+    assert not pool.kept  # nobody knows how it is
+    assert Asked(pool, first.ids).read == len(first.ids)
+
+
+def test_the_least_recently_used_go_to_disk_and_come_back(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    runner = kvlite.load(str(tiny_folder), **GIVEN)
+    pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path / "files")
+    asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
+    one = pool.kept[0].nbytes
+    pool.keep = 2 * one + one // 2
+    asked.append(Asked(pool, ids_of(300, 3)))
+    assert [each.talk is None for each in pool.kept] == [True, True, False, False]
+    files = sorted((tmp_path / "files").iterdir())
+    assert len(files) == 2 and files[0].stat().st_mode & 0o077 == 0
+    fresh = Conversations(runner, 0, 0, tmp_path)
+    ids = [*asked[0].ids, *ids_of(80, 9)]
+    again = Asked(pool, ids)
+    assert again.read <= 81 and again.answer == Asked(fresh, ids).answer
+    pool.keep_disk = one + one // 2
+    Asked(pool, ids_of(300, 8))
+    held = [each for each in pool.kept if each.talk is None]
+    assert len(held) == len([*(tmp_path / "files").iterdir()]) == 1
+    held[0].path.write_bytes(b"damaged")
+    ids = [*held[0].ids, 5]
+    assert Asked(pool, ids).read == len(ids)
+    pool.close()
+    assert not [*(tmp_path / "files").iterdir()]

@@ -1,0 +1,212 @@
+"""What is refused, and how: in OpenAI's shape, without a traceback."""
+
+import json
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvlite.config.settings import Settings
+from kvlite.errors import SettingError
+from kvlite.server.config import ServerConfig
+from kvlite.server.guard import LONGEST
+from tests.server.conftest import Server, said, serving
+
+HI: list[Any] = said("Hi")
+CHAT = "/v1/chat/completions"
+PNG = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+
+# What is sent, the status, and what the message says.
+BODIES: dict[str, tuple[Any, int, str]] = {
+    "nothing": (b"", 400, "not JSON"),
+    "no JSON": (b"{", 400, "not JSON"),
+    "a list": (b"[]", 400, "not a JSON object"),
+    "a number": (b"1", 400, "not a JSON object"),
+    "latin-1": ('{"messages": "é"}'.encode("latin-1"), 400, "not UTF-8"),
+    "NaN": (b'{"messages": [], "temperature": NaN}', 400, "not a number"),
+    "infinity": (b'{"messages": [], "temperature": -Infinity}', 400, "not a number"),
+    "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested too deeply"),
+    "many": (b'{"messages": [' + b"[]," * 1_500_000 + b"[]]}", 413, "at most"),
+    "no messages": ({}, 400, "messages"),
+    "empty messages": ({"messages": []}, 400, "messages is empty"),
+    "messages as text": ({"messages": "Hi"}, 400, "messages"),
+    "a message as text": ({"messages": ["Hi"]}, 400, "messages.0"),
+    "no role": ({"messages": [{"content": "Hi"}]}, 400, "role"),
+    "an unknown role": ({"messages": [{"role": "god", "content": "Hi"}]}, 400, "role"),
+    "a number as content": ({"messages": [{"role": "user", "content": 1}]}, 400, "content"),
+    "a tool": ({"messages": [{"role": "tool", "content": "1"}]}, 400, "tool"),
+    "an image": ({"messages": [{"role": "user", "content": [PNG]}]}, 400, "'image_url'"),
+    "a sound": ({"messages": [{"role": "user", "content": [AUDIO]}]}, 400, "'input_audio'"),
+    "an unknown model": ({"messages": HI, "model": "gpt-4"}, 404, "no model 'gpt-4'"),
+    "a model that is a number": ({"messages": HI, "model": 4}, 400, "model"),
+    "a path as model": ({"messages": HI, "model": "/etc/passwd"}, 404, "no model"),
+    "hot": ({"messages": HI, "temperature": 99}, 400, "temperature 99"),
+    "cold": ({"messages": HI, "temperature": -1}, 400, "temperature -1"),
+    "warm in words": ({"messages": HI, "temperature": "warm"}, 400, "temperature"),
+    "a truth": ({"messages": HI, "temperature": True}, 400, "temperature"),
+    "top_p": ({"messages": HI, "top_p": 1.5}, 400, "top_p 1.5"),
+    "no tokens": ({"messages": HI, "max_tokens": 0}, 400, "max_tokens 0"),
+    "fewer": ({"messages": HI, "max_completion_tokens": -3}, 400, "max_tokens -3"),
+    "half": ({"messages": HI, "max_tokens": 1.5}, 400, "max_tokens"),
+    "many digits": (b'{"messages": [{"role": "user"}], "seed": ' + b"9" * 4000 + b"}", 400, "seed"),
+    "too many digits": (b'{"messages": [], "seed": ' + b"9" * 9000 + b"}", 400, "not JSON"),
+    "n": ({"messages": HI, "n": 0}, 400, "n 0"),
+    "n of many": ({"messages": HI, "n": 10_000}, 400, "n 10000"),
+    "stop": ({"messages": HI, "stop": [1]}, 400, "stop"),
+    "many stops": ({"messages": HI, "stop": ["a"] * 99}, 400, "99 stop strings"),
+    "presence": ({"messages": HI, "presence_penalty": 1}, 400, "presence_penalty"),
+    "frequency": ({"messages": HI, "frequency_penalty": 0.1}, 400, "frequency_penalty"),
+    "bias": ({"messages": HI, "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
+    "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
+    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 501, "no tools"),
+    "json": ({"messages": HI, "response_format": {"type": "json_object"}}, 501, "json_object"),
+    "a setting": ({"messages": HI, "kvlite": {"budget": "lots"}}, 400, "budget"),
+    "no setting": ({"messages": HI, "kvlite": {"colour": 1}}, 400, "kvlite.colour"),
+    "not theirs": ({"messages": HI, "kvlite": {"model": "x"}}, 400, "kvlite.model"),
+    "a method": ({"messages": HI, "kvlite": {"method": "magic"}}, 400, "magic"),
+    "settings as text": ({"messages": HI, "kvlite": "fast"}, 400, "kvlite"),
+    "options as text": ({"messages": HI, "stream": True, "stream_options": "x"}, 400, "stream"),
+    "too long": ({"messages": said("heron " * 2000)}, 400, "do not fit"),
+    "far too long": ({"messages": said("x" * 9_000_000)}, 400, "do not fit"),
+    "too long, streamed": ({"messages": said("heron " * 2000), "stream": True}, 400, "do not fit"),
+    "a surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}], "n": 0}', 400, "n 0"),
+    "an empty role": ({"messages": [{"role": "", "content": ""}]}, 400, "role"),
+}
+
+
+def require_error(answer: httpx.Response, status: int, words: str) -> dict[str, Any]:
+    """OpenAI's shape, and nothing of how it came to be."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert words in error["message"] and len(error["message"]) < 1000
+    assert "Traceback" not in answer.text and ".py" not in answer.text
+    return dict(error)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bad_input_is_refused_in_a_sentence(
+    server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body, status, words = BODIES[name]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with caplog.at_level(logging.WARNING):
+        answer = server.http.post(CHAT, content=content)
+    require_error(answer, status, words)
+    assert not caplog.records
+    assert server.model.counters.waiting == 0
+
+
+def test_text_of_half_a_character_is_answered(server: Server) -> None:
+    content = b'{"messages": [{"role": "user", "content": "a \\ud800"}]}'
+    assert server.http.post(CHAT, content=content).status_code == 200
+
+
+def test_what_is_longer_is_refused_before_it_is_sent(server: Server) -> None:
+    host, _, port = server.address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as sending:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {LONGEST + 1}\r\n\r\n"
+        sending.sendall(head.encode())
+        assert b"413" in sending.recv(1000).split(b"\r\n")[0]
+
+
+def test_addresses_that_are_not_here(server: Server) -> None:
+    require_error(server.http.get("/v1/files"), 404, "GET /v1/files is not here")
+    require_error(server.http.get(CHAT), 405, "is not here")
+    require_error(server.http.get("/v1/models/gpt-4"), 404, "no model 'gpt-4'")
+    require_error(server.http.get("/v1/models/../../etc/passwd"), 404, "")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example:8000"},
+        {"Host": ""},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Referer": "http://evil.example/page"},
+    ],
+)
+def test_pages_of_elsewhere_are_refused(server: Server, headers: dict[str, str]) -> None:
+    for path in ("/v1/models", "/health", "/metrics"):
+        require_error(server.http.get(path, headers=headers), 403, "")
+    require_error(server.http.post(CHAT, json={"messages": HI}, headers=headers), 403, "")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "LOCALHOST:9", "[::1]:8000"])
+def test_names_of_this_machine_are_not(server: Server, host: str) -> None:
+    assert server.http.get("/health", headers={"Host": host}).status_code == 200
+
+
+def test_a_key_is_demanded(settings: Settings, tmp_path: Path) -> None:
+    config = ServerConfig(keys=["secret-1", "secret-2"], folder=tmp_path, requests=1)
+    with serving(settings, config) as server:
+        for given in (None, "secret", "secret-11", "sécret-1"):
+            headers = {} if given is None else {"Authorization": f"Bearer {given}".encode()}
+            answer = server.http.get("/v1/models", headers=headers)
+            require_error(answer, 401, "Authorization: Bearer")
+        for key in ("secret-1", "secret-2"):
+            client = openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
+            assert client.models.list().data
+        wrong = openai.OpenAI(base_url=f"{server.address}/v1", api_key="no", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+        with socket.create_connection(tuple_of(server.address)) as sending:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+            sending.sendall(f"{head}Authorization: Bearer secret-1\r\n\r\n".encode())
+            while server.http.post(CHAT, headers=bearer("secret-1"), json={}).status_code != 429:
+                pass
+        while server.http.post(CHAT, headers=bearer("secret-1"), json={}).status_code == 429:
+            pass
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def tuple_of(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def test_others_come_in_by_a_key_alone() -> None:
+    with pytest.raises(SettingError, match=r"--host 0\.0\.0\.0 lets others in"):
+        ServerConfig("0.0.0.0").require_key()
+    ServerConfig("0.0.0.0", keys=["a"]).require_key()
+    for key in ("", " a", "clé"):
+        with pytest.raises(SettingError, match="--api-key"):
+            ServerConfig(keys=[key]).require_key()
+
+
+def test_a_model_that_is_not_there_says_so(settings: Settings, tmp_path: Path) -> None:
+    nowhere = settings.replace({"model": str(tmp_path)})
+    with serving(nowhere, ServerConfig(folder=tmp_path), loaded=False) as server:
+        server.model.loading.ended.wait(60)
+        answer = server.http.post(CHAT, json={"messages": HI})
+        require_error(answer, 500, "the model cannot be used")
+        assert server.http.get("/v1/models").status_code == 200
+
+
+def test_while_it_loads_programs_are_asked_to_wait(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    over = threading.Event()
+    monkeypatch.setattr(
+        "kvlite.server.served_model.open_runner", lambda *args, **given: over.wait(20) and 1 / 0
+    )
+    with serving(settings, ServerConfig(folder=tmp_path), loaded=False) as server:
+        answer = server.http.post(CHAT, json={"messages": HI})
+        assert require_error(answer, 503, "being loaded")["code"] == "loading"
+        assert answer.headers["retry-after"]
+        assert server.http.get("/v1/models").json()["data"][0]["meta"] == {"loading": True}
+        over.set()
