@@ -18,9 +18,7 @@ _LONGEST = 2048
 @with_resolved
 def serve(
     resolved: Resolved,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="the same as --model")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="the same as --model")] = None,
     host: Annotated[
         str, typer.Option(help="address to serve on; any but this machine's own needs --api-key")
     ] = "127.0.0.1",
@@ -45,7 +43,8 @@ def serve(
     Requests are answered one after the other. What a request has in common with an earlier one is
     not read again, whoever sent it. Ctrl-C ends it.
 
-    Only this machine can reach it unless --host says otherwise.
+    Only this machine can reach it unless --host says otherwise. An answer has at most 2,048 tokens
+    unless the request or --max-tokens says more.
 
     Examples:
 
