@@ -1,19 +1,24 @@
 """How likely tokens were, by the model's own logits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.prompt_scores import prompt_logits
+from kvlite.memory.oom import OOMPolicy
+from kvlite.model.load import LoadedModel
+
 
 @dataclass(frozen=True)
 class Chance:
-    """A token and its log probability."""
+    """A token and its log probability; None where it follows nothing."""
 
     token_id: int
-    logprob: float
+    logprob: float | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,30 @@ def chances(logits: Tensor, token_id: int, top: int) -> Chances:
     values, indices = logprobs.topk(min(top, logprobs.numel()))
     best = map(Chance, indices.tolist(), values.tolist())
     return Chances(Chance(token_id, float(logprobs[token_id])), tuple(best))
+
+
+def prompt_chances(
+    model: LoadedModel, token_ids: Sequence[int], top: int, callbacks: Callbacks
+) -> Iterator[Chances]:
+    """Those of every token of a prompt, each after all before it.
+
+    Raises:
+        Stopped: it was cancelled.
+        OutOfMemory: there is not enough for the hidden states of all tokens and a layer.
+    """
+    yield Chances(Chance(token_ids[0], None), ())
+    if len(token_ids) == 1:
+        return
+
+    def scored() -> list[Chances]:
+        blocks = prompt_logits(
+            model, token_ids[:-1], progress=callbacks.progress, cancel=callbacks.cancel
+        )
+        rows = (row for block in blocks for row in block)
+        pairs = zip(rows, token_ids[1:], strict=True)
+        return [chances(row, token, top) for row, token in pairs]
+
+    yield from OOMPolicy(model.device).run(scored, {})
 
 
 def token_text(tokenizer: Any, token_id: int) -> str:

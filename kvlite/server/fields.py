@@ -75,8 +75,11 @@ class Sampled(_Fields):
         """How many answers are wanted."""
         return 1 if self.n is None else self.n
 
-    def settings(self, usual: Settings) -> dict[str, Any]:
+    def settings(self, usual: Settings, least: int = 1) -> dict[str, Any]:
         """The settings of this request that differ from the usual ones.
+
+        Args:
+            least: the fewest tokens an answer may have; with none there is no answer.
 
         Raises:
             Refusal: one is out of range, or is not here.
@@ -93,7 +96,7 @@ class Sampled(_Fields):
         found = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if found.get("seed", 0) < 0:  # clients that want any
             del found["seed"]
-        if self.longest is not None:
+        if self.longest is not None and (self.longest or least):
             found["max_new_tokens"] = self.longest
         given = {"max_new_tokens": "max_tokens"}
         values = {name: checked(name, each, given.get(name, name)) for name, each in found.items()}
@@ -158,6 +161,54 @@ class Chat(Sampled):
             raise Refusal(said, 501, param="response_format")
         if not self.messages:
             raise Refusal("messages is empty: say something", param="messages")
+
+
+class Completion(Sampled):
+    """A request for how a text goes on."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    echo: bool | None = None
+    logprobs: int | bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def require_here(self) -> None:
+        """Raises Refusal for what this server cannot do."""
+        if self.suffix:
+            raise Refusal("suffix is not here: a text goes on at its end", 501, param="suffix")
+        if self.best_of not in (None, self.choices):
+            raise Refusal("best_of is not here: leave it out, or ask for n", 501, param="best_of")
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each as a text or as token ids.
+
+        Raises:
+            Refusal: there is none.
+        """
+        prompt = self.prompt
+        if not prompt:
+            raise Refusal("prompt is empty: send some text, or token ids", param="prompt")
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [[each for each in prompt if isinstance(each, int)]]
+        return [each for each in prompt if not isinstance(each, int)]
+
+
+class Tokenizing(_Fields):
+    """A text or a chat to tokenize, in the words of vLLM and of llama.cpp."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+
+
+class Detokenizing(_Fields):
+    """Tokens to turn into text."""
+
+    tokens: list[int]
 
 
 def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:

@@ -16,11 +16,13 @@ from starlette.routing import Route
 
 from kvlite.errors import KvliteError, Stopped
 from kvlite.server.chat import ChatAnswer
+from kvlite.server.completions import CompletionAnswer
 from kvlite.server.config import ServerConfig
-from kvlite.server.fields import Chat, parsed
+from kvlite.server.fields import Chat, Completion, Detokenizing, Tokenizing, parsed
 from kvlite.server.guard import Bodies, Guard
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.served_model import ServedModel
+from kvlite.server.tokens import text_of, tokens_of
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
@@ -59,6 +61,24 @@ class Api:
             return await _streamed(answer.stream(), request)
         return JSONResponse(await _unless_gone(answer.whole(), request))
 
+    async def completions(self, request: Request) -> Response:
+        """How a text goes on."""
+        fields = parsed(Completion, await self.bodies.read(request.scope, request.receive))
+        answer = await CompletionAnswer.of(self.model, fields)
+        if fields.stream:
+            return await _streamed(answer.stream(), request)
+        return JSONResponse(await _unless_gone(answer.whole(), request))
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or a chat."""
+        fields = parsed(Tokenizing, await self.bodies.read(request.scope, request.receive))
+        return JSONResponse(await tokens_of(self.model, fields))
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        fields = parsed(Detokenizing, await self.bodies.read(request.scope, request.receive))
+        return JSONResponse(await text_of(self.model, fields))
+
     def _about(self) -> dict[str, Any]:
         model, name = self.model, self.model.names[0]
         runner = model.runner
@@ -84,6 +104,9 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
         Route("/v1/models", _answering(api.models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(api.named_model), methods=["GET"]),
         Route("/v1/chat/completions", _answering(api.chat), methods=["POST"]),
+        Route("/v1/completions", _answering(api.completions), methods=["POST"]),
+        Route("/tokenize", _answering(api.tokenize), methods=["POST"]),
+        Route("/detokenize", _answering(api.detokenize), methods=["POST"]),
     ]
     return Starlette(
         routes=routes,

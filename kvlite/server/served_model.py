@@ -14,7 +14,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.model.text_limit import text_limit, too_long
-from kvlite.server.chances import Chances, chances
+from kvlite.server.chances import Chances, chances, prompt_chances
 from kvlite.server.config import ServerConfig
 from kvlite.server.conversations import Conversations
 from kvlite.server.counters import Counters
@@ -37,24 +37,27 @@ class Ask:
         settings: that differ from the usual ones.
         choices: how many answers.
         top: how many likeliest tokens are told with each; None for no log probabilities.
-        ignore_eos: whether answers go on past the model's end-of-text tokens.
+        scored: whether the log probabilities of the prompt's own tokens are wanted.
+        answers: whether anything is wanted after the prompt.
     """
 
     ids: Sequence[int]
     settings: dict[str, Any] = field(default_factory=dict)
     choices: int = 1
     top: int | None = None
-    ignore_eos: bool = False
+    scored: bool = False
+    answers: bool = True
 
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of one of the answers, and how likely its token was; no piece while nothing comes,
-    but a sentence on how far it is."""
+    """A piece of one of the answers, and how likely its token was; or how likely those of the
+    prompt were; or a sentence on how far it is, while nothing comes."""
 
     choice: int = 0
     piece: Piece | None = None
     chances: Chances | None = None
+    prompt: tuple[Chances, ...] = ()
     waiting: str = ""
 
 
@@ -156,15 +159,16 @@ class ServedModel:
         self.runner = runner
 
     def _answers(self, ask: Ask, work: Work) -> Iterator[Token]:
-        assert self.conversations is not None
-        for choice in range(ask.choices):
+        assert self.conversations is not None and self.runner is not None
+        if ask.scored:
+            scores = prompt_chances(self.runner.model, ask.ids, ask.top or 0, work.callbacks)
+            yield Token(prompt=tuple(scores))
+        for choice in range(ask.choices if ask.answers else 0):
             settings = {**ask.settings}
             if choice and settings.get("seed") is not None:
                 settings["seed"] += choice
             ids, counted = [*ask.ids], False
-            for piece, talk in self.conversations.answer(
-                ids, settings, work.callbacks, ignore_eos=ask.ignore_eos
-            ):
+            for piece, talk in self.conversations.answer(ids, settings, work.callbacks):
                 if not counted:
                     counted = True
                     self.counters.read(len(ids), piece.metrics)

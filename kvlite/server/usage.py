@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.model.text_limit import require_fits, too_long
+from kvlite.server.chances import Chances
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
 
@@ -19,6 +20,7 @@ class Choice:
     text: str = ""
     reason: str = "stop"
     tokens: list[Token] = field(default_factory=list)
+    prompt: tuple[Chances, ...] = ()
 
 
 @dataclass
@@ -43,6 +45,13 @@ class Usage:
         if self.fresh is None:
             self.fresh = self.metrics.prompt_tokens
         self.generated += token.piece.token_id is not None
+
+    def join(self, other: "Usage") -> None:
+        """Count what another prompt of the same request cost; its tokens are counted already."""
+        self.metrics = other.metrics or self.metrics
+        if other.fresh is not None:
+            self.fresh = (self.fresh or 0) + other.fresh
+        self.generated += other.generated
 
     def reason(self, token: Token) -> str | None:
         """Why an answer ended with this token, in OpenAI's words; None if it goes on.
@@ -81,6 +90,8 @@ async def gathered(model: ServedModel, ask: Ask) -> tuple[list[Choice], Usage]:
     async with aclosing(model.answer(ask)) as tokens:
         async for token in tokens:
             if token.piece is None:
+                for choice in choices if token.prompt else ():
+                    choice.prompt = token.prompt
                 continue
             usage.add(token)
             choice = choices[token.choice]

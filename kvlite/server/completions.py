@@ -1,0 +1,175 @@
+"""`/v1/completions`: a text, or its tokens, goes on; and how likely its own tokens were."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from functools import partial
+from itertools import accumulate
+from typing import Any
+from uuid import uuid4
+
+from kvlite.model.text_limit import too_long
+from kvlite.server.chances import Chances, token_text
+from kvlite.server.fields import Completion
+from kvlite.server.refusals import Refusal
+from kvlite.server.served_model import Ask, ServedModel, Token
+from kvlite.server.usage import Choice, Usage, gathered, prompt_ids
+
+# As OpenAI has it: where a request does not say how long its answer may be.
+_LONGEST = 16
+_TOP, _PROMPTS = 20, 128
+
+
+class CompletionAnswer:
+    """The answer to one request, whole or piece by piece."""
+
+    def __init__(self, model: ServedModel, request: Completion, asks: list[Ask]) -> None:
+        self.model, self.request, self.asks = model, request, asks
+        head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion"}
+        self._head = {**head, "created": int(time.time()), "model": model.names[0]}
+        self._tokenizer = model.ready().tokenizer
+
+    @classmethod
+    async def of(cls, model: ServedModel, request: Completion) -> "CompletionAnswer":
+        """For a request, which is checked and encoded.
+
+        Raises:
+            Refusal, KvliteError: it cannot be answered.
+        """
+        model.require_name(request.model)
+        request.require_here()
+        runner = model.ready()
+        longest = _LONGEST if request.longest is None else request.longest
+        settings = request.settings(runner.settings, least=0 if request.echo else 1)
+        wanted = request.logprobs
+        top = None if wanted is None or wanted is False else int(wanted)
+        if top is not None and not 0 <= top <= _TOP:
+            raise Refusal(f"logprobs {top} is not between 0 and {_TOP}", param="logprobs")
+        prompts = request.prompts()
+        if len(prompts) > _PROMPTS:
+            raise Refusal(f"there are {len(prompts)} prompts: {_PROMPTS} at most", param="prompt")
+        asks = list[Ask]()
+        for prompt in prompts:
+            ids = await _ids(model, prompt)
+            echo = bool(request.echo)
+            asks.append(
+                Ask(
+                    ids,
+                    settings | ({"max_new_tokens": longest} if longest else {}),
+                    choices=request.choices,
+                    top=top,
+                    scored=echo and top is not None,
+                    answers=longest > 0,
+                )
+            )
+        return cls(model, request, asks)
+
+    async def whole(self) -> dict[str, Any]:
+        """The completion object."""
+        usage, plain = Usage(sum(len(ask.ids) for ask in self.asks)), list[dict[str, Any]]()
+        for ask in self.asks:
+            choices, own = await gathered(self.model, ask)
+            usage.join(own)
+            plain += [self._choice(len(plain) + at, ask, each) for at, each in enumerate(choices)]
+        return {**self._head, "choices": plain, "usage": usage.plain()}
+
+    async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
+        """Chunks, and sentences for those who wait."""
+        usage = Usage(sum(len(ask.ids) for ask in self.asks))
+        for number, ask in enumerate(self.asks):
+            own = Usage(len(ask.ids))
+            first = number * ask.choices
+            if self.request.echo and not ask.scored:
+                for chunk in self._echoed(first, ask, None):
+                    yield chunk
+            async with aclosing(self.model.answer(ask)) as tokens:
+                async for token in tokens:
+                    if token.prompt:
+                        for chunk in self._echoed(first, ask, self._logprobs([*token.prompt])):
+                            yield chunk
+                        continue
+                    if token.piece is None:
+                        yield token.waiting
+                        continue
+                    own.add(token)
+                    found, reason = self._of(token), own.reason(token)
+                    if token.piece.text or found or reason:
+                        text = token.piece.text
+                        yield self._chunk(first + token.choice, text, reason, found)
+            usage.join(own)
+        if self.request.with_usage:
+            yield {**self._head, "choices": [], "usage": usage.plain()}
+
+    def _echoed(
+        self, first: int, ask: Ask, logprobs: dict[str, Any] | None
+    ) -> Iterator[dict[str, Any]]:
+        """The prompt, as all its choices begin."""
+        reason = None if ask.answers else "length"
+        for at in range(ask.choices):
+            yield self._chunk(first + at, self._text(ask.ids), reason, logprobs)
+
+    def _choice(self, index: int, ask: Ask, choice: Choice) -> dict[str, Any]:
+        text, found = choice.text, None
+        if ask.top is not None:
+            ends = self.model.ready().model.stop_ids
+            drawn = [each.chances for each in choice.tokens if each.chances is not None]
+            shown = [each for each in drawn if each.own.token_id not in ends]
+            found = self._logprobs([*choice.prompt, *shown])
+        if self.request.echo:
+            text = self._text(ask.ids) + text
+        reason = choice.reason if ask.answers else "length"
+        return {"index": index, "text": text, "logprobs": found, "finish_reason": reason}
+
+    def _text(self, ids: Any) -> str:
+        text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return text
+
+    def _of(self, token: Token) -> dict[str, Any] | None:
+        return None if token.chances is None else self._logprobs([token.chances])
+
+    def _logprobs(self, found: list[Chances]) -> dict[str, Any]:
+        """As completions have them: a first token of a prompt follows nothing, and has none."""
+        texts = [token_text(self._tokenizer, each.own.token_id) for each in found]
+        return {
+            "tokens": texts,
+            "token_logprobs": [each.own.logprob for each in found],
+            "top_logprobs": [self._best(each) for each in found],
+            "text_offset": [0, *accumulate(map(len, texts))][: len(texts)],
+        }
+
+    def _best(self, chances: Chances) -> dict[str, float] | None:
+        if chances.own.logprob is None:
+            return None
+        found = dict[str, float]()
+        for each in (*chances.best, chances.own):
+            text, logprob = token_text(self._tokenizer, each.token_id), each.logprob or 0.0
+            found[text] = max(logprob, found.get(text, logprob))
+        return found
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        said = {"text": text, "logprobs": logprobs, "finish_reason": reason}
+        chunk = {**self._head, "choices": [{"index": index, **said}]}
+        return chunk | ({"usage": None} if self.request.with_usage else {})
+
+
+async def _ids(model: ServedModel, prompt: str | list[int]) -> list[int]:
+    """A prompt's tokens. A text may spell control tokens: its sender writes all of it."""
+    runner = model.ready()
+    if isinstance(prompt, str):
+        encode = partial(runner.tokenizer.encode, prompt)
+        return await prompt_ids(model, encode, prompt)
+    if not prompt:
+        raise Refusal("a prompt is empty: send some text", param="prompt")
+    if len(prompt) > runner.shape.max_context:
+        raise too_long(len(prompt), runner.shape.max_context)
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < runner.shape.vocab:
+            said = f"token {token} is not in this model's vocabulary of {runner.shape.vocab:,}"
+            raise Refusal(said, param="prompt")
+    return prompt
