@@ -173,6 +173,16 @@ class Snapshot(TensorFile):
         with self._damage_named():
             return tuple(map(_document, self._json("documents")))
 
+    def known_ids(self, model: LoadedModel) -> list[int]:
+        """All tokens that were read and generated.
+
+        Raises:
+            SnapshotError: the file is damaged or of another model.
+        """
+        self.about.identity.require(Identity.of(model), self.path, self.about.model)
+        with self._damage_named():
+            return [*self._ids("token_ids", model), *map(int, self.values["pending"])]
+
     def restore(
         self,
         talk: "Conversation",

@@ -18,7 +18,6 @@ class ServerConfig:
         keep: bytes of host memory for long conversations that may go on.
         keep_disk: bytes of disk for those that memory has no room for.
         requests: how many may be open at once.
-        log_prompts: whether prompts and answers go to the log.
         folder: where conversations on disk are; None for the usual one.
     """
 
@@ -28,7 +27,6 @@ class ServerConfig:
     keep: int = 4 << 30
     keep_disk: int = 16 << 30
     requests: int = 64
-    log_prompts: bool = False
     folder: Path | None = None
 
     @property

@@ -16,6 +16,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, known_ids
 from kvlite.conversation.runner import Runner
+from kvlite.conversation.snapshot import Snapshot
 from kvlite.conversation.turn import DRAWING
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError
@@ -57,7 +58,6 @@ class Conversations:
 
     Attributes:
         kept: in no order.
-        read_tokens, reused_tokens: of prompts so far.
     """
 
     def __init__(self, runner: Runner, keep: int, keep_disk: int, folder: Path) -> None:
@@ -76,7 +76,7 @@ class Conversations:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
         read most of it. Errors are those of `answer_prompt`."""
         chosen = self.runner.settings.after_load(settings)
-        lasting = chosen.replace({name: getattr(self.runner.settings, name) for name in _PASSING})
+        lasting = self._lasting(chosen)
         now = self._found(ids, lasting) or Kept([], lasting)
         talk = self._opened(now)
         if now not in self.kept:
@@ -166,12 +166,38 @@ class Conversations:
             self.kept.remove(kept)
         kept.talk = None
 
+    def resume(self) -> None:
+        """Find what an earlier server of this model left on disk; remove all else there."""
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            try:
+                self.kept.append(self._left(path))
+            except (KvliteError, OSError, ValueError) as error:
+                _LOG.warning("%s is not gone on with: %s", path.name, error)
+                path.unlink(missing_ok=True)
+        self._used = max((each.used for each in self.kept), default=0)
+
     def close(self) -> None:
-        """Remove the files."""
-        for each in self.kept:
+        """Move what is in memory to disk, the last used first, as far as there is room."""
+        room = self.keep_disk
+        for each in sorted([*self.kept], key=_recent):
+            if each.talk is not None and not each.is_short:
+                self._put_away(each)
             if each.path is not None:
-                each.path.unlink(missing_ok=True)
+                room -= each.nbytes
+                if room < 0:
+                    each.path.unlink(missing_ok=True)
         self.kept = []
+
+    def _left(self, path: Path) -> Kept:
+        """A conversation in a file of an earlier server. Raises as `Snapshot`."""
+        with Snapshot(path) as saved:
+            ids = saved.known_ids(self.runner.model)
+            settings = self._lasting(saved.settings(self.runner.settings))
+            return Kept(ids, settings, path=path, used=int(path.stem), nbytes=saved.about.nbytes)
+
+    def _lasting(self, settings: Settings) -> Settings:
+        """Settings without those that end with an answer."""
+        return settings.replace({name: getattr(self.runner.settings, name) for name in _PASSING})
 
 
 # Settings that end with the answer.

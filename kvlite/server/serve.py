@@ -2,12 +2,14 @@
 
 import logging
 import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 
 from kvlite.config.settings import Settings
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, Stopped
 from kvlite.server.config import ServerConfig
 from kvlite.server.routes import make_app
 from kvlite.server.served_model import ServedModel
@@ -19,10 +21,11 @@ _BACKLOG = 128
 
 
 def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], None] = print) -> None:
-    """Serve until someone interrupts. The address is given to `tell`.
+    """Serve until someone interrupts. The address, and that the model is loaded, go to `tell`.
 
     Raises:
         SettingError: others could come in without a key, or the address is taken.
+        KvliteError: the model cannot be loaded.
     """
     config.require_key()
     listening = _listening(config.host, config.port)
@@ -42,7 +45,20 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
                 lifespan="on",
             )
         )
-        server.run(sockets=[listening])
+
+        def loaded() -> None:
+            model.loading.ended.wait()
+            if model.runner is None:
+                server.should_exit = True
+            else:
+                tell(f"{model.names[0]} is loaded")
+
+        threading.Thread(target=loaded, name="kvlite loading", daemon=True).start()
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
+        failure = model.loading.failure
+        if failure is not None and not isinstance(failure, Stopped):
+            raise failure
 
 
 def _listening(host: str, port: int) -> socket.socket:

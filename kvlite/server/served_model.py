@@ -24,8 +24,8 @@ from kvlite.web.work import Work
 
 # Seconds of silence after which a waiting client is told how far things are.
 BEAT = 5.0
-# Seconds for work to end with the server.
-_PATIENCE = 5.0
+# Seconds for work to end with the server, and for what is kept to be written.
+_PATIENCE, _SAVING = 5.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,17 @@ class ServedModel:
             work.abandon()
 
     def close(self) -> None:
-        """End what is being done."""
-        self.engine.close(self._end, _PATIENCE, _PATIENCE)
+        """End what is being done, and keep what was read."""
+        self.engine.close(self._end, _PATIENCE, _SAVING)
 
     def _load(self, settings: Settings, work: Work) -> None:
         runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
         folder = self.config.folder or data_folder() / "server"
-        self.conversations = Conversations(
+        conversations = Conversations(
             runner, self.config.keep, self.config.keep_disk, folder / str(self.config.port)
         )
+        conversations.resume()
+        self.conversations = conversations
         self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
         self.runner = runner
 

@@ -125,4 +125,22 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     ids = [*held[0].ids, 5]
     assert Asked(pool, ids).read == len(ids)
     pool.close()
-    assert not [*(tmp_path / "files").iterdir()]
+
+
+def test_another_server_goes_on_with_what_was_kept(tiny_folder: Path, tmp_path: Path) -> None:
+    runner = kvlite.load(str(tiny_folder), **GIVEN)
+    pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
+    Asked(pool, ids_of(20, 9))
+    one = pool.kept[0].nbytes
+    pool.keep_disk = 5 * one // 2
+    pool.close()
+    (tmp_path / "9.kv").write_bytes(b"none")
+    (tmp_path / "x.kv").write_bytes(b"none")
+    later = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    later.resume()
+    assert len(later.kept) == len([*tmp_path.iterdir()]) == 2
+    for each, known in zip(asked, (False, True, True), strict=True):
+        ids = [*each.ids, *ids_of(80, 7)]
+        assert Asked(later, ids).read == (80 + 1 if known else len(ids))
+    assert len({each.path or each.used for each in later.kept}) == 3
