@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -215,3 +216,18 @@ def test_who_waits_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -
         rest = [line for line in lines if line.startswith("data: ")]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[0].removeprefix("data: "))["choices"][0]["delta"]["role"]
+
+
+def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
+    over = threading.Event()
+    server.model.engine.submit(lambda work: over.wait(20), "Reading")
+    before = server.model.counters.answered
+    for stream in (True, False) * 10:
+        body = {"messages": said("Never mind."), "stream": stream, "max_tokens": 500}
+        with pytest.raises(httpx.TimeoutException):
+            server.http.post("/v1/chat/completions", json=body, timeout=0.05)
+    over.set()
+    server.until_idle()
+    assert server.model.counters.answered == before
+    made = server.http.post("/v1/chat/completions", json={"messages": said("Hello?")})
+    assert made.json()["choices"][0]["message"]["content"]

@@ -1,0 +1,76 @@
+"""`kvlite serve` as people start and end it."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.conftest import Refused, Run
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+@pytest.mark.long
+def test_it_serves_until_it_is_interrupted(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_DATA", str(tmp_path))
+    port = free_port()
+    command = [sys.executable, "-m", "kvlite", "serve", str(tiny_folder), "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said == f"kvlite serves tiny at http://127.0.0.1:{port}/v1 (Ctrl-C ends it)\n"
+        assert process.stderr.readline() == "tiny is loaded\n"
+        body = {"messages": [{"role": "user", "content": "heron " * 300}], "max_tokens": 3}
+        address = f"http://127.0.0.1:{port}/v1/chat/completions"
+        made = httpx.post(address, json=body, timeout=60)
+        assert made.json()["usage"]["completion_tokens"] == 3
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0 and time.monotonic() - begun < 10
+        rest = process.stderr.read()
+    assert "a new conversation of" in rest and "heron" not in rest and "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--host", "0.0.0.0"), "--host 0.0.0.0 lets others in"),
+        (("--api-key", " "), "--api-key is empty"),
+        (("--keep", "lots"), "--keep 'lots' is not a size"),
+        (("--keep-disk", "auto"), "--keep-disk has no auto"),
+        (("--port", "0"), "port"),
+        (("/no/such/folder",), "/no/such/folder"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(
+    refused: Refused, args: tuple[str, ...], words: str
+) -> None:
+    refused(["serve", *args], words)
+
+
+def test_a_port_that_is_taken_is_said(kvlite: Run, tiny_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        done = kvlite("serve", tiny_folder, "--port", port)
+    assert done.code == 2 and f"--port {port} cannot be served on" in done.err
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(
+    kvlite: Run, tmp_path: Path, tiny_folder: Path
+) -> None:
+    for each in tiny_folder.iterdir():
+        if each.suffix != ".safetensors":
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+    done = kvlite("serve", tmp_path, "--port", free_port())
+    assert done.code == 2 and "Traceback" not in done.err
+    assert done.err.count("kvlite: ") == 1
