@@ -37,6 +37,9 @@ class ChatAnswer:
         runner = model.ready()
         settings = request.settings(runner.settings)
         messages = [each.plain(number) for number, each in enumerate(request.messages)]
+        system = runner.settings.system
+        if system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
         top = _top(request)
         encode = partial(chat_tokens, runner.tokenizer, messages)
         ids = await prompt_ids(model, encode, "\n".join(each["content"] for each in messages))

@@ -78,11 +78,12 @@ class Conversations:
         chosen = self.runner.settings.after_load(settings)
         lasting = self._lasting(chosen)
         now = self._found(ids, lasting) or Kept([], lasting)
-        talk = self._opened(now)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
         now.used = self._used
+        self._make_room(now, len(ids))
+        talk = self._opened(now)
         broken = True
         try:
             for piece in answer_prompt(
@@ -97,7 +98,7 @@ class Conversations:
             now.ids = known_ids(talk)
             if broken or not now.ids:
                 self.kept.remove(now)
-            self._make_room(now)
+            self._make_room(now, len(now.ids))
 
     def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
         """The conversation to go on with: it has most of the prompt, and loses less than that."""
@@ -131,27 +132,32 @@ class Conversations:
             kept.talk = Conversation(self.runner.model, kept.settings)
         return kept.talk
 
-    def _make_room(self, now: Kept) -> None:
-        """Keep within the limits; the least recently used go first."""
-        now.nbytes = 0 if now.talk is None else held_bytes(now.talk)
-        short = sorted((each for each in self.kept if each.is_short), key=_recent)
-        for each in short[SHORT_ONES:]:
+    def _make_room(self, now: Kept, count: int) -> None:
+        """Keep within the limits beside a conversation of `count` tokens; the least recently used
+        go first."""
+        if now.talk is not None:
+            now.nbytes = held_bytes(now.talk)
+        others = sorted((each for each in self.kept if each is not now), key=_recent)
+        short, total, places = SHORT_ONES - 1, now.nbytes, len(others)
+        if _planned_for_one(self.runner):
+            short, places = 0, int(count <= SHORT)
+        for each in [each for each in others if each.is_short][short:]:
             self.kept.remove(each)
-        here = sorted(self._long(on_disk=False), key=_recent)
-        most = 1 if self.runner.model.device.type == "cuda" else len(here)
-        for number, each in enumerate(here):
-            total = sum(other.nbytes for other in here[: number + 1])
-            if each is not now and (number >= most or total > self.keep):
+        for each in self._long(others, on_disk=False):
+            total, places = total + each.nbytes, places - 1
+            if places < 0 or total > self.keep:
                 self._put_away(each)
-        there, total = sorted(self._long(on_disk=True), key=_recent), 0
-        for each in there:
-            total += each.nbytes
-            if total > self.keep_disk and each.path is not None:
+        room = self.keep_disk
+        for each in self._long(others, on_disk=True):
+            room -= each.nbytes
+            if room < 0 and each.path is not None:
                 each.path.unlink(missing_ok=True)
                 self.kept.remove(each)
 
-    def _long(self, *, on_disk: bool) -> list[Kept]:
-        return [each for each in self.kept if not each.is_short and (each.talk is None) is on_disk]
+    def _long(self, among: Sequence[Kept], *, on_disk: bool) -> list[Kept]:
+        """Long ones that are still kept, the last used first."""
+        here = [each for each in among if each in self.kept and not each.is_short]
+        return [each for each in here if (each.talk is None) is on_disk]
 
     def _put_away(self, kept: Kept) -> None:
         """Move a conversation from memory to disk; it is forgotten if that fails."""
@@ -208,6 +214,11 @@ def held_bytes(talk: Conversation) -> int:
     """Bytes of memory that a conversation takes, on the device and on the host."""
     store = 0 if talk.store is None or talk.store.on_disk else talk.store.nbytes
     return talk.cache.nbytes + store + talk.checkpoint_bytes
+
+
+def _planned_for_one(runner: Runner) -> bool:
+    """Whether caches take memory that was planned for one conversation alone."""
+    return runner.model.device.type == "cuda"
 
 
 def _recent(kept: Kept) -> int:

@@ -195,7 +195,7 @@ def _waiting(work: Work) -> str:
     shown = work.shown
     if shown.before:
         return f"waiting, {shown.before} before this one"
-    return f"reading, {shown.done} of {shown.total}" if shown.total else "working"
+    return f"reading, {shown.done / shown.total:.0%}" if shown.total else "working"
 
 
 def _name_of(model: str) -> str:

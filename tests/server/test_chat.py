@@ -13,7 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.server.conftest import Server, said
+from kvlite.config.settings import Settings
+from kvlite.server.config import ServerConfig
+from tests.server.conftest import Server, said, serving
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,18 @@ def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
     drawn = [server.http.post("/v1/chat/completions", json=body).json() for _ in range(2)]
     assert drawn[0]["choices"] == drawn[1]["choices"]
     assert drawn[0]["usage"]["kvlite"]["method"].startswith("snapkv")
+
+
+def test_a_system_prompt_of_the_server_is_for_chats_without_one(
+    settings: Settings, tmp_path: Path, reference: Any
+) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    given = settings.replace({"system": "Be brief."})
+    with serving(given, ServerConfig(folder=tmp_path)) as server:
+        for messages in (said("Hi"), [{**system, "content": "Be long."}, *said("Hi")]):
+            made = server.http.post("/v1/chat/completions", json={"messages": messages}).json()
+            whole = messages if len(messages) > 1 else [system, *messages]
+            assert made["choices"][0]["message"]["content"] == expected(reference, whole)
 
 
 def test_an_answer_ends_before_a_stop_string(server: Server, reference: Any) -> None:

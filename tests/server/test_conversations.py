@@ -144,3 +144,22 @@ def test_another_server_goes_on_with_what_was_kept(tiny_folder: Path, tmp_path: 
         ids = [*each.ids, *ids_of(80, 7)]
         assert Asked(later, ids).read == (80 + 1 if known else len(ids))
     assert len({each.path or each.used for each in later.kept}) == 3
+
+
+def test_a_gpu_has_one_long_conversation_and_a_short_one(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
+    monkeypatch.setattr(conversations, "_planned_for_one", lambda runner: True)
+
+    def here() -> list[bool]:
+        return [each.is_short for each in pool.kept if each.talk is not None]
+
+    first = Asked(pool, ids_of(300, 0))
+    Asked(pool, ids_of(20, 9))
+    Asked(pool, ids_of(20, 8))
+    assert here() == [False, True]
+    Asked(pool, ids_of(300, 1))
+    assert here() == [False]
+    assert Asked(pool, [*first.ids, *ids_of(80, 2)]).read <= 81
+    assert here() == [False] and len(pool.kept) == 2
