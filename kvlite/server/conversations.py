@@ -19,11 +19,13 @@ from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.conversation.turn import DRAWING
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import KvliteError
+from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, Stopped
 
 _LOG = logging.getLogger("kvlite.server")
 # Tokens up to which a conversation is short, and how many of those are kept.
 SHORT, SHORT_ONES = 1024, 8
+# Errors after which a conversation goes on.
+_HARMLESS = (ContextError, OutOfMemory, SettingError, Stopped)
 # Tokens in common from which a conversation is gone on with.
 _FEW = 8
 
@@ -83,19 +85,19 @@ class Conversations:
         self._used += 1
         now.used = self._used
         self._make_room(now, len(ids))
-        talk = self._opened(now)
         broken = True
         try:
+            talk = self._opened(now)
             for piece in answer_prompt(
                 talk, ids, ignore_eos=ignore_eos, callbacks=callbacks, **settings
             ):
                 yield piece, talk
             broken = False
-        except (KvliteError, GeneratorExit):
+        except (*_HARMLESS, GeneratorExit):
             broken = False
             raise
         finally:
-            now.ids = known_ids(talk)
+            now.ids = [] if now.talk is None else known_ids(now.talk)
             if broken or not now.ids:
                 self.kept.remove(now)
             self._make_room(now, len(now.ids))

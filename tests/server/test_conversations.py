@@ -10,7 +10,7 @@ import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.errors import ContextError
+from kvlite.errors import ContextError, SettingError
 from kvlite.server import conversations
 from kvlite.server.conversations import Conversations
 from tests.conftest import Tiny
@@ -98,6 +98,9 @@ def test_after_an_error_it_goes_on(pool: Conversations, monkeypatch: pytest.Monk
         with pytest.raises(ValueError, match="a bug"):
             Asked(pool, [*first.ids, *ids_of(80, 2)])
     assert not pool.kept  # nobody knows how it is
+    with pytest.raises(SettingError):
+        Asked(pool, first.ids, method="magic")
+    assert not pool.kept
     assert Asked(pool, first.ids).read == len(first.ids)
 
 
