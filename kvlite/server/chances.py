@@ -58,9 +58,7 @@ def prompt_chances(
         return
 
     def scored() -> list[Chances]:
-        blocks = prompt_logits(
-            model, token_ids[:-1], progress=callbacks.progress, cancel=callbacks.cancel
-        )
+        blocks = prompt_logits(model, token_ids[:-1], callbacks)
         rows = (row for block in blocks for row in block)
         pairs = zip(rows, token_ids[1:], strict=True)
         return [chances(row, token, top) for row, token in pairs]

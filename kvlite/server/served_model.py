@@ -20,7 +20,7 @@ from kvlite.server.conversations import Conversations
 from kvlite.server.counters import Counters
 from kvlite.server.refusals import Refusal
 from kvlite.web.engine_thread import Engine
-from kvlite.web.work import Work
+from kvlite.web.work import Shown, Work
 
 # Seconds of silence after which a waiting client is told how far things are.
 BEAT = 5.0
@@ -117,8 +117,8 @@ class ServedModel:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(queue.put_nowait, token)
 
-        def shows() -> None:
-            if work.shown.ended:
+        def shows(shown: Shown) -> None:
+            if shown.ended:
                 put(None)
 
         def task(work: Work) -> None:
@@ -128,7 +128,7 @@ class ServedModel:
         self.counters.waiting += 1
         work = self.engine.submit(task, "Reading")
         work.on_show = shows
-        shows()
+        shows(work.shown)
         try:
             while True:
                 try:
