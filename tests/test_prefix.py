@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
@@ -64,6 +65,20 @@ def test_a_sliding_window_goes_back_to_where_a_prompt_ended() -> None:
     again, metrics = answered(talk, other)
     assert again == answered(fresh, other)[0]
     assert metrics.prompt_tokens == len(other) - len(ids) - len(found) + 1  # and the pending token
+
+
+@pytest.mark.parametrize("name", ["full", "recall"])
+def test_recurrent_layers_go_back_to_where_a_prompt_ended(name: str) -> None:
+    tiny, chance = make_tiny("qwen3-next"), random.Random(7)
+    talk, ids = opened(tiny, **GIVEN[name]), ids_of(100)
+    for number in range(6):
+        fresh = opened(tiny, **GIVEN[name])
+        found, own = answered(talk, ids)[0], talk.context.turn
+        assert found == answered(fresh, ids)[0]
+        assert own is not None and fresh.context.turn is not None
+        assert torch.allclose(own.logits, fresh.context.turn.logits, atol=1e-4)
+        kept = known_ids(talk) if number % 2 == 0 else ids[: chance.randrange(1, len(ids))]
+        ids = [*kept, *ids_of(chance.randrange(1, 40), number + 1)]
 
 
 def test_what_does_not_fit_leaves_the_conversation_as_it_was(llama: Tiny) -> None:

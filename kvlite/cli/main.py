@@ -39,8 +39,8 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-for command in (chat, ask, batch, read, plan, pull, methods, calibrate, config, doctor):
-for command in (chat, ask, read, serve, plan, pull, methods, calibrate, config, doctor):
+COMMANDS = (chat, ask, batch, read, serve, plan, pull, methods, calibrate, config, doctor)
+for command in COMMANDS:
     app.command()(command)
 groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))
 for name, group in groups:

@@ -95,7 +95,9 @@ def _checkpoint_at(context: Context, most: int) -> Checkpoint | None:
             return None
         held = HostKVCheckpoint.at(store, min(most, store.seen))
         return Checkpoint(held.seen, [], context.notes, cache.reconstructed, store=held)
-    if cache.writing or not all(whole(layer, most) and not layer.rows for layer in cache.layers):
+    if cache.writing or cache.states:  # which are of later tokens
+        return None
+    if not all(whole(layer, most) and not layer.rows for layer in cache.layers):
         return None
     layers = [LayerState(Mark(most, None, 0)) for _ in cache.layers]
     return Checkpoint(most, [], context.notes, cache.reconstructed, layers=layers)
