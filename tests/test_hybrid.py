@@ -25,9 +25,11 @@ from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.spans import require_states
 from tests.conftest import HYBRIDS, Tiny, make_tiny
+from tests.faults import quick_collections
 from tests.masked import masked_logits
 from tests.test_branches import FIRST, GIVEN, OTHER, SECOND, THIRD, heard, opened, said, same
 from tests.test_engine import positions, run
+from tests.test_oom_policy import survives, undisturbed
 from tests.test_recall import EXACT, last_logits, logits_of_the_whole
 
 IDS = [3 + 7 * i % 190 for i in range(150)]
@@ -206,6 +208,19 @@ def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
     theirs = states_of_transformers(hybrid, IDS)
     for one, other in zip(states(cache), theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["full", "recall in 4 bits"])
+def test_where_memory_runs_out_states_are_right(hybrid: Tiny, name: str) -> None:
+    """Chunks and steps are run again from the states before them."""
+    straight = undisturbed(hybrid.model, [name])
+    sites = straight[name].sites
+    carried = [at for at, site in enumerate(sites) if "recurrent" in str(site)]
+    assert carried
+    with quick_collections():
+        for at in [*carried[:: len(carried) // 5], *range(5, len(sites), len(sites) // 4)]:
+            survives(hybrid.model, name, straight[name], range(at, at + 1))
 
 
 def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kvlite.cache import segment
+from kvlite.cache.recurrent import state_tensors
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
@@ -84,8 +85,9 @@ def said(talk: Conversation) -> list[list[int]]:
 
 
 def contents(talk: Conversation) -> list[torch.Tensor]:
-    """All that is held, ascending in position: positions, keys, values, remembered attention."""
-    held = []
+    """All that is held, ascending in position: positions, keys, values, remembered attention; and
+    the states of recurrent layers."""
+    held = state_tensors(talk.cache.states)
     for head_group in (
         head_group for layer in talk.cache.layers for head_group in layer.head_groups
     ):
@@ -116,9 +118,14 @@ class Straight:
 
 @pytest.fixture(scope="module")
 def straight(model: LoadedModel) -> dict[str, Straight]:
+    return undisturbed(model, CASES)
+
+
+def undisturbed(model: LoadedModel, cases: Iterable[str]) -> dict[str, Straight]:
     made: dict[str, Straight] = {}
     known: set[Site] = set()
-    for name, settings in CASES.items():
+    for name in cases:
+        settings = CASES[name]
         first = said(conversation(model, **settings))  # compiles, and fills what is made once
         talk = conversation(model, **settings)
         with Faults(traces=True) as faults:
