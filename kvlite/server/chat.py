@@ -3,16 +3,14 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from kvlite.model.chat_template import chat_tokens
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.usage import Choice, Usage, gathered, prompt_ids
+from kvlite.server.usage import Choice, Usage, gathered, message_ids
 
 _TOP = 20
 
@@ -37,12 +35,8 @@ class ChatAnswer:
         runner = model.ready()
         settings = request.settings(runner.settings)
         messages = [each.plain(number) for number, each in enumerate(request.messages)]
-        system = runner.settings.system
-        if system and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system}, *messages]
         top = _top(request)
-        encode = partial(chat_tokens, runner.tokenizer, messages)
-        ids = await prompt_ids(model, encode, "\n".join(each["content"] for each in messages))
+        ids = await message_ids(model, messages)
         return cls(model, request, Ask(ids, settings, request.choices, top))
 
     async def whole(self) -> dict[str, Any]:

@@ -24,6 +24,9 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "se
 # The most choices a request may ask for, and the most stop strings.
 _CHOICES, _STOPS = 16, 16
 
+# Kinds of parts of messages that are text.
+_TEXTS = ("text", "input_text", "output_text")
+
 _Model = TypeVar("_Model", bound=BaseModel)
 _LONGEST_NAME = 1000
 
@@ -132,7 +135,7 @@ class Message(_Fields):
         if not isinstance(self.content, list):
             return {"role": role, "content": self.content or ""}
         for part in self.content:
-            if part.type not in ("text", "input_text") or part.text is None:
+            if part.type not in _TEXTS or part.text is None:
                 said = (
                     f"{where} has a part of type {part.type[:40]!r}: this server reads text alone"
                 )
@@ -161,6 +164,66 @@ class Chat(Sampled):
             raise Refusal(said, 501, param="response_format")
         if not self.messages:
             raise Refusal("messages is empty: say something", param="messages")
+
+
+class Item(Message):
+    """A message, as responses have them."""
+
+    type: str | None = None
+
+    def plain(self, number: int) -> dict[str, str]:
+        """As of a message; other kinds of items are refused."""
+        if self.type not in (None, "message"):
+            kind = str(self.type)[:40]
+            raise Refusal(f"input[{number}] is of type {kind!r}: send messages", param="input")
+        return super().plain(number)
+
+
+class ResponseRequest(Sampled):
+    """A request for the next message, in the newer of OpenAI's two ways."""
+
+    input: str | list[Item]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    store: bool | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    text: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of an answer; None if nothing is said."""
+        return self.max_output_tokens
+
+    def require_here(self) -> None:
+        """Raises Refusal for what this server cannot do."""
+        if self.tools and self.tool_choice != "none":
+            raise Refusal("this server has no tools: leave them out", 501, param="tools")
+        for name in ("background", "conversation", "prompt"):
+            if getattr(self, name):
+                raise Refusal(f"{name} is not here: leave it out", 501, param=name)
+        form = (self.text or {}).get("format")
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind not in (None, "text"):
+            said = f"text.format {str(kind)[:40]!r} is not here: answers are text"
+            raise Refusal(said, 501, param="text")
+
+    def messages(self) -> list[dict[str, str]]:
+        """Role and text of each message.
+
+        Raises:
+            Refusal: there is none, or one has something other than text.
+        """
+        if not self.input:
+            raise Refusal("input is empty: say something", param="input")
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        return [each.plain(number) for number, each in enumerate(self.input)]
 
 
 class Completion(Sampled):
@@ -220,7 +283,8 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        first = max(errors, key=lambda each: len(each["loc"]))  # of alternatives, the nearest
         name = ".".join(str(each) for each in first["loc"][:4]) or "body"
         raise Refusal(f"{name[:100]}: {first['msg']}", param=str(first["loc"][0])) from None
 

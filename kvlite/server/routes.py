@@ -18,9 +18,10 @@ from kvlite.errors import KvliteError, Stopped
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
 from kvlite.server.config import ServerConfig
-from kvlite.server.fields import Chat, Completion, Detokenizing, Tokenizing, parsed
+from kvlite.server.fields import Chat, Completion, Detokenizing, ResponseRequest, Tokenizing, parsed
 from kvlite.server.guard import Bodies, Guard
 from kvlite.server.refusals import Refusal, refusal_of
+from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.served_model import ServedModel
 from kvlite.server.tokens import text_of, tokens_of
 
@@ -33,7 +34,7 @@ class Api:
     """What the addresses do."""
 
     def __init__(self, model: ServedModel) -> None:
-        self.model, self.bodies = model, Bodies()
+        self.model, self.bodies, self.said = model, Bodies(), SaidBefore()
 
     async def health(self, request: Request) -> Response:
         """Whether the model is loaded."""
@@ -67,6 +68,14 @@ class Api:
         answer = await CompletionAnswer.of(self.model, fields)
         if fields.stream:
             return await _streamed(answer.stream(), request)
+        return JSONResponse(await _unless_gone(answer.whole(), request))
+
+    async def responses(self, request: Request) -> Response:
+        """The next message, in the newer of OpenAI's two ways."""
+        fields = parsed(ResponseRequest, await self.bodies.read(request.scope, request.receive))
+        answer = await ResponseAnswer.of(self.model, fields, self.said)
+        if fields.stream:
+            return await _streamed(answer.stream(), request, named=True)
         return JSONResponse(await _unless_gone(answer.whole(), request))
 
     async def tokenize(self, request: Request) -> Response:
@@ -105,6 +114,7 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
         Route("/v1/models/{name:path}", _answering(api.named_model), methods=["GET"]),
         Route("/v1/chat/completions", _answering(api.chat), methods=["POST"]),
         Route("/v1/completions", _answering(api.completions), methods=["POST"]),
+        Route("/v1/responses", _answering(api.responses), methods=["POST"]),
         Route("/tokenize", _answering(api.tokenize), methods=["POST"]),
         Route("/detokenize", _answering(api.detokenize), methods=["POST"]),
     ]
@@ -148,8 +158,9 @@ def _log(error: Exception) -> None:
 Chunks = AsyncGenerator[dict[str, Any] | str]
 
 
-async def _streamed(chunks: Chunks, request: Request) -> Response:
-    """Server-sent events. What goes wrong before the first one is an answer of its own."""
+async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) -> Response:
+    """Server-sent events, `named` by their type or with an end of their own. What goes wrong before
+    the first one is an answer of its own."""
     first = await _unless_gone(anext(chunks), request)
 
     async def events() -> AsyncIterator[str]:
@@ -162,8 +173,10 @@ async def _streamed(chunks: Chunks, request: Request) -> Response:
             return
         except Exception as error:
             _log(error)
-            yield _event(refusal_of(error).body)
-        yield "data: [DONE]\n\n"
+            body = refusal_of(error).body
+            yield _event({"type": "error", **body["error"]} if named else body)
+        if not named:
+            yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream", headers=_SSE)
 
@@ -172,7 +185,8 @@ def _event(chunk: dict[str, Any] | str) -> str:
     """A chunk as an event, a sentence as a comment."""
     if isinstance(chunk, str):
         return f": {chunk}\n\n"
-    return f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n"
+    name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+    return f"{name}data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n"
 
 
 async def _unless_gone(answer: Awaitable[_T], request: Request) -> _T:

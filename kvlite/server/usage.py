@@ -1,12 +1,14 @@
 """What an answer cost, and answers as a whole."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics
+from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
 from kvlite.server.chances import Chances
 from kvlite.server.refusals import Refusal
@@ -121,3 +123,14 @@ async def prompt_ids(model: ServedModel, encode: Callable[[], list[int]], text: 
     if not ids:
         raise Refusal("there is nothing to answer: send some text")
     return ids
+
+
+async def message_ids(model: ServedModel, messages: Sequence[dict[str, str]]) -> list[int]:
+    """The tokens of a chat, after the server's system prompt if the chat has none. Errors are those
+    of `prompt_ids` and `chat_tokens`."""
+    runner = model.ready()
+    system = runner.settings.system
+    if system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    encode = partial(chat_tokens, runner.tokenizer, messages)
+    return await prompt_ids(model, encode, "\n".join(each["content"] for each in messages))

@@ -1,0 +1,106 @@
+"""`/v1/responses` as OpenAI's client uses it."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from kvlite.server.responses import SaidBefore
+from tests.server.conftest import Server, said
+from tests.server.test_refusing import require_error
+
+
+def chat(server: Server, messages: list[Any]) -> str:
+    """The same question in the older way, which is compared with transformers."""
+    body = {"messages": messages}
+    made = server.http.post("/v1/chat/completions", json=body).json()
+    return str(made["choices"][0]["message"]["content"])
+
+
+def test_a_response_is_the_answer_of_a_chat(server: Server) -> None:
+    create, name = server.client.responses.create, server.model.names[0]
+    made = create(model=name, input="What is a heron?")
+    assert made.output_text == chat(server, said("What is a heron?"))
+    assert made.status == "incomplete" and made.incomplete_details is not None
+    assert made.incomplete_details.reason == "max_output_tokens"
+    assert made.usage is not None and made.usage.output_tokens == 8
+    parts: Any = [{"type": "input_text", "text": "What is "}, {"type": "input_text", "text": "it?"}]
+    again = create(model=name, input=[{"role": "user", "content": parts}], instructions="Be brief.")
+    system = {"role": "system", "content": "Be brief."}
+    assert again.output_text == chat(server, [system, *said("What is it?")])
+
+
+def test_a_stream_of_events_makes_the_response(server: Server) -> None:
+    name = server.model.names[0]
+    whole = server.client.responses.create(model=name, input="Stream it.")
+    events: list[Any] = list(
+        server.client.responses.create(model=name, input="Stream it.", stream=True)
+    )
+    kinds = [each.type.removeprefix("response.") for each in events]
+    deltas = [kind for kind in kinds if kind == "output_text.delta"]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+    assert [each.sequence_number for each in events] == [*range(len(events))]
+    text = "".join(each.delta for each in events if each.type.endswith("delta"))
+    assert text == events[-1].response.output_text == whole.output_text and len(deltas) > 2
+    stop = {"stop": text[-3:]}  # or it is incomplete, which this helper does not take
+    with server.client.responses.stream(model=name, input="Stream it.", extra_body=stop) as stream:
+        stream.until_done()
+        done = stream.get_final_response()
+    assert (done.output_text, done.status) == (text.partition(text[-3:])[0], "completed")
+
+
+def test_a_response_goes_on_from_another_and_reads_what_is_new(server: Server) -> None:
+    create, name = server.client.responses.create, server.model.names[0]
+    question = "A heron stands in the water. " * 40
+    first = create(model=name, input=question, instructions="Be brief.")
+    second = create(model=name, input="And then?", previous_response_id=first.id)
+    whole = said(question, first.output_text, "And then?")
+    assert second.output_text == chat(server, whole)  # without the former instructions
+    third = create(model=name, input="Why?", previous_response_id=second.id)
+    assert third.output_text == chat(server, [*whole, *said("", second.output_text, "Why?")[1:]])
+    assert third.usage is not None
+    assert third.usage.model_dump()["kvlite"]["prompt_tokens"] < third.usage.input_tokens / 4
+    unkept = create(model=name, input="Forget it.", store=False)
+    for unknown in (unkept.id, "resp_0"):
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            create(model=name, input="And?", previous_response_id=unknown)
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlite.server.responses._RESPONSES", 3)
+    monkeypatch.setattr("kvlite.server.responses._CHARACTERS", 10)
+    kept = SaidBefore()
+    for number in range(5):
+        kept.add(str(number), [{"role": "user", "content": "x" * 3}])
+    assert [*kept._said] == ["2", "3", "4"]
+    kept.of("2")
+    kept.add("5", [{"role": "user", "content": "x" * 6}])
+    assert [*kept._said] == ["2", "5"] and kept._characters == 9
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 400, "input"),
+        ({"input": ""}, 400, "input is empty"),
+        ({"input": []}, 400, "input is empty"),
+        ({"input": 7}, 400, "input"),
+        ({"input": [{"role": "user"}, {"type": "reasoning", "role": "user"}]}, 400, "input[1]"),
+        ({"input": [{"type": "function_call_output", "output": "1"}]}, 400, "role"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, 501, "no tools"),
+        ({"input": "a", "text": {"format": {"type": "json_schema"}}}, 501, "json_schema"),
+        ({"input": "a", "background": True}, 501, "background"),
+        ({"input": "a", "conversation": "c"}, 501, "conversation"),
+        ({"input": "a", "n": 2}, 400, "one answer"),
+        ({"input": "a", "max_output_tokens": 0}, 400, "max_tokens 0"),
+        ({"input": "a", "previous_response_id": "x" * 5000}, 404, "there is no response"),
+    ],
+)
+def test_what_is_not_here_is_refused(
+    server: Server, body: dict[str, Any], status: int, words: str
+) -> None:
+    require_error(server.http.post("/v1/responses", json=body), status, words)
