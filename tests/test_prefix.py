@@ -65,6 +65,20 @@ def test_a_sliding_window_goes_back_to_where_a_prompt_ended() -> None:
     again, metrics = answered(talk, other)
     assert again == answered(fresh, other)[0]
     assert metrics.prompt_tokens == len(other) - len(ids) - len(found) + 1  # and the pending token
+    other = [*ids, *found[:2], *ids_of(20, 3)]  # as if the answer were other tokens as text
+    again, metrics = answered(talk, other)
+    assert again == answered(fresh, other)[0]
+    assert metrics.prompt_tokens == len(other) - len(ids)
+
+
+@pytest.mark.parametrize("name", ["recall-4", "four bits recalled"])
+def test_what_is_rounded_goes_back_to_where_a_prompt_ended(llama: Tiny, name: str) -> None:
+    talk, ids = opened(llama, **GIVEN[name]), ids_of(150)
+    found, _ = answered(talk, ids)
+    other = [*ids, *found[:2], *ids_of(80, 1)]
+    again, metrics = answered(talk, other)
+    assert metrics.prompt_tokens == 82
+    assert again == answered(opened(llama, **GIVEN[name]), other)[0]
 
 
 @pytest.mark.parametrize("name", ["full", "recall"])

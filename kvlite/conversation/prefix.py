@@ -57,6 +57,8 @@ def answer_prompt(
         talk.context.release(start)
         raise
     talk.history.read(turn, callbacks, start)
+    if _checkpoint_at(talk.context, len(talk.token_ids)) is None:
+        talk.context.checkpoint(chosen)
     yield from talk.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
 
 
