@@ -10,7 +10,8 @@ from torch import Tensor
 
 import kvlite
 from kvlite.cache import KVCache
-from kvlite.cache.recurrent import RecurrentState
+from kvlite.cache.recurrent import RecurrentState, States
+from kvlite.cache.snapshot import LayerWriter
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.batch import run_together
@@ -81,7 +82,7 @@ def states_of_transformers(tiny: Tiny, ids: list[int]) -> list[Tensor]:
     return [each for part in parts for each in part if each is not None]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
 def test_states_are_those_of_transformers_whatever_the_chunk(hybrid: Tiny, chunk: int) -> None:
     cache = read(hybrid, IDS, chunk=chunk)
@@ -177,6 +178,7 @@ def same_states(one: Conversation, other: Conversation) -> None:
         assert mine.equal(theirs)
 
 
+@pytest.mark.cases(2)
 def test_without_the_state_it_is_read_again_and_said(hybrid: Tiny) -> None:
     talk = opened(hybrid, method="full", checkpoint_limit="0MB")
     said(talk, FIRST, SECOND)
@@ -187,12 +189,14 @@ def test_without_the_state_it_is_read_again_and_said(hybrid: Tiny) -> None:
     assert said(fresh, FIRST, OTHER)[1] == edited
 
 
+@pytest.mark.cases(2)
 def test_states_are_copied_within_the_limit_of_checkpoints(hybrid: Tiny) -> None:
     talk = opened(hybrid, method="full")
     said(talk, FIRST, SECOND)
     assert talk.context.checkpoint_bytes >= talk.cache.state_bytes > 0
 
 
+@pytest.mark.cases(2)
 def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
     cache, stop = read(hybrid, IDS[:40]), Event()
     before = [each.clone() for each in states(cache)]
@@ -223,6 +227,7 @@ def test_where_memory_runs_out_states_are_right(hybrid: Tiny, name: str) -> None
             survives(hybrid.model, name, straight[name], range(at, at + 1))
 
 
+@pytest.mark.cases(3)
 def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
     model, lengths = hybrid.model, (40, 57, 23)
     policies = [layer_policies(Full(), model.shape, 10**6, n) for n in lengths]
@@ -240,6 +245,7 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
     assert len(set(storages)) == len(storages)
 
 
+@pytest.mark.cases(2)
 def test_what_would_have_to_take_states_back_says_why_not(hybrid: Tiny) -> None:
     cache = read(hybrid, IDS)
     policies = layer_policies(Full(), hybrid.model.shape, 10**6, len(IDS))
@@ -251,6 +257,7 @@ def test_what_would_have_to_take_states_back_says_why_not(hybrid: Tiny) -> None:
     assert metrics.no_speculation == speculation.off
 
 
+@pytest.mark.cases(2)
 def test_metrics_say_how_many_layers_keep_what(hybrid: Tiny) -> None:
     shape = hybrid.model.shape
     metrics = opened(hybrid, method="snapkv", budget="40").generate(IDS).metrics
@@ -259,6 +266,7 @@ def test_metrics_say_how_many_layers_keep_what(hybrid: Tiny) -> None:
     assert f"in 4 of {4 + shape.recurrent_layers} layers, states" in metrics.line()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("change", ["missing", "misplaced", "another size", "another type"])
 def test_damaged_states_are_refused(hybrid: Tiny, change: str) -> None:
     cache = read(hybrid, IDS)
@@ -276,3 +284,22 @@ def test_damaged_states_are_refused(hybrid: Tiny, change: str) -> None:
     }[change]
     with pytest.raises(SnapshotError):
         require_states({**cache.states, index: changed}, hybrid.model.shape, torch.float32)
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("store", [False, True])
+def test_a_file_without_some_of_the_states_is_refused(
+    hybrid: Tiny, store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LayerWriter.states
+
+    def some(self: LayerWriter, states: dict[int, States]) -> dict[str, Any]:
+        left_out = (self.prefix == "tier") == store
+        return write(self, {0: states[0]} if left_out else states)
+
+    talk = opened(hybrid, budget="40")
+    said(talk, FIRST)
+    monkeypatch.setattr(LayerWriter, "states", some)
+    talk.save(tmp_path / "talk.kv")
+    with pytest.raises(SnapshotError, match="damaged"):
+        kvlite.Runner(hybrid.model, Settings()).open(tmp_path / "talk.kv", reading=Callbacks())
