@@ -24,8 +24,8 @@ INTRODUCTION = f"""# Models on a card of 24 GB
 
 What kvlite chooses for texts of some 8,000, 32,000 and 131,000 tokens on a card of {CARD} (an
 {NAME}) where nothing is set by hand: the first of its choices that fits, as `kvlite plan` has it.
-A cell has the weights, how keys and values are kept, and the peak of the card's memory. *Streamed*
-layers wait in host memory and come one after the other, which is slow. *Too long* is beyond
+A cell has the weights, how keys and values are kept, and the peak of the card's memory. *Layers
+from* ram or disk come one after the other for every token, which is slow. *Too long* is beyond
 the context that the model was trained for. Recall is on, so that host memory also holds all keys
 and values.
 
@@ -69,7 +69,7 @@ def _cell(plan: Plan) -> str:
     if not plan.fits:
         return f"does not fit ({readable(plan.peak_bytes)})"
     choice = plan.choice
-    streamed = "" if choice.stream == "off" else ", streamed"
+    streamed = "" if choice.stream == "off" else f", layers from {choice.stream}"
     kept = "" if choice.kv_bits == "16" else f", KV in {choice.kv_bits} bits"
     return f"{choice.weights.name}{streamed}{kept}: {readable(plan.peak_bytes)}"
 

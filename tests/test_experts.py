@@ -1,5 +1,6 @@
 """Experts in few bits: one matrix at a time is unpacked, and only those that tokens go through."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import transformers
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch import Tensor, nn
 
+from kvlite.config.settings import Settings
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
@@ -21,6 +23,8 @@ from kvlite.model.quantizing import Int8Experts, NF4Experts, quantize_experts
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.loader import open_whole
+from kvlite.planner.candidates import open_planner
+from tests.configs import PUBLISHED
 from tests.conftest import Tiny, make_tiny
 from tests.streamed import align, streamed, two_turns
 from tests.test_forecast import Case, expected, taken
@@ -131,3 +135,16 @@ def test_a_turn_takes_no_more_than_was_planned(name: str) -> None:
     ):
         planned, real = expected(model, case), taken(model, case)
         assert 0 <= planned - real < 0.06 * (real + weights)
+
+
+def test_a_layer_is_read_at_a_time_where_few_have_attention(tmp_path: Path) -> None:
+    """A plan counts one layer of the model, not all that run with an attention layer."""
+    config = PUBLISHED["Qwen3.5-35B-A3B, its text alone"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = Settings(model=str(tmp_path), vram="24GiB", weights="nf4", stream="off")
+    planner = open_planner(given, card="RTX 4090")
+    plan = planner.best(8000)
+    plain = planner.shape.weight_bytes(Weights("bf16", torch.bfloat16))
+    layers = sum(plain.values()) - plain["embedding"] - plain["head"]
+    assert layers / 40 <= plan.phases["load"]["a weight on its way"] < 1.05 * layers / 40
+    assert plan.fits

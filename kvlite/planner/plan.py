@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from threading import Event
 from typing import Any
 
@@ -306,13 +307,21 @@ class Planner:
         layer, where experts are quantized."""
         if weights.keeps_experts_packed(self.shape.model_type):
             read = weights if weights.stored else replace(weights, name="bf16")  # of its dtype
-            plain = self.shape.weight_bytes(read)
-            layers = sum(plain.values()) - plain["embedding"] - plain["head"]
-            return layers // self.shape.layers
+            return self._largest_layer(read)
         if self.room.kind != "cpu" and weights.name in PLAIN:
             return 0
         largest = max(part.numbers() // part.count for part in self.shape.parts)
         return largest * weights.dtype.itemsize
+
+    def _largest_layer(self, weights: Weights) -> int:
+        """Bytes of a layer of the model, of which only some may have attention."""
+        shape = self.shape
+        sizes = shape.weight_bytes(weights)
+        mixers = [sizes["attention"] / shape.layers]
+        if shape.recurrent_layers:
+            mixers.append(sizes["recurrent"] / shape.recurrent_layers)
+        every = max(shape.layers, sum(map(len, shape.spans)))
+        return ceil(max(mixers) + (sizes["mlp"] + sizes["norms"]) / every)
 
     def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:
         if self.room.bandwidth is None:
