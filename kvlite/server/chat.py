@@ -53,7 +53,7 @@ class ChatAnswer:
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Chunks, and sentences for those who wait."""
-        usage, begun = Usage(len(self.ask.ids)), set[int]()
+        usage, begun = Usage(self.model.names[0], len(self.ask.ids)), set[int]()
         async with aclosing(self.model.answer(self.ask)) as tokens:
             async for token in tokens:
                 if token.piece is None:

@@ -66,7 +66,7 @@ class CompletionAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""
-        usage, plain = Usage(sum(len(ask.ids) for ask in self.asks)), list[dict[str, Any]]()
+        usage, plain = self._usage(), list[dict[str, Any]]()
         for ask in self.asks:
             choices, own = await gathered(self.model, ask)
             usage.join(own)
@@ -75,9 +75,9 @@ class CompletionAnswer:
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Chunks, and sentences for those who wait."""
-        usage = Usage(sum(len(ask.ids) for ask in self.asks))
+        usage = self._usage()
         for number, ask in enumerate(self.asks):
-            own = Usage(len(ask.ids))
+            own = Usage(self.model.names[0], len(ask.ids))
             first = number * ask.choices
             if self.request.echo and not ask.scored:
                 for chunk in self._echoed(first, ask, None):
@@ -99,6 +99,9 @@ class CompletionAnswer:
             usage.join(own)
         if self.request.with_usage:
             yield {**self._head, "choices": [], "usage": usage.plain()}
+
+    def _usage(self) -> Usage:
+        return Usage(self.model.names[0], sum(len(ask.ids) for ask in self.asks))
 
     def _echoed(
         self, first: int, ask: Ask, logprobs: dict[str, Any] | None

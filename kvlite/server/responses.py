@@ -90,7 +90,8 @@ class ResponseAnswer:
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Events, and sentences for those who wait."""
-        usage, text, reason, begun = Usage(len(self.ask.ids)), "", "stop", False
+        usage = Usage(self.model.names[0], len(self.ask.ids))
+        text, reason, begun = "", "stop", False
         async with aclosing(self.model.answer(self.ask)) as tokens:
             async for token in tokens:
                 if token.piece is None:

@@ -30,11 +30,13 @@ class Usage:
     """Tokens of a request, and the ledger of its last answer.
 
     Attributes:
+        model: its name.
         prompt: tokens of the prompt.
         fresh: those of them that were read for the first answer.
         generated: tokens of all answers.
     """
 
+    model: str
     prompt: int
     fresh: int | None = None
     generated: int = 0
@@ -71,6 +73,9 @@ class Usage:
     def plain(self) -> dict[str, Any]:
         """As in OpenAI's objects; `kvlite` has the ledger."""
         known = 0 if self.fresh is None else max(0, self.prompt - self.fresh)
+        ledger = None
+        if self.metrics is not None:
+            ledger = {**self.metrics.to_json(), "model": self.model}  # not where it lies
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
@@ -82,13 +87,13 @@ class Usage:
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
             },
-            "kvlite": None if self.metrics is None else self.metrics.to_json(),
+            "kvlite": ledger,
         }
 
 
 async def gathered(model: ServedModel, ask: Ask) -> tuple[list[Choice], Usage]:
     """All answers of a request, and what they cost."""
-    choices, usage = [Choice() for _ in range(ask.choices)], Usage(len(ask.ids))
+    choices, usage = [Choice() for _ in range(ask.choices)], Usage(model.names[0], len(ask.ids))
     async with aclosing(model.answer(ask)) as tokens:
         async for token in tokens:
             if token.piece is None:

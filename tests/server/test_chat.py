@@ -40,6 +40,7 @@ def test_an_answer_is_that_of_transformers(server: Server, reference: Any) -> No
     assert (made.object, made.choices[0].finish_reason) == ("chat.completion", "length")
     assert made.usage is not None and made.usage.completion_tokens == 8
     assert made.usage.total_tokens == made.usage.prompt_tokens + 8
+    assert made.usage.model_dump()["kvlite"]["model"] == server.model.names[0] == "tiny"
 
 
 def test_a_stream_is_the_same_answer_with_its_usage(server: Server, reference: Any) -> None:
