@@ -129,10 +129,13 @@ def test_a_turn_takes_no_more_than_was_planned(name: str) -> None:
     """Where all tokens go to one expert it takes that; else less."""
     model = quantized(name).model
     weights = TensorMeter(held_tensors(model.module)).live
-    for case in (
+    cases = (
         Case("full", 300, 256, "16", 64, 1, None),
         Case("snapkv:window=8", 300, 48, "16", 200, 1, 32),
-    ):
+    )
+    for case in cases:  # bitsandbytes makes tables of its own, once
+        taken(model, case)
+    for case in cases:
         planned, real = expected(model, case), taken(model, case)
         assert 0 <= planned - real < 0.06 * (real + weights)
 

@@ -12,7 +12,8 @@ PREFIX = "KVLITE_"
 PROFILE = "KVLITE_PROFILE"
 # Variables that are not settings: folders, logins to the app, the profile.
 OTHERS = (
-    *("KVLITE_AUTH", "KVLITE_CACHE", "KVLITE_CONFIG", "KVLITE_DATA", "KVLITE_MODELS"),
+    *("KVLITE_API_KEY", "KVLITE_AUTH", "KVLITE_CACHE", "KVLITE_CONFIG", "KVLITE_DATA"),
+    "KVLITE_MODELS",
     PROFILE,
 )
 
