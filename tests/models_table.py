@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
-
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError
@@ -25,14 +23,13 @@ INTRODUCTION = f"""# Models on a card of 24 GB
 What kvlite chooses for texts of some 8,000, 32,000 and 131,000 tokens on a card of {CARD} (an
 {NAME}) where nothing is set by hand: the first of its choices that fits, as `kvlite plan` has it.
 A cell has the weights, how keys and values are kept, and the peak of the card's memory. *Layers
-from* ram or disk come one after the other for every token, which is slow. *Too long* is beyond
-the context that the model was trained for. Recall is on, so that host memory also holds all keys
-and values.
+from ram* come one after the other for every token, which is slow; the bytes in brackets are what
+host memory then holds. *Too long* is beyond the context that the model was trained for. Recall is
+on, so that host memory also holds all keys and values.
 
-All figures are plans: nothing here was run on a card. They were made on a machine with
-{readable(psutil.virtual_memory().total)} of host memory: with more, more can be streamed.
-Parameters are counted from the configs of `tests/configs.py`, which says which of them were written
-from memory. `python -m tests.models_table > docs/models.md` makes this page.
+All figures are plans: nothing here was run on a card, and how much host memory there is was not
+asked. Parameters are counted from the configs of `tests/configs.py`, which says which of them were
+written from memory. `python -m tests.models_table > docs/models.md` makes this page.
 
 """
 
@@ -61,15 +58,21 @@ def _row(name: str, folder: str) -> str:
         if tokens > longest:
             cells.append("too long")
             continue
-        cells.append(_cell(planner.best(min(tokens, longest - planner.settings.max_new_tokens))))
+        made = planner.best(min(tokens, longest - planner.settings.max_new_tokens))
+        there = sum(planner.shape.weight_bytes(made.choice.weights).values())
+        cells.append(_cell(made, there))
     return f"| {name} | {count / 1e9:.2f} B | " + " | ".join(cells) + " |"
 
 
-def _cell(plan: Plan) -> str:
+def _cell(plan: Plan, weight_bytes: int) -> str:
     if not plan.fits:
         return f"does not fit ({readable(plan.peak_bytes)})"
     choice = plan.choice
-    streamed = "" if choice.stream == "off" else f", layers from {choice.stream}"
+    streamed = (
+        ""
+        if choice.stream == "off"
+        else f", layers from {choice.stream} ({readable(weight_bytes)})"
+    )
     kept = "" if choice.kv_bits == "16" else f", KV in {choice.kv_bits} bits"
     return f"{choice.weights.name}{streamed}{kept}: {readable(plan.peak_bytes)}"
 
