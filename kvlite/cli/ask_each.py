@@ -1,12 +1,14 @@
 """Several questions on one command line: which words they are, and their answers together."""
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
+from kvlite.cli.word_wrap import word_wrapped
 from kvlite.config.resolve import Resolved
 from kvlite.documents.names import is_written_like_a_file, may_be_file
 from kvlite.errors import KvliteError, SettingError, sentence
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvlite.conversation.conversation import Conversation
-    from kvlite.conversation.metrics import GenerationMetrics
+    from kvlite.conversation.metrics import GenerationMetrics, Piece
 
 USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -77,14 +79,15 @@ def answer_each(
     shown = _Shown(questions, screen, resolved, as_json=as_json)
     with reading(screen) as (bar, callbacks):
         said = [said_about(talk, question) for question in questions]
-        for index, heard in talk.ask_each(said, callbacks=callbacks):
-            if isinstance(heard, KvliteError):
-                shown.failed(index, heard)
-                continue
-            bar.close()
-            shown.texts[index] += heard.text
-            shown.metrics[index] = heard.metrics
-            shown.show()
+        try:
+            for index, heard in talk.ask_each(said, callbacks=callbacks):
+                if isinstance(heard, KvliteError):
+                    shown.failed(index, heard)
+                    continue
+                bar.close()
+                shown.add(index, heard)
+        finally:
+            shown.status.stop()
         shown.end()
     return shown.code
 
@@ -95,6 +98,7 @@ class _Shown:
     Attributes:
         texts, metrics, errors: by question; of an answer, what has come so far.
         next: the first question that is not printed.
+        status: how far all of it is.
         code: the exit code.
     """
 
@@ -107,6 +111,14 @@ class _Shown:
         self.metrics: list[GenerationMetrics | None] = [None] * len(questions)
         self.errors: dict[int, str] = {}
         self.next = self.code = 0
+        self.status = screen.status("Answering")
+
+    def add(self, index: int, piece: "Piece") -> None:
+        """Take a piece of an answer."""
+        self.status.start()
+        self.texts[index] += piece.text
+        self.metrics[index] = piece.metrics
+        self.show()
 
     def failed(self, index: int, error: KvliteError) -> None:
         """There is no answer to a question."""
@@ -115,24 +127,31 @@ class _Shown:
         self.show()
 
     def show(self) -> None:
-        """Print what can be printed."""
+        """Print what can be printed, and how far all of it is."""
         while not self.as_json and self.next < len(self.questions) and self._ended(self.next):
+            self.status.stop()
             self._print(self.next)
             self.next += 1
+        made = sum(each.generated_tokens for each in self.metrics if each is not None)
+        ended, count = sum(map(self._ended, range(len(self.questions)))), len(self.questions)
+        self.status.update(f"Answering: {ended} of {count} done, {made:,} tokens")
 
     def _ended(self, index: int) -> bool:
         metrics = self.metrics[index]
         return index in self.errors or (metrics is not None and metrics.finish_reason is not None)
 
     def _print(self, index: int) -> None:
-        write(f"{index + 1}. {self.questions[index]}\n")
+        self._write(f"{index + 1}. {self.questions[index]}")
         if index in self.errors:
             self.screen.print(f"kvlite: {self.errors[index]}")
             return
         metrics = self.metrics[index]
         assert metrics is not None
-        write(f"{self.texts[index]}\n")
+        self._write(self.texts[index])
         self.screen.print(metrics.line(), style="dim")
+
+    def _write(self, text: str) -> None:
+        write(f"{word_wrapped(text) if sys.stdout.isatty() else text}\n")
 
     def end(self) -> None:
         """Print the rest: no more comes."""

@@ -51,8 +51,9 @@ def batch(
 
     Each document is read once. Its questions are each answered as if it alone were asked, in the
     same decode steps as far as memory allows. Every answer is on disk as soon as it has ended:
-    after Ctrl-C, a crash or a power cut the same command goes on where it was. What is wrong with
-    one document or question is in the error of its rows; the others go on.
+    after Ctrl-C, a crash or a power cut the same command goes on where it was. A document that
+    cannot be read has an error in its rows, and the others go on; rows that lack something are
+    refused before anything is read. A document that changed since is not noticed.
 
     Exit codes: 0; 2 where anything was refused or a row has an error; 130 after Ctrl-C.
 
@@ -145,12 +146,14 @@ class Summary:
         rows, documents: of all tasks.
         before: rows that were there already.
         failed: rows with an error, those that were there included.
+        written: rows that came since, of which `answered` have no error.
     """
 
     rows: int
     documents: int
     before: int
     failed: int
+    written: int = 0
     answered: int = 0
     read_tokens: int = 0
     generated_tokens: int = 0
@@ -159,11 +162,12 @@ class Summary:
     @property
     def left(self) -> int:
         """Rows that nobody has answered."""
-        return self.rows - self.before - self.answered
+        return self.rows - self.before - self.written
 
     def add(self, answer: "BatchAnswer") -> None:
         """Count a row that was written."""
-        self.answered += 1
+        self.written += 1
+        self.answered += answer.error is None
         self.failed += answer.error is not None
         self.read_tokens += answer.document_tokens
         if answer.metrics is not None:
@@ -193,12 +197,18 @@ class Summary:
         if as_json:
             print_json({**made, "out": out})
             return
-        before = f", {self.before:,} were there" if self.before else ""
-        failed = f", {self.failed:,} have an error (--retry-errors)" if self.failed else ""
-        left = f", {self.left:,} are left: the same command goes on" if self.left else ""
-        screen.print(
-            f"{out}: {self.answered:,} rows answered{before}{failed}{left}. "
-            f"{self.documents:,} documents, {self.read_tokens:,} tokens read, "
+        before = f", {self.before:,} there before" if self.before else ""
+        failed = f", {self.failed:,} with an error (--retry-errors)" if self.failed else ""
+        left = f", {self.left:,} left: the same command goes on" if self.left else ""
+        rate = (
+            f" {counted(self.documents, 'document')}, {self.read_tokens:,} tokens read, "
             f"{self.generated_tokens:,} generated, {made['generated_tokens_per_s']:,.1f} a second; "
             f"{made['rows_per_hour']:,.0f} rows an hour."
         )
+        said = f"{out}: {counted(self.answered, 'row')} answered{before}{failed}{left}."
+        screen.print(said + (rate if self.generated_tokens else ""))
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing, in words."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"

@@ -14,6 +14,12 @@ def terminal_width() -> int:
     return get_terminal_size().columns
 
 
+def word_wrapped(text: str) -> str:
+    """A whole text, broken between words at the edge of the terminal."""
+    wrap = WordWrap()
+    return wrap.push(text) + wrap.flush()
+
+
 class WordWrap:
     """Breaks lines between words. A word is held back until it is whole, or as long as a line."""
 

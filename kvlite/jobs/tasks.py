@@ -132,8 +132,21 @@ def _csv_rows(path: str) -> Iterator[Named]:
     with _opened(path) as file:
         rows = csv.DictReader(_lines(file, path), strict=True)
         try:
+            columns = rows.fieldnames or []
+            if columns and "id" not in columns:
+                raise SettingError(
+                    f"{path} has the columns {', '.join(columns)}: it needs {COLUMNS}, with commas "
+                    "between them"
+                )
             for row in rows:
-                yield f"{path} line {rows.line_num}", row
+                where = f"{path} line {rows.line_num}"
+                if None in row:  # fields past the last column
+                    count = len(columns) + len(row[None])
+                    raise SettingError(
+                        f"{where} has {count} fields for {len(columns)} columns: put a text that "
+                        "has commas in quotes"
+                    )
+                yield where, row
         except csv.Error as error:
             raise SettingError(
                 f"{path} line {rows.line_num} is no CSV ({reason(error)}): mend it"

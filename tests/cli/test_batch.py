@@ -117,7 +117,7 @@ def test_an_interrupt_ends_between_rows(job: Job, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "add", interrupts)
         done = job.run()
-    assert done.code == 130 and "6 are left: the same command goes on" in done.err
+    assert done.code == 130 and "3 rows answered, 6 left: the same command goes on" in done.err
     assert job.run("--json").json()["answered"] == 6
     assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
 
@@ -128,14 +128,14 @@ def test_what_fails_is_in_its_rows_and_is_tried_again(job: Job, reports: Path) -
     picture.write_bytes(b"\x89PNG\r\n\x1a\n")
     done = job.run()
     errors = {row["id"]: row["error"] for row in job.rows if row["error"]}
-    assert done.code == 2 and "6 have an error (--retry-errors)" in done.err
+    assert done.code == 2 and "9 rows answered, 6 with an error (--retry-errors)" in done.err
     assert {*errors} == {f"{name}#{n}" for name in ("0.txt", "d.png") for n in (1, 2, 3)}
     assert "tokens do not fit this model" in errors["0.txt#1"]
     assert "d.png" in errors["d.png#2"] and len(job.rows) == 15
     assert job.run("--json").json()["answered"] == 0  # they are done, with an error
     long.write_text("It is short now, since somebody cut it.")
     again = job.run("--retry-errors", "--json")
-    assert again.code == 2 and again.json()["answered"] == 6 and again.json()["failed"] == 3
+    assert again.code == 2 and again.json()["answered"] == again.json()["failed"] == 3
     assert len({row["id"] for row in job.rows}) == len(job.rows) == 15
     assert {row["id"] for row in job.rows if row["error"]} == {f"d.png#{n}" for n in (1, 2, 3)}
 
@@ -213,6 +213,11 @@ def test_bad_arguments(refused: Refused, model: Path, reports: Path, tmp_path: P
     both = tmp_path / "both.csv"
     both.write_text("id,text,question\n1,some,Who?\n")
     refused(["batch", both, "--questions", "Who?", *out], "leave one of them out")
+    commas = tmp_path / "commas.csv"
+    commas.write_text("id,text,question\n1,some,Who, me?\n")
+    refused(["batch", commas, *out], "line 2 has 4 fields for 3 columns", "in quotes")
+    commas.write_text("id;text;question\n1;some;Who?\n")
+    refused(["batch", commas, *out], "the columns id;text;question", "with commas")
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"id,text\n\xff\xfe,\n")
     refused(["batch", binary, *out], "binary.csv", "UTF-8")

@@ -93,6 +93,13 @@ def test_a_folder_that_cannot_be_made(
     assert done.code == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is there on Linux alone")
+def test_a_folder_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says that an administrator may write there."""
+    monkeypatch.setenv("KVLITE_CACHE", "/proc/kvlite")
+    assert found("cache").state == "problem"
+
+
 def test_a_short_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 30))
     assert (found("cache").state, found("data").state) == ("note", "ok")

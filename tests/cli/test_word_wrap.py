@@ -1,10 +1,11 @@
 """Answers that come token by token are broken between words."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvlite.cli.word_wrap import WordWrap
+from kvlite.cli.word_wrap import WordWrap, word_wrapped
 
 PARTS = st.lists(st.text(st.sampled_from("ab \n字-"), max_size=9), max_size=20)
 
@@ -22,6 +23,14 @@ def test_lines_are_broken_between_words_whatever_the_tokens() -> None:
     assert (
         wrapped(["The te", "rm of off", "ice of the Presi", "dent is four", " years."], 20)
         == expected
+    )
+
+
+def test_a_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert (
+        word_wrapped("The term of office of the President")
+        == "The term of office\nof the President"
     )
 
 
