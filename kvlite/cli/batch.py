@@ -51,9 +51,10 @@ def batch(
 
     Each document is read once. Its questions are each answered as if it alone were asked, in the
     same decode steps as far as memory allows. Every answer is on disk as soon as it has ended:
-    after Ctrl-C, a crash or a power cut the same command goes on where it was. A document that
-    cannot be read has an error in its rows, and the others go on; rows that lack something are
-    refused before anything is read. A document that changed since is not noticed.
+    after Ctrl-C, a crash or a power cut the same command goes on where it was; with more documents
+    or questions than then, it answers what is new. A document that cannot be read has an error in
+    its rows, and the others go on; rows that lack something are refused before anything is read. A
+    document that changed since is not noticed.
 
     Exit codes: 0; 2 where anything was refused or a row has an error; 130 after Ctrl-C.
 
@@ -68,25 +69,27 @@ def batch(
     asked = tasks_in(tasks, questions_in(questions or ()), out)
     require_out(out)
     require_model(settings.model)
-    path, job = Path(out), job_of(settings, asked)
-    Written.of(path).require(job, path)  # before the model is loaded
+    path, job = Path(out), job_of(settings)
+    Written.of(path).require(job, asked, path)  # before the model is loaded
     screen = console(quiet)
     runner = _loaded(settings, screen)
     from kvlite.model.files import fingerprint
 
     job["model"] = fingerprint(runner.model_path)
-    with writing(path, job, retry=retry_errors) as writer, stop_on_interrupt() as cancel:
+    with writing(path, job, asked, retry=retry_errors) as writer, stop_on_interrupt() as cancel:
         left = [task for task in asked if task.id not in writer.written.done]
+        tasks_by_id = {task.id: task for task in left}
         shown = _Progress(screen, len(asked), len(asked) - len(left))
         documents = len({(task.document, task.text) for task in asked})
-        before, failed = len(asked) - len(left), len(writer.written.failed)
+        before = len(asked) - len(left)
+        failed = len(writer.written.failed & {task.id for task in asked})
         summary = Summary(len(asked), documents, before, failed)
         callbacks = Callbacks(notify=shown.note, cancel=cancel)
         with shown.bar:
             from kvlite.jobs.run import answered
 
             for answer in answered(runner, left, callbacks):
-                writer.add(answer.to_json())
+                writer.add(answer.to_json(), tasks_by_id[answer.id])
                 summary.add(answer)
                 shown.advance()
         stopped = cancel.is_set() and summary.left > 0

@@ -16,7 +16,7 @@ from kvlite.errors import SettingError, SnapshotError, reason
 from kvlite.jobs.tasks import Task
 
 Job = dict[str, str]
-"""Digests of what makes a job another one: its settings, its tasks, and its model."""
+"""Digests of what makes a job another one: its settings and its model. Tasks may be added."""
 
 # Settings that change where and how fast an answer is made, not what is asked for.
 _ELSEWHERE = (
@@ -32,17 +32,19 @@ _ELSEWHERE = (
 )
 
 
-def job_of(settings: Settings, tasks: Sequence[Task]) -> Job:
+def job_of(settings: Settings) -> Job:
     """What tells a job from others, before its model is loaded."""
     values = {
         name: value
         for name, value in vars(settings).items()
         if name not in _ELSEWHERE and name != "model"
     }
-    return {
-        "settings": _digest(values),
-        "tasks": _digest([[each.id, each.question, each.document, each.text] for each in tasks]),
-    }
+    return {"settings": _digest(values)}
+
+
+def task_digest(task: Task) -> str:
+    """What tells a task from others of the same id."""
+    return _digest([task.question, task.document, task.text])
 
 
 def _digest(value: Any) -> str:
@@ -55,13 +57,13 @@ class Written:
 
     Attributes:
         job: whose answers they are; empty if there are none.
-        done: ids of its rows.
+        done: by the id of each row, the digest of its task.
         failed: those of them that have an error.
         nbytes: of whole rows; what follows was being written when the program was ended.
     """
 
     job: Job = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
+    done: dict[str, str] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     nbytes: int = 0
 
@@ -88,6 +90,7 @@ class Written:
         try:
             row = json.loads(line)
             name, job, error = str(row["id"]), dict(row["job"]), row["error"]
+            task = str(row["task"])
         except (ValueError, KeyError, TypeError) as wrong:
             raise SettingError(
                 f"{where} is there already, and line {number} is no answer of a job: name another "
@@ -96,18 +99,24 @@ class Written:
         if self.job and job != self.job:
             raise SettingError(f"{where} has answers of several jobs: name another file")
         self.job, self.nbytes = job, self.nbytes + len(line)
-        self.done.add(name)
+        self.done[name] = task
         if error is not None:
             self.failed.add(name)
 
-    def require(self, job: Job, path: Path) -> None:
-        """Raises SettingError if the answers are another job's."""
+    def require(self, job: Job, tasks: Sequence[Task], path: Path) -> None:
+        """Raises SettingError if the answers are another job's, or one of them another task's."""
         other = [part for part, digest in job.items() if self.job.get(part, digest) != digest]
         if other:
             raise SettingError(
                 f"--out {path} has answers of another job, of other {' and '.join(other)}: give "
                 "what was given then, or name another file"
             )
+        for task in tasks:
+            if self.done.get(task.id, digest := task_digest(task)) != digest:
+                raise SettingError(
+                    f"--out {path} has under the id {task.id!r} an answer to another question, or "
+                    "about another document: give what was given then, or name another file"
+                )
 
 
 class Writer:
@@ -121,13 +130,13 @@ class Writer:
         self._file, self._job, self._path = file, job, path
         self.written = written
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row; it is on disk when this returns.
+    def add(self, row: Mapping[str, Any], task: Task) -> None:
+        """Add a task's row; it is on disk when this returns.
 
         Raises:
             SnapshotError: it cannot be written; the job can go on later.
         """
-        line = json.dumps({**row, "job": self._job}, ensure_ascii=False)
+        line = json.dumps({**row, "task": task_digest(task), "job": self._job}, ensure_ascii=False)
         left = memoryview(line.encode("utf-8", "replace") + b"\n")
         try:
             while left:
@@ -138,11 +147,11 @@ class Writer:
 
 
 @contextmanager
-def writing(path: Path, job: Job, *, retry: bool) -> Iterator[Writer]:
-    """Begin a file of answers, or go on with it; no other program may meanwhile.
+def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iterator[Writer]:
+    """Begin a file of answers to tasks, or go on with it; no other program may meanwhile.
 
     Args:
-        retry: drop rows that have an error first.
+        retry: drop rows of these tasks that have an error first.
 
     Raises:
         SettingError: it holds something else.
@@ -156,9 +165,9 @@ def writing(path: Path, job: Job, *, retry: bool) -> Iterator[Writer]:
         locks.mkdir(parents=True, exist_ok=True)
         with FileLock(locks / f"{name}.lock", timeout=0):
             written = Written.of(path)
-            written.require(job, path)
-            if retry and written.failed:
-                written = _without_failed(path, written)
+            written.require(job, tasks, path)
+            if retry and (again := written.failed & {task.id for task in tasks}):
+                written = _without(path, written, again)
             with path.open("ab", buffering=0) as file:
                 file.truncate(written.nbytes)
                 yield Writer(file, job, path, written)
@@ -170,10 +179,10 @@ def writing(path: Path, job: Job, *, retry: bool) -> Iterator[Writer]:
         raise _unwritable(path, error) from error
 
 
-def _without_failed(path: Path, written: Written) -> Written:
+def _without(path: Path, written: Written, names: set[str]) -> Written:
     with path.open("rb") as before, replaced(path) as file:
         for line in before.read(written.nbytes).splitlines(keepends=True):
-            if json.loads(line)["error"] is None:
+            if str(json.loads(line)["id"]) not in names:
                 file.write(line)
     return Written.of(path)
 

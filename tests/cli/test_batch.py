@@ -16,6 +16,7 @@ import pytest
 
 import kvlite as library
 from kvlite.jobs.output import Writer
+from kvlite.jobs.tasks import Task
 from tests.cli.conftest import Done, Refused, Run
 
 QUESTIONS = ("Who sat?", "Who lay by the door?", "Where?")
@@ -89,12 +90,12 @@ def test_it_goes_on_where_it_was_ended(
     """Also in the middle of a line."""
     add, answered = Writer.add, list[str]()
 
-    def ends(self: Writer, row: Mapping[str, Any]) -> None:
+    def ends(self: Writer, row: Mapping[str, Any], task: Task) -> None:
         if len(answered) == moment:
             with job.out.open("ab") as file:
                 file.write(b'{"id": "a.txt#1", "ans')
             raise KeyboardInterrupt
-        add(self, row)
+        add(self, row, task)
         answered.append(row["id"])
 
     with monkeypatch.context() as patch:
@@ -109,8 +110,8 @@ def test_it_goes_on_where_it_was_ended(
 def test_an_interrupt_ends_between_rows(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Writer.add
 
-    def interrupts(self: Writer, row: Mapping[str, Any]) -> None:
-        add(self, row)
+    def interrupts(self: Writer, row: Mapping[str, Any], task: Task) -> None:
+        add(self, row, task)
         if len(job.rows) == 3:
             signal.raise_signal(signal.SIGINT)
 
@@ -227,12 +228,25 @@ def test_output_of_something_else(job: Job, refused: Refused, tmp_path: Path) ->
     assert job.run("-q").code == 0
     before = job.out.read_bytes()
     refused([*job.args, "--max-tokens", "5"], "another job, of other settings")
-    refused([*job.args, "--questions", "How?"], "another job, of other tasks")
     job.out.write_bytes(b"some notes\n" + before)
     refused(job.args, "line 1 is no answer of a job")
     job.out.write_bytes(before)
     for each in (tmp_path / "nowhere" / "out.jsonl", tmp_path):
         refused([*job.args, "--out", each], "--out")
+
+
+def test_what_is_new_is_answered_and_nothing_else(
+    job: Job, refused: Refused, reports: Path
+) -> None:
+    assert job.run("-q").code == 0
+    before = job.rows
+    (reports / "new.txt").write_text("The heron stood by the lake.")
+    done = job.run("--questions", "How?", "--json").json()
+    assert (done["answered"], done["answered_before"]) == (3 + 4, 9)
+    assert job.rows[:9] == before and len({row["id"] for row in job.rows}) == 16
+    questions = reports.parent / "questions.txt"
+    questions.write_text(questions.read_text().replace("Who sat?", "Who stood?"))
+    refused(job.args, "'a.txt#1' an answer to another question")
 
 
 @pytest.mark.long
@@ -248,10 +262,10 @@ def test_another_model_is_another_job(job: Job, tmp_path: Path) -> None:
 def test_two_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     add, second = Writer.add, list[Done]()
 
-    def begins(self: Writer, row: Mapping[str, Any]) -> None:
+    def begins(self: Writer, row: Mapping[str, Any], task: Task) -> None:
         if not second:
             second.append(job.run())
-        add(self, row)
+        add(self, row, task)
 
     monkeypatch.setattr(Writer, "add", begins)
     job.run()
