@@ -157,11 +157,11 @@ class Chat(Sampled):
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if (self.tools or self.functions) and self.tool_choice != "none":
-            raise Refusal("this server has no tools: leave them out", 501, param="tools")
+            raise Refusal("this server has no tools: leave them out", param="tools")
         kind = (self.response_format or {}).get("type", "text")
         if kind != "text":
             said = f"response_format {str(kind)[:40]!r} is not here: answers are text"
-            raise Refusal(said, 501, param="response_format")
+            raise Refusal(said, param="response_format")
         if not self.messages:
             raise Refusal("messages is empty: say something", param="messages")
 
@@ -203,15 +203,15 @@ class ResponseRequest(Sampled):
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if self.tools and self.tool_choice != "none":
-            raise Refusal("this server has no tools: leave them out", 501, param="tools")
+            raise Refusal("this server has no tools: leave them out", param="tools")
         for name in ("background", "conversation", "prompt"):
             if getattr(self, name):
-                raise Refusal(f"{name} is not here: leave it out", 501, param=name)
+                raise Refusal(f"{name} is not here: leave it out", param=name)
         form = (self.text or {}).get("format")
         kind = form.get("type") if isinstance(form, dict) else None
         if kind not in (None, "text"):
             said = f"text.format {str(kind)[:40]!r} is not here: answers are text"
-            raise Refusal(said, 501, param="text")
+            raise Refusal(said, param="text")
 
     def messages(self) -> list[dict[str, str]]:
         """Role and text of each message.
@@ -238,9 +238,9 @@ class Completion(Sampled):
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if self.suffix:
-            raise Refusal("suffix is not here: a text goes on at its end", 501, param="suffix")
+            raise Refusal("suffix is not here: a text goes on at its end", param="suffix")
         if self.best_of not in (None, self.choices):
-            raise Refusal("best_of is not here: leave it out, or ask for n", 501, param="best_of")
+            raise Refusal("best_of is not here: leave it out, or ask for n", param="best_of")
 
     def prompts(self) -> list[str | list[int]]:
         """Each as a text or as token ids.

@@ -111,8 +111,8 @@ def test_a_prompt_can_be_scored_without_an_answer(server: Server, reference: Any
         ({"prompt": ["a"] * 999}, 400, "999 prompts"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens 0"),
         ({"prompt": "a", "logprobs": 99}, 400, "logprobs 99"),
-        ({"prompt": "a", "suffix": "b"}, 501, "suffix"),
-        ({"prompt": "a", "best_of": 4}, 501, "best_of"),
+        ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        ({"prompt": "a", "best_of": 4}, 400, "best_of"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

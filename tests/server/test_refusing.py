@@ -64,8 +64,8 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "bias": ({"messages": HI, "logit_bias": {"5": 1}}, 400, "logit_bias"),
     "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
-    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 501, "no tools"),
-    "json": ({"messages": HI, "response_format": {"type": "json_object"}}, 501, "json_object"),
+    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "no tools"),
+    "json": ({"messages": HI, "response_format": {"type": "json_object"}}, 400, "json_object"),
     "a setting": ({"messages": HI, "kvlite": {"budget": "lots"}}, 400, "budget"),
     "no setting": ({"messages": HI, "kvlite": {"colour": 1}}, 400, "kvlite.colour"),
     "not theirs": ({"messages": HI, "kvlite": {"model": "x"}}, 400, "kvlite.model"),
@@ -85,6 +85,7 @@ def require_error(answer: httpx.Response, status: int, words: str) -> dict[str, 
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    assert status != 400 or error["type"] == "invalid_request_error"
     assert words in error["message"] and len(error["message"]) < 1000
     assert "Traceback" not in answer.text and ".py" not in answer.text
     return dict(error)
