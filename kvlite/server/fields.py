@@ -1,7 +1,7 @@
 """What requests say: fields of OpenAI's that mean something here, checked. Others are ignored."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -116,8 +116,13 @@ class TextPart(_Fields):
 
 
 class Message(_Fields):
-    """A message of a chat."""
+    """A message of a chat.
 
+    Attributes:
+        within: the field of a request that lists it.
+    """
+
+    within: ClassVar[str] = "messages"
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
     tool_calls: list[Any] | None = None
@@ -126,11 +131,14 @@ class Message(_Fields):
         """Role and text, for the chat template.
 
         Raises:
-            Refusal: it has something other than text, or is of a tool.
+            Refusal: it has something other than text, or nothing, or is of a tool.
         """
-        where = f"messages[{number}]"
+        where = f"{self.within}[{number}]"
         if self.role in ("tool", "function") or self.tool_calls:
-            raise Refusal(f"{where} is about a tool: this server has none", param="messages")
+            raise Refusal(f"{where} is about a tool: this server has none", param=self.within)
+        if self.content is None and self.role != "assistant":
+            said = f'{where} has no content: send its text ("" for none)'
+            raise Refusal(said, param=self.within)
         role = "system" if self.role == "developer" else self.role
         if not isinstance(self.content, list):
             return {"role": role, "content": self.content or ""}
@@ -139,7 +147,7 @@ class Message(_Fields):
                 said = (
                     f"{where} has a part of type {part.type[:40]!r}: this server reads text alone"
                 )
-                raise Refusal(said, param="messages", code="unsupported_content")
+                raise Refusal(said, param=self.within, code="unsupported_content")
         return {"role": role, "content": "".join(part.text or "" for part in self.content)}
 
 
@@ -169,6 +177,7 @@ class Chat(Sampled):
 class Item(Message):
     """A message, as responses have them."""
 
+    within: ClassVar[str] = "input"
     type: str | None = None
 
     def plain(self, number: int) -> dict[str, str]:

@@ -39,6 +39,8 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "no role": ({"messages": [{"content": "Hi"}]}, 400, "role"),
     "an unknown role": ({"messages": [{"role": "god", "content": "Hi"}]}, 400, "role"),
     "a number as content": ({"messages": [{"role": "user", "content": 1}]}, 400, "content"),
+    "no content": ({"messages": [{"role": "user"}]}, 400, "messages[0] has no content"),
+    "null": ({"messages": [*HI, {"role": "user", "content": None}]}, 400, "messages[1] has no"),
     "a tool": ({"messages": [{"role": "tool", "content": "1"}]}, 400, "tool"),
     "an image": ({"messages": [{"role": "user", "content": [PNG]}]}, 400, "'image_url'"),
     "a sound": ({"messages": [{"role": "user", "content": [AUDIO]}]}, 400, "'input_audio'"),
@@ -107,6 +109,11 @@ def test_bad_input_is_refused_in_a_sentence(
 def test_text_of_half_a_character_is_answered(server: Server) -> None:
     content = b'{"messages": [{"role": "user", "content": "a \\ud800"}]}'
     assert server.http.post(CHAT, content=content).status_code == 200
+
+
+def test_an_assistant_may_have_said_nothing(server: Server) -> None:
+    messages = [*HI, {"role": "assistant", "content": None}, *HI]
+    assert server.http.post(CHAT, json={"messages": messages}).status_code == 200
 
 
 def test_what_is_longer_is_refused_before_it_is_sent(server: Server) -> None:
