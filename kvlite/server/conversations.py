@@ -107,7 +107,7 @@ class Conversations:
         alike = [(common(each.ids, ids), each) for each in self.kept if each.settings == settings]
         for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
             if same >= _FEW and 2 * same >= len(each.ids):
-                if same < len(each.ids):
+                if same < min(len(ids), len(each.ids)):
                     _LOG.info(
                         "%d of %d tokens are known; the first different token is %d of the %d of "
                         "that conversation",

@@ -1,5 +1,6 @@
 """Which conversation a request goes on with, and which stay."""
 
+import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,19 @@ def test_short_requests_push_no_long_one_out(pool: Conversations) -> None:
     assert sum(each.is_short for each in pool.kept) == 3 and len(pool.kept) == 5
     for each in long:
         assert Asked(pool, [*each.ids, *ids_of(80, 7)]).read <= 81
+
+
+def test_the_log_says_what_differed(pool: Conversations, caplog: pytest.LogCaptureFixture) -> None:
+    ids = ids_of(300, 0)
+    Asked(pool, ids)
+    with caplog.at_level(logging.INFO):
+        Asked(pool, ids)
+        Asked(pool, ids[:250])
+        Asked(pool, [*ids[:200], *ids_of(50, 1)])
+    same, shorter, other = [each.getMessage() for each in caplog.records]
+    assert same == "300 of 300 tokens are known"
+    assert shorter == "250 of 250 tokens are known"
+    assert other.startswith("200 of 250 tokens are known; the first different token is 201 of the")
 
 
 def test_what_would_lose_more_than_it_has_in_common_begins_anew(pool: Conversations) -> None:
