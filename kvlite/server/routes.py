@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -107,16 +108,17 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
         yield
         await asyncio.to_thread(model.close)
 
+    answering = partial(_answering, model)
     routes = [
-        Route("/health", _answering(api.health), methods=["GET"]),
-        Route("/metrics", _answering(api.metrics), methods=["GET"]),
-        Route("/v1/models", _answering(api.models), methods=["GET"]),
-        Route("/v1/models/{name:path}", _answering(api.named_model), methods=["GET"]),
-        Route("/v1/chat/completions", _answering(api.chat), methods=["POST"]),
-        Route("/v1/completions", _answering(api.completions), methods=["POST"]),
-        Route("/v1/responses", _answering(api.responses), methods=["POST"]),
-        Route("/tokenize", _answering(api.tokenize), methods=["POST"]),
-        Route("/detokenize", _answering(api.detokenize), methods=["POST"]),
+        Route("/health", answering(api.health), methods=["GET"]),
+        Route("/metrics", answering(api.metrics), methods=["GET"]),
+        Route("/v1/models", answering(api.models), methods=["GET"]),
+        Route("/v1/models/{name:path}", answering(api.named_model), methods=["GET"]),
+        Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
+        Route("/v1/completions", answering(api.completions), methods=["POST"]),
+        Route("/v1/responses", answering(api.responses), methods=["POST"]),
+        Route("/tokenize", answering(api.tokenize), methods=["POST"]),
+        Route("/detokenize", answering(api.detokenize), methods=["POST"]),
     ]
     return Starlette(
         routes=routes,
@@ -129,12 +131,13 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _answering(handler: Handler) -> Handler:
-    """A handler whose errors are answered in OpenAI's shape."""
+def _answering(model: ServedModel, handler: Handler) -> Handler:
+    """A handler whose errors are answered in OpenAI's shape, until the server ends."""
 
     async def answer(request: Request) -> Response:
         try:
-            return await handler(request)
+            async with model.until_end():
+                return await handler(request)
         except ClientDisconnect:
             raise
         except Exception as error:

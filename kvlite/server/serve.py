@@ -6,16 +6,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-import uvicorn
-
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, Stopped
 from kvlite.server.config import ServerConfig
-from kvlite.server.routes import make_app
+from kvlite.server.http_server import HttpServer
 from kvlite.server.served_model import ServedModel
 
-# Seconds that answers have to end when the server does.
-_PATIENCE = 2
 # Connections that wait to be taken.
 _BACKLOG = 128
 
@@ -34,17 +30,7 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
         model = ServedModel(settings, config)
         host = f"[{config.host}]" if ":" in config.host else config.host
         tell(f"kvlite serves {model.names[0]} at http://{host}:{config.port}/v1 (Ctrl-C ends it)")
-        server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(model, config),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_PATIENCE,
-                h11_max_incomplete_event_size=64 << 10,
-                lifespan="on",
-            )
-        )
+        server = HttpServer(model, config)
 
         def loaded() -> None:
             model.loading.ended.wait()

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ class ServedModel:
         self.text_limit = 0
         self.conversations: Conversations | None = None
         self.engine = Engine()
+        self._ending = False
+        self._waits = set[asyncio.Timeout]()
         self.loading = self.engine.submit(
             lambda work: self._load(settings, work), "Loading the model", public="it is loading"
         )
@@ -109,7 +111,7 @@ class ServedModel:
         """The answers, as they come. Whoever stops listening stops them.
 
         Raises:
-            KvliteError, Refusal: as `Conversations.answer`.
+            KvliteError, Refusal: as `Conversations.answer` and `until_end`.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Token | None]()
 
@@ -132,7 +134,8 @@ class ServedModel:
         try:
             while True:
                 try:
-                    token = await asyncio.wait_for(queue.get(), BEAT)
+                    async with self.until_end():
+                        token = await asyncio.wait_for(queue.get(), BEAT)
                 except TimeoutError:
                     yield Token(waiting=_waiting(work))
                     continue
@@ -144,6 +147,34 @@ class ServedModel:
         finally:
             self.counters.waiting -= 1
             work.abandon()
+
+    @asynccontextmanager
+    async def until_end(self) -> AsyncIterator[None]:
+        """What is awaited within is given up when the server ends.
+
+        Raises:
+            Refusal: it does.
+        """
+        ends = Refusal("the server ends: send this again once it is back", 503, code="server_ends")
+        if self._ending:
+            raise ends
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.remove(wait)
+        except TimeoutError:
+            if self._ending and wait.expired():
+                raise ends from None
+            raise
+
+    def end_requests(self) -> None:
+        """Give up all requests, and all that come; called in the loop that answers them."""
+        self._ending = True
+        for wait in self._waits:
+            wait.reschedule(0)
 
     def close(self) -> None:
         """End what is being done, and keep what was read."""

@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
-from kvlite.server.routes import make_app
+from kvlite.server.http_server import HttpServer
 from kvlite.server.served_model import ServedModel
 
 
@@ -26,6 +25,8 @@ class Server:
 
     address: str
     model: ServedModel
+    http_server: HttpServer
+    thread: threading.Thread
 
     @property
     def client(self) -> openai.OpenAI:
@@ -34,6 +35,15 @@ class Server:
     @property
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.address, timeout=60)
+
+    def end(self) -> None:
+        """As Ctrl-C does."""
+        self.http_server.should_exit = True
+
+    def until_ended(self, seconds: float) -> None:
+        """Wait until the server's thread has."""
+        self.thread.join(seconds)
+        assert not self.thread.is_alive()
 
     def until_idle(self) -> None:
         """Wait until nothing is done or waits."""
@@ -51,18 +61,17 @@ def serving(settings: Settings, config: ServerConfig, *, loaded: bool = True) ->
         model = ServedModel(settings, config)
         if loaded:
             model.loading.wait()
-        app = make_app(model, config)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        server = HttpServer(model, config)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
+        found = Server(f"http://127.0.0.1:{port}", model, server, thread)
         try:
-            yield Server(f"http://127.0.0.1:{port}", model)
+            yield found
         finally:
-            server.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()
+            found.end()
+            found.until_ended(20)
 
 
 @pytest.fixture(scope="session")

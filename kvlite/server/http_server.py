@@ -1,0 +1,47 @@
+"""uvicorn, which ends what is open before it waits for that."""
+
+import asyncio
+import socket
+
+import uvicorn
+
+from kvlite.server.config import ServerConfig
+from kvlite.server.routes import make_app
+from kvlite.server.served_model import ServedModel
+
+# Seconds in which clients must take the last of what they are sent, and then uvicorn's own.
+_PATIENCE, _UVICORNS = 1, 3
+
+
+class HttpServer(uvicorn.Server):
+    """Answers programs. When it ends, so do open requests: clients are told, and the model stops
+    within a token or a chunk."""
+
+    def __init__(self, model: ServedModel, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                make_app(model, config),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_UVICORNS,
+                h11_max_incomplete_event_size=64 << 10,
+                lifespan="on",
+            )
+        )
+        self._model = model
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all that is open, then close as uvicorn does."""
+        self._model.end_requests()
+        hanging_up = asyncio.get_running_loop().call_later(_PATIENCE, self._hang_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            hanging_up.cancel()
+
+    def _hang_up(self) -> None:
+        """Leave clients that do not read."""
+        for connection in self.server_state.connections:
+            if connection.transport is not None:
+                connection.transport.abort()

@@ -1,0 +1,101 @@
+"""What open requests are told when the server ends."""
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvlite.config.settings import Settings
+from kvlite.server import conversations, http_server
+from kvlite.server.config import ServerConfig
+from tests.server.conftest import Server, said, serving
+from tests.server.test_refusing import require_error, tuple_of
+
+CHAT, LONG = "/v1/chat/completions", {"messages": said("Hi"), "max_tokens": 600}
+STREAMED = {**LONG, "stream": True}
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that take half a minute."""
+    answer = conversations.answer_prompt
+
+    def slowly(*args: Any, **given: Any) -> Iterator[Any]:
+        for piece in answer(*args, **{**given, "ignore_eos": True}):
+            time.sleep(0.05)
+            yield piece
+
+    monkeypatch.setattr(conversations, "answer_prompt", slowly)
+
+
+def until(server: Server, waiting: int, generated: int = 1) -> None:
+    """Wait until so many requests are open, and the first one is being answered."""
+    limit = time.monotonic() + 20
+    counters = server.model.counters
+    while counters.waiting < waiting or counters.generated < generated:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_open_requests_are_told_that_the_server_ends(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = dict[str, Future[httpx.Response]]()
+    with ThreadPoolExecutor() as clients:
+        with serving(settings, ServerConfig(folder=tmp_path)) as server:
+
+            def ask(path: str, body: dict[str, Any]) -> Future[httpx.Response]:
+                return clients.submit(server.http.post, path, json=body)
+
+            asked["streamed"] = ask(CHAT, STREAMED)
+            until(server, 1)
+            asked["whole"], asked["waiting"] = ask(CHAT, LONG), ask(CHAT, STREAMED)
+            asked["text"] = ask("/v1/completions", {"prompt": "Hi", "max_tokens": 600})
+            asked["response"] = ask("/v1/responses", {"input": "Hi", "max_output_tokens": 600})
+            until(server, 5)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 2
+        answers = {name: each.result(5) for name, each in asked.items()}
+    streamed = answers.pop("streamed")
+    assert streamed.status_code == 200
+    *chunks, error, done, _ = streamed.text.split("\n\n")
+    assert len(chunks) >= 2 and done == "data: [DONE]"
+    told = json.loads(error.removeprefix("data: "))["error"]
+    assert told["message"].startswith("the server ends") and told["type"] == "server_error"
+    for answer in answers.values():
+        assert require_error(answer, 503, "the server ends")["type"] == "server_error"
+        assert answer.headers["retry-after"]
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not server.model.engine._thread.is_alive()
+    assert server.model.counters.generated < 100 and not server.model.counters.waiting
+
+
+def test_clients_that_send_no_more_or_read_nothing_do_not_hold_it(
+    settings: Settings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "_PATIENCE", 0.2)
+    scores = {"prompt": [5] * 1000, "echo": True, "logprobs": 20, "n": 16}  # 10 MB
+    body = json.dumps({**scores, "stream": True}).encode()
+    head = f"HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with (
+        serving(settings, ServerConfig(folder=tmp_path)) as server,
+        socket.create_connection(tuple_of(server.address)) as sending,
+        socket.create_connection(tuple_of(server.address)) as deaf,
+    ):
+        sending.sendall(f"POST {CHAT} {head}".encode())
+        deaf.sendall(f"POST /v1/completions {head}".encode() + body)
+        until(server, 1)
+        server.end()
+        assert b"503" in sending.recv(1000).split(b"\r\n")[0]
+        server.until_ended(5)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
