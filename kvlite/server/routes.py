@@ -177,7 +177,7 @@ async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) ->
         except Exception as error:
             _log(error)
             body = refusal_of(error).body
-            yield _event({"type": "error", **body["error"]} if named else body)
+            yield _event({**body["error"], "type": "error"} if named else body)
         if not named:
             yield "data: [DONE]\n\n"
 

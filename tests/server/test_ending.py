@@ -99,3 +99,19 @@ def test_clients_that_send_no_more_or_read_nothing_do_not_hold_it(
         assert b"503" in sending.recv(1000).split(b"\r\n")[0]
         server.until_ended(5)
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_the_newer_way_is_told_in_an_event_of_its_own(settings: Settings, tmp_path: Path) -> None:
+    asked = {"input": "Hi", "max_output_tokens": 600, "stream": True}
+    with (
+        ThreadPoolExecutor() as clients,
+        serving(settings, ServerConfig(folder=tmp_path)) as server,
+    ):
+        answer = clients.submit(server.http.post, "/v1/responses", json=asked)
+        until(server, 1, generated=3)
+        server.end()
+        *_, event, _ = answer.result(5).text.split("\n\n")
+    name, _, data = event.partition("\ndata: ")
+    told = json.loads(data)
+    assert name == "event: error" and told["type"] == "error" and told["code"] == "server_ends"
+    assert told["message"].startswith("the server ends")
