@@ -24,7 +24,7 @@ from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
-from kvlite.model.spans import require_states
+from kvlite.model.recurrent_states import require_states
 from tests.conftest import HYBRIDS, Tiny, make_tiny
 from tests.faults import quick_collections
 from tests.masked import masked_logits

@@ -34,7 +34,7 @@ from kvlite.memory.free import free_bytes, is_oom
 from kvlite.memory.oom import OOM_STEPS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
-from kvlite.model.spans import require_states
+from kvlite.model.recurrent_states import require_states
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 from kvlite.offload.kv.placement import place

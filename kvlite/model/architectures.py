@@ -41,30 +41,30 @@ class Architecture:
     known_as: tuple[tuple[str, str], ...] = ()
     may_be_dense: bool = False
 
-    def spans(self, config: Any) -> tuple[tuple[str, ...], ...]:
+    def layer_groups(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
         before it and its own, for the last one also those behind it."""
         layers: int = config.num_hidden_layers
         if not self.recurrent:
             return (("attention",),) * layers
-        spans: list[tuple[str, ...]] = []
+        layer_groups: list[tuple[str, ...]] = []
         waiting: tuple[str, ...] = ()
         for kind in config.layer_types:
             waiting += (kind,)
             if kind not in self.recurrent:
-                spans.append(waiting)
+                layer_groups.append(waiting)
                 waiting = ()
-        return (*spans[:-1], spans[-1] + waiting)
+        return (*layer_groups[:-1], layer_groups[-1] + waiting)
 
-    def attention_layers(self, spans: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+    def attention_layers(self, layer_groups: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
         """The numbers of the attention layers in the model."""
-        starts = accumulate(map(len, spans), initial=0)
-        pairs = zip(starts, spans, strict=False)
-        return tuple(start + self.attention_in(span) for start, span in pairs)
+        starts = accumulate(map(len, layer_groups), initial=0)
+        pairs = zip(starts, layer_groups, strict=False)
+        return tuple(start + self.attention_in(group) for start, group in pairs)
 
-    def attention_in(self, span: tuple[str, ...]) -> int:
-        """The place of the attention layer among the kinds of a span."""
-        return next(place for place, kind in enumerate(span) if kind not in self.recurrent)
+    def attention_in(self, group: tuple[str, ...]) -> int:
+        """The place of the attention layer among the kinds of a group."""
+        return next(place for place, kind in enumerate(group) if kind not in self.recurrent)
 
 
 def _rotates_where_told(config: Any, layer: int) -> bool:

@@ -66,10 +66,10 @@ def engine_layers(modules: Sequence[nn.Module], shape: "ModelShape") -> list[nn.
     if not own.recurrent:
         return [*modules[: shape.layers]]
     made, first = list[nn.Module](), 0
-    for span in shape.spans:
-        layers = {first + place: modules[first + place] for place in range(len(span))}
-        made.append(HybridLayer(layers, first + own.attention_in(span), own.attention_norm))
-        first += len(span)
+    for group in shape.layer_groups:
+        layers = {first + place: modules[first + place] for place in range(len(group))}
+        made.append(HybridLayer(layers, first + own.attention_in(group), own.attention_norm))
+        first += len(group)
         if first == len(modules):
             break
     return made

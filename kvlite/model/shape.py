@@ -15,7 +15,7 @@ from kvlite.model.config_check import (
     require_model_type,
     require_sound,
 )
-from kvlite.model.spans import StateShape, state_shapes
+from kvlite.model.recurrent_states import StateShape, state_shapes
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights
@@ -109,7 +109,7 @@ class ModelShape:
             the layer sees everything.
         parts: the weights, by kind and size.
         rotary: per layer, whether queries and keys are rotated.
-        spans: per layer, the kinds of the model's own layers that run with it, its own included.
+        layer_groups: per layer, the kinds of the model's own layers that run with it, with its own.
         states: per layer, what the recurrent ones among these keep.
     """
 
@@ -125,7 +125,7 @@ class ModelShape:
     windows: tuple[int | None, ...]
     parts: tuple[Parts, ...]
     rotary: tuple[bool, ...]
-    spans: tuple[tuple[str, ...], ...] = ()
+    layer_groups: tuple[tuple[str, ...], ...] = ()
     states: tuple[tuple[StateShape, ...], ...] = ()
 
     @property
@@ -242,11 +242,11 @@ def shape_of(config: Any) -> ModelShape:
         config.hidden_size // config.num_attention_heads
     )
     own = ADMITTED[config.model_type]
-    spans, module = own.spans(config), meta_module(config, torch.bfloat16)
-    numbers = own.attention_layers(spans)
+    layer_groups, module = own.layer_groups(config), meta_module(config, torch.bfloat16)
+    numbers = own.attention_layers(layer_groups)
     return ModelShape(
         model_type=config.model_type,
-        layers=len(spans),
+        layers=len(layer_groups),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads or config.num_attention_heads,
         head_dim=head_dim,
@@ -257,8 +257,8 @@ def shape_of(config: Any) -> ModelShape:
         windows=tuple(_windows(config)[number] for number in numbers),
         parts=_parts(module),
         rotary=tuple(own.rotates(config, number) for number in numbers),
-        spans=spans,
-        states=state_shapes(module, spans, own.recurrent),
+        layer_groups=layer_groups,
+        states=state_shapes(module, layer_groups, own.recurrent),
     )
 
 

@@ -373,7 +373,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
     aside = None if store is None else store.layers[index]
     return (
         reading.model.shape.rotary[index],
-        reading.model.shape.spans[index],
+        reading.model.shape.layer_groups[index],
         reading.policies[index],
         reading.policies[index + 1].token_budget if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],

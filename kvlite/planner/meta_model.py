@@ -37,9 +37,9 @@ def meta_model(
     positions or without, among the same recurrent layers. `config` is transformers'; of the weights
     only the dtype matters, and whether they are unpacked to be multiplied."""
     register_attention()
-    kinds = list(zip(shape.rotary, shape.spans, strict=True))
+    kinds = list(zip(shape.rotary, shape.layer_groups, strict=True))
     first = [kinds.index(kind) for kind in kinds]
-    own = sum(map(len, shape.spans[: max(first) + 1]))
+    own = sum(map(len, shape.layer_groups[: max(first) + 1]))
     module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)
     module.eval().requires_grad_(False)
     if weights.packs:

@@ -320,7 +320,7 @@ class Planner:
         mixers = [sizes["attention"] / shape.layers]
         if shape.recurrent_layers:
             mixers.append(sizes["recurrent"] / shape.recurrent_layers)
-        every = max(shape.layers, sum(map(len, shape.spans)))
+        every = max(shape.layers, sum(map(len, shape.layer_groups)))
         return ceil(max(mixers) + (sizes["mlp"] + sizes["norms"]) / every)
 
     def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:

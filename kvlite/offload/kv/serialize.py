@@ -9,7 +9,7 @@ from kvlite.cache import KVBits, LayerCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
 from kvlite.model.load import LoadedModel
-from kvlite.model.spans import require_states
+from kvlite.model.recurrent_states import require_states
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index, sign_bytes
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore

@@ -67,26 +67,26 @@ def require_states(
 
 
 def state_shapes(
-    module: Any, spans: tuple[tuple[str, ...], ...], recurrent: tuple[str, ...]
+    module: Any, layer_groups: tuple[tuple[str, ...], ...], recurrent: tuple[str, ...]
 ) -> tuple[tuple[StateShape, ...], ...]:
     """The states of each layer of the engine, by running one of a kind.
 
     Args:
         module: transformers' model on the meta device, in bfloat16.
-        spans: as of `ModelShape`.
+        layer_groups: as of `ModelShape`.
         recurrent: the kinds of layers to run.
     """
     known: dict[str, StateShape | None] = {}
     number, shapes = 0, []
-    for span in spans:
+    for group in layer_groups:
         own = []
-        for place, kind in enumerate(span):
+        for place, kind in enumerate(group):
             if kind in recurrent and kind not in known:
                 known[kind] = _ran(module, number + place)
             if (found := known.get(kind)) is not None:
                 own.append(replace(found, place=place))
         shapes.append(tuple(own))
-        number += len(span)
+        number += len(group)
     return tuple(shapes)
 
 
