@@ -9,7 +9,7 @@ import pytest
 # Libraries come first: on Linux they use what is hidden from kvlite.
 HIDE = """
 import os, signal, sys
-import numba, platformdirs, psutil, torch, transformers
+import filelock, numba, platformdirs, psutil, torch, transformers
 from kvlite.__main__ import main
 for name in ("resource", "termios", "fcntl", "pwd", "grp", "tty", "pty"):
     sys.modules[name] = None
@@ -23,7 +23,7 @@ main()
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", HIDE, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.long
