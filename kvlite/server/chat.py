@@ -74,19 +74,13 @@ class ChatAnswer:
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         found = None
         if self.ask.top is not None:
-            found = chat_logprobs(self._tokenizer, self._shown(choice.tokens))
+            found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         said = {"message": message, "logprobs": found, "finish_reason": choice.reason}
         return {"index": index, **said}
 
-    def _shown(self, tokens: list[Token]) -> list[Any]:
-        """Log probabilities of tokens that are part of the answer."""
-        ends = self.model.ready().model.stop_ids
-        found = (each.chances for each in tokens if each.chances is not None)
-        return [each for each in found if each.own.token_id not in ends]
-
     def _logprobs(self, token: Token) -> dict[str, Any] | None:
-        shown = self._shown([token])
+        shown = self.model.shown_chances([token])
         return chat_logprobs(self._tokenizer, shown) if shown else None
 
     def _chunk(

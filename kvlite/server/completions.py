@@ -39,8 +39,10 @@ class CompletionAnswer:
         model.require_name(request.model)
         request.require_here()
         runner = model.ready()
-        longest = _LONGEST if request.longest is None else request.longest
-        settings = request.settings(runner.settings, least=0 if request.echo else 1)
+        echo = bool(request.echo)
+        settings = request.settings(runner.settings, least=0 if echo else 1)
+        if request.longest is None:
+            settings["max_new_tokens"] = _LONGEST
         wanted = request.logprobs
         top = None if wanted is None or wanted is False else int(wanted)
         if top is not None and not 0 <= top <= _TOP:
@@ -48,20 +50,11 @@ class CompletionAnswer:
         prompts = request.prompts()
         if len(prompts) > _PROMPTS:
             raise Refusal(f"there are {len(prompts)} prompts: {_PROMPTS} at most", param="prompt")
-        asks = list[Ask]()
-        for prompt in prompts:
-            ids = await _ids(model, prompt)
-            echo = bool(request.echo)
-            asks.append(
-                Ask(
-                    ids,
-                    settings | ({"max_new_tokens": longest} if longest else {}),
-                    choices=request.choices,
-                    top=top,
-                    scored=echo and top is not None,
-                    answers=longest > 0,
-                )
-            )
+        scored, answers = echo and top is not None, request.longest != 0
+        asks = [
+            Ask(await _ids(model, each), settings, request.choices, top, scored, answers)
+            for each in prompts
+        ]
         return cls(model, request, asks)
 
     async def whole(self) -> dict[str, Any]:
@@ -114,10 +107,7 @@ class CompletionAnswer:
     def _choice(self, index: int, ask: Ask, choice: Choice) -> dict[str, Any]:
         text, found = choice.text, None
         if ask.top is not None:
-            ends = self.model.ready().model.stop_ids
-            drawn = [each.chances for each in choice.tokens if each.chances is not None]
-            shown = [each for each in drawn if each.own.token_id not in ends]
-            found = self._logprobs([*choice.prompt, *shown])
+            found = self._logprobs([*choice.prompt, *self.model.shown_chances(choice.tokens)])
         if self.request.echo:
             text = self._text(ask.ids) + text
         reason = choice.reason if ask.answers else "length"

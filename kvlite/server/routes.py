@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,6 +29,7 @@ from kvlite.server.tokens import text_of, tokens_of
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
+_Fields = TypeVar("_Fields", bound=BaseModel)
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -57,37 +59,33 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """The next message of a chat."""
-        fields = parsed(Chat, await self.bodies.read(request.scope, request.receive))
-        answer = await ChatAnswer.of(self.model, fields)
-        if fields.stream:
-            return await _streamed(answer.stream(), request)
-        return JSONResponse(await _unless_gone(answer.whole(), request))
+        fields = await self._fields(Chat, request)
+        return await _answered(await ChatAnswer.of(self.model, fields), request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
-        fields = parsed(Completion, await self.bodies.read(request.scope, request.receive))
-        answer = await CompletionAnswer.of(self.model, fields)
-        if fields.stream:
-            return await _streamed(answer.stream(), request)
-        return JSONResponse(await _unless_gone(answer.whole(), request))
+        fields = await self._fields(Completion, request)
+        return await _answered(await CompletionAnswer.of(self.model, fields), request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
-        fields = parsed(ResponseRequest, await self.bodies.read(request.scope, request.receive))
+        fields = await self._fields(ResponseRequest, request)
         answer = await ResponseAnswer.of(self.model, fields, self.said)
-        if fields.stream:
-            return await _streamed(answer.stream(), request, named=True)
-        return JSONResponse(await _unless_gone(answer.whole(), request))
+        return await _answered(answer, request, named=True)
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or a chat."""
-        fields = parsed(Tokenizing, await self.bodies.read(request.scope, request.receive))
+        fields = await self._fields(Tokenizing, request)
         return JSONResponse(await tokens_of(self.model, fields))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        fields = parsed(Detokenizing, await self.bodies.read(request.scope, request.receive))
+        fields = await self._fields(Detokenizing, request)
         return JSONResponse(await text_of(self.model, fields))
+
+    async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
+        """What a request says, checked."""
+        return parsed(kind, await self.bodies.read(request.scope, request.receive))
 
     def _about(self) -> dict[str, Any]:
         model, name = self.model, self.model.names[0]
@@ -159,6 +157,15 @@ def _log(error: Exception) -> None:
 
 
 Chunks = AsyncGenerator[dict[str, Any] | str]
+
+
+async def _answered(
+    answer: ChatAnswer | CompletionAnswer | ResponseAnswer, request: Request, *, named: bool = False
+) -> Response:
+    """An answer as it was asked for, streamed or whole; `named` as of `_streamed`."""
+    if answer.request.stream:
+        return await _streamed(answer.stream(), request, named=named)
+    return JSONResponse(await _unless_gone(answer.whole(), request))
 
 
 async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) -> Response:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +101,12 @@ class ServedModel:
         if name is not None and name not in self.names:
             said = f"there is no model {name[:100]!r} here: this server has {self.names[0]!r}"
             raise Refusal(said, 404, "model", "model_not_found")
+
+    def shown_chances(self, tokens: Iterable[Token]) -> list[Chances]:
+        """Those of tokens that are part of an answer, which its end is not."""
+        ends = self.ready().model.stop_ids
+        found = (each.chances for each in tokens if each.chances is not None)
+        return [each for each in found if each.own.token_id not in ends]
 
     def require_short(self, characters: int) -> None:
         """Raises ContextError for more characters than can fit, before they are tokenized."""
