@@ -34,12 +34,17 @@ def copied(
     return deepcopy([*layers], placed)
 
 
+def flat_storage(tensor: Tensor) -> Tensor:
+    """The storage behind a tensor, `(bytes,)` uint8; not a copy."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+
+
 def _placed(tensor: Tensor, homes: dict[int, Tensor], made: Callable[[Tensor], Tensor]) -> Tensor:
     """The same view of a copy of its storage, of which there is one."""
     storage = tensor.untyped_storage()
     if storage.data_ptr() not in homes or not storage.nbytes():
-        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-        homes[storage.data_ptr()] = made(flat)
+        homes[storage.data_ptr()] = made(flat_storage(tensor))
     home = homes[storage.data_ptr()]
     placed = torch.empty(0, dtype=tensor.dtype, device=home.device)
     return placed.set_(

@@ -18,8 +18,7 @@ from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
-from kvlite.offload.kv.disk import ALIGNED
-from kvlite.offload.kv.moving import move_storage
+from kvlite.offload.kv.moving import aligned_starts, mapped_copies, move_storage
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
 
 HOST = torch.device("cpu")
@@ -92,21 +91,16 @@ class _Pages:
             raise MemoryError from error
 
     def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        begin, starts = self._size, [0]
-        for tensor in tensors:
-            starts.append(starts[-1] + -(-tensor.untyped_storage().nbytes() // ALIGNED) * ALIGNED)
+        begin, starts = self._size, aligned_starts(tensors)
         unit = mmap.ALLOCATIONGRANULARITY
         length = max(1, -(-starts[-1] // unit)) * unit
         os.posix_fallocate(self._file, begin, length)  # a page that is not there kills a program
         mapped = mmap.mmap(self._file, length, offset=begin)
         self._size += length
-        homes = []
-        for tensor, start in zip(tensors, starts, strict=False):
-            storage = tensor.untyped_storage()
-            flat = torch.frombuffer(mapped, dtype=torch.uint8, count=storage.nbytes(), offset=start)
-            flat.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
-            self._starts[flat.data_ptr()] = begin + start
-            homes.append(flat)
+        homes = mapped_copies(mapped, tensors, starts)
+        for home, start in zip(homes, starts, strict=False):
+            if len(home):
+                self._starts[home.data_ptr()] = begin + start
         return homes
 
     def copying(self) -> Callable[[Tensor], Tensor]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import torch
 from torch import Tensor
 
 from kvlite.cache import LayerCache
+from kvlite.cache.copying import flat_storage
 from kvlite.config.units import readable
 from kvlite.errors import RecallError, reason
-from kvlite.offload.kv.moving import move_storage
+from kvlite.offload.kv.moving import aligned_starts, mapped_copies, move_storage
 
-ALIGNED, BLOCK = 64, 1 << 20
+BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,13 @@ class Disk:
 
     def _mapped(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Flat copies in one mapped file, each with its own storage."""
-        counts = [tensor.untyped_storage().nbytes() for tensor in tensors]
-        starts = [0]
-        for count in counts:
-            starts.append(starts[-1] + -(-count // ALIGNED) * ALIGNED)
+        starts = aligned_starts(tensors)
         if not starts[-1]:
-            return [tensor.flatten() for tensor in tensors]
+            return [flat_storage(tensor) for tensor in tensors]
         with tempfile.TemporaryFile(dir=self.folder) as file:
             _reserve(file, starts[-1])
             mapped = mmap.mmap(file.fileno(), starts[-1])
-        copies = []
-        for tensor, start, count in zip(tensors, starts, counts, strict=False):
-            if not count:
-                copies.append(tensor.flatten())
-                continue
-            flat = torch.frombuffer(mapped, dtype=torch.uint8, count=count, offset=start)
-            flat.copy_(torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()))
-            copies.append(flat)
-        return copies
+        return mapped_copies(mapped, tensors, starts)
 
     def _refusal(self, error: OSError) -> RecallError:
         return RecallError(

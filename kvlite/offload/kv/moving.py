@@ -1,10 +1,15 @@
-"""Moving a layer's storage, in place."""
+"""Moving a layer's storage, in place, to mapped memory or elsewhere."""
 
+import mmap
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from kvlite.cache import LayerCache
+from kvlite.cache.copying import flat_storage
+
+ALIGNED = 64
 
 
 def move_storage(
@@ -26,3 +31,26 @@ def move_storage(
         home = homes[tensor.untyped_storage().data_ptr()]
         offset, size, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
         tensor.set_(home.untyped_storage(), offset, size, stride)
+
+
+def aligned_starts(tensors: Sequence[Tensor]) -> list[int]:
+    """Where the storage of each tensor begins in one piece of memory, and where the last ends."""
+    starts = [0]
+    for tensor in tensors:
+        starts.append(starts[-1] + -(-tensor.untyped_storage().nbytes() // ALIGNED) * ALIGNED)
+    return starts
+
+
+def mapped_copies(
+    mapped: mmap.mmap, tensors: Sequence[Tensor], starts: Sequence[int]
+) -> list[Tensor]:
+    """Flat copies of storages in mapped memory, from `aligned_starts` on, each with a storage of
+    its own; an empty one stays where it is."""
+    copies = []
+    for tensor, start in zip(tensors, starts, strict=False):
+        flat = flat_storage(tensor)
+        if len(flat):
+            home = torch.frombuffer(mapped, dtype=torch.uint8, count=len(flat), offset=start)
+            flat = home.copy_(flat)
+        copies.append(flat)
+    return copies
