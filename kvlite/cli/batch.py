@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json
-from kvlite.cli.opening import require_out
+from kvlite.cli.opening import load_for, require_out
 from kvlite.cli.options import AsJson, Quiet, with_settings
 from kvlite.cli.screen import console, stop_on_interrupt
 from kvlite.config.settings import Settings
@@ -22,7 +22,6 @@ from kvlite.model.source import require_model
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvlite.conversation.runner import Runner
     from kvlite.jobs.run import BatchAnswer
 
 
@@ -72,7 +71,7 @@ def batch(
     path, job = Path(out), job_of(settings)
     Written.of(path).require(job, asked, path)  # before the model is loaded
     screen = console(quiet)
-    runner = _loaded(settings, screen)
+    runner = load_for(settings, "", screen)
     from kvlite.model.files import fingerprint
 
     job["model"] = fingerprint(runner.model_path)
@@ -98,16 +97,6 @@ def batch(
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
         raise typer.Exit(BAD_INPUT)
-
-
-def _loaded(settings: Settings, screen: "Console") -> "Runner":
-    from kvlite.conversation.runner import open_runner
-
-    with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update)
-    for why in runner.plan.changes if runner.plan else ():
-        screen.print(f"Plan: {why}", style="dim")
-    return runner
 
 
 class _Progress:

@@ -22,6 +22,7 @@ from kvlite.config.paths import (
     config_folder,
     data_folder,
     models_folder,
+    nearest_folder,
     require_writable,
 )
 from kvlite.config.threads import processor_share
@@ -111,15 +112,19 @@ def checks_of_this_machine() -> Iterator[Check]:
 
 
 def _python() -> Check:
-    system = "WSL" if _in_wsl() else platform.system()
+    from kvlite.memory.nvml import in_wsl
+
+    system = "WSL" if in_wsl() else platform.system()
     return Check("Python", "ok", f"{platform.python_version()} on {system} {platform.machine()}")
 
 
 def _cards(found: "list[Card]") -> Iterator[Check]:
+    from kvlite.memory.nvml import in_wsl
+
     if not found:
         about = "no NVIDIA card, or no driver for it: the processor computes"
         remedy = "if this machine has one, install NVIDIA's driver: nvidia-smi then lists it" + (
-            " (in Windows, not in WSL)" if _in_wsl() else ""
+            " (in Windows, not in WSL)" if in_wsl() else ""
         )
         yield Check("card", "note", about, remedy)
     for card in found:
@@ -184,7 +189,7 @@ def _folders() -> Iterator[Check]:
         variable = "KVLITE_" + {"settings": "CONFIG"}.get(name, name.upper())
         try:
             require_writable(folder)
-            there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+            there = nearest_folder(folder)
             with TemporaryFile(dir=there):
                 pass
         except OSError as error:
@@ -227,10 +232,6 @@ def _size(folder: Path) -> int:
             except OSError:  # removed meanwhile
                 continue
     return total
-
-
-def _in_wsl() -> bool:
-    return "microsoft" in platform.uname().release.lower()
 
 
 def _devices() -> list[str]:

@@ -35,6 +35,11 @@ def config_folder() -> Path:
     return Path(os.environ.get("KVLITE_CONFIG") or user_config_path("kvlite", appauthor=False))
 
 
+def nearest_folder(folder: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
+
+
 def require_writable(folder: Path) -> None:
     """Check, before work that takes long, that what comes of it can be written to a folder, which
     need not exist yet.
@@ -42,7 +47,7 @@ def require_writable(folder: Path) -> None:
     Raises:
         OSError: it cannot.
     """
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    there = nearest_folder(folder)
     if not there.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
     if not os.access(there, os.W_OK | os.X_OK):

@@ -102,7 +102,12 @@ def card_use(device: "torch.device") -> CardUse | None:
 
 def spills() -> bool:
     """Whether drivers move what a card cannot hold to host memory: on Windows and in WSL."""
-    return sys.platform == "win32" or "microsoft" in platform.uname().release.lower()
+    return sys.platform == "win32" or in_wsl()
+
+
+def in_wsl() -> bool:
+    """Whether this is Linux within Windows."""
+    return "microsoft" in platform.uname().release.lower()
 
 
 def spill_note(use: CardUse | None) -> str:

@@ -5,6 +5,7 @@ that gives one expert's matrix at a time, and a function that is registered with
 one expert after the other.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +17,12 @@ ONE_BY_ONE = "kvlite"
 PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
-class PackedExperts(nn.Module):
+class PackedExperts(nn.Module, ABC):
     """One projection of all experts of a layer."""
 
+    @abstractmethod
     def __getitem__(self, expert: int) -> Tensor:
         """One expert's matrix, unpacked, as transformers would have it."""
-        raise NotImplementedError
 
 
 def pack_experts(module: nn.Module, packed: Callable[[Tensor], PackedExperts]) -> None:

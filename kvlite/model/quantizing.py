@@ -4,6 +4,7 @@ transformers.
 Sources: as in `model.weights`. bitsandbytes rounds; numbers are those it gives each matrix alone.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import ceil, prod
 from typing import Any
@@ -30,7 +31,11 @@ def quantize_layer(layer: nn.Module, weights: Weights) -> None:
 def quantize_experts(module: nn.Module, weights: Weights) -> None:
     """Replace the tensors of all experts within a module, expert by expert; by empty ones, where
     files have them packed."""
-    kinds = {"nf4": NF4Experts, "int8": Int8Experts, MXFP4: MXFP4Experts}
+    kinds: dict[str, Callable[..., PackedExperts]] = {
+        "nf4": NF4Experts,
+        "int8": Int8Experts,
+        MXFP4: MXFP4Experts,
+    }
     pack_experts(module, partial(kinds[weights.name], dtype=weights.dtype))
 
 
