@@ -6,7 +6,6 @@ import gradio as gr
 
 from kvlite.config.settings import OPTIONS, Settings
 
-from .engine.uploads import SUFFIXES
 from .form import ANSWER, FIRST, Models, control, shown_values
 from .samples import EXAMPLES
 
@@ -121,7 +120,6 @@ class Parts:
             label="Message",
             show_label=False,
             placeholder="Message, or drop a document",
-            file_types=list(SUFFIXES),
             file_count="multiple",
             sources=["upload"],
             max_plain_text_length=_PASTE,

@@ -17,8 +17,6 @@ from kvlite.web.work import Work
 from ..storage.store import folder_of
 from .model_host import ModelHost
 
-# What may be uploaded.
-SUFFIXES = (".pdf", ".docx", ".txt", ".md", ".markdown", ".html", ".htm")
 # Bytes of all files together, of one user's, and the least that one counts as, so that there cannot
 # be too many.
 MOST, MOST_EACH, LEAST = 2 << 30, 1 << 30, 1 << 20
@@ -82,10 +80,6 @@ class Uploads:
         Unless it was cancelled, the file is removed then."""
         name = Path(path).name
         try:
-            if Path(path).suffix.lower() not in SUFFIXES:
-                raise DocumentError(
-                    f"{name} is none of {', '.join(SUFFIXES)}: save it as one of them"
-                )
             own = threading.BoundedSemaphore(_AT_ONCE_EACH)
             own = self._turns_of.setdefault(Path(path).parent.parent.name, own)
             with _turn(own, work), _turn(self._turns, work):

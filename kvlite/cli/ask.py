@@ -29,9 +29,9 @@ def ask(
         list[str] | None,
         typer.Argument(
             metavar="FILE... [QUESTION]...",
-            help="txt, md, html, pdf or docx files; - for standard input; or a .kv file that "
-            "`kvlite read` or a conversation left; then what to ask: without it, questions are "
-            "asked one after another",
+            help="documents (text, pdf, Office, html, epub, mail); - for standard input; or a .kv "
+            "file that `kvlite read` or a conversation left; then what to ask: without, questions "
+            "are asked one after another",
         ),
     ] = None,
     library: FromLibrary = True,

@@ -34,9 +34,7 @@ def plan(
         int | None,
         typer.Option(min=1, help=f"tokens to read; left out, {TOKENS:,} or what the model holds"),
     ] = None,
-    doc: Annotated[
-        str | None, typer.Option(help="a document to read: txt, md, html, pdf or docx")
-    ] = None,
+    doc: Annotated[str | None, typer.Option(help="a document to read")] = None,
     card: Annotated[
         str, typer.Option(help='the card\'s name, for its speed, e.g. "RTX 4090"')
     ] = "",

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @with_settings
 def read(
     settings: Settings,
-    files: Annotated[list[str], typer.Argument(help="txt, md, html, pdf or docx files")],
+    files: Annotated[
+        list[str], typer.Argument(help="documents: text, pdf, Office, html, epub, mail")
+    ],
     name: Annotated[
         str, typer.Option(help="its name in the library; left out, the document's")
     ] = "",

@@ -1,4 +1,4 @@
-"""Files people have (text, Markdown, HTML, PDF, Word) as text with page numbers.
+"""Files people have (text, PDF, Word, slides, workbooks, books, mail) as text with page numbers.
 
 Whatever is wrong with a file becomes one `DocumentError` that names the file and the remedy.
 Parsers are imported where they are used: together they take half a second, and most runs of kvlite

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from typing import BinaryIO, Literal, NoReturn, TextIO
 
 from kvlite.config.units import readable
+from kvlite.documents.archive import names_in
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
-Kind = Literal["text", "html", "pdf", "zip", "docx", "other"]
+Kind = Literal[
+    "text", "html", "pdf", "zip", "docx", "opendocument", "slides", "sheets", "epub", "rtf", "mail",
+    "other",
+]  # fmt: skip
 
 # More than the longest trained context, of ten million tokens, takes.
 TEXT_LIMIT = 64 * 2**20
@@ -22,12 +26,40 @@ _PIECE = 2**20
 _HEAD = 1024
 
 _REMEDIES = {
-    ".doc .rtf .odt .ods .odp .xls .xlsx .ppt .pptx .pages": "save it as .docx, .pdf or text",
-    ".epub .mobi .azw .azw3 .djvu": "convert it to text, for example with Calibre's ebook-convert",
+    ".doc .ppt .pages .numbers .key": "save it as .docx, .pptx, .xlsx or .pdf",
+    ".msg": "save it as .eml or text",
+    ".mobi .azw .azw3 .djvu": "convert it to .epub or text, for example with Calibre's "
+    "ebook-convert",
     ".png .jpg .jpeg .gif .bmp .tif .tiff .webp .heic": "run OCR on it, for example tesseract",
     ".zip .gz .bz2 .xz .zst .7z .rar .tar .tgz": "unpack it and name the file inside",
 }
 _REFUSED = {suffix: remedy for names, remedy in _REMEDIES.items() for suffix in names.split()}
+_KINDS: dict[str, Kind] = {
+    ".pdf": "pdf",
+    ".docx": "docx",
+    ".odt": "opendocument",
+    ".ods": "opendocument",
+    ".odp": "opendocument",
+    ".pptx": "slides",
+    ".xlsx": "sheets",
+    ".xlsm": "sheets",
+    ".xlsb": "sheets",
+    ".xls": "sheets",
+    ".epub": "epub",
+    ".rtf": "rtf",
+    ".eml": "mail",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+}
+# What names a part of an archive has, by its kind; the first that fits.
+_PARTS: tuple[tuple[str, Kind], ...] = (
+    ("word/document", "docx"),
+    ("ppt/presentation.xml", "slides"),
+    ("xl/workbook.", "sheets"),
+    ("META-INF/container.xml", "epub"),
+    ("content.xml", "opendocument"),
+)
 _UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 _NOT_FILES = (
     (stat.S_ISDIR, "is a folder: name one of the files in it."),
@@ -56,22 +88,25 @@ def kind_of(head: bytes, path: str) -> Kind:
         return "pdf"
     if head.startswith(b"PK"):
         return "zip"
-    if suffix == ".pdf":
-        return "pdf"
-    if suffix == ".docx":
-        return "docx"
-    if suffix in _REFUSED or head.startswith(b"{\\rtf"):
+    if head.startswith(b"{\\rtf"):
+        return "rtf"
+    if suffix in _REFUSED:
         return "other"
-    if suffix in (".html", ".htm", ".xhtml"):
-        return "html"
     if path == "-" and re.match(rb"(?i)\s*<(!doctype )?html\b", head[:200]):
         return "html"
-    return "text"
+    return _KINDS.get(suffix, "text")
+
+
+def kind_of_archive(data: bytes, path: str) -> Kind:
+    """What an archive is by its parts; by its suffix if it has none of a document."""
+    names = names_in(data)
+    found = (kind for part, kind in _PARTS if any(name.startswith(part) for name in names))
+    return next(found, kind_of(b"", path))
 
 
 def refuse_format(label: str, path: str) -> NoReturn:
     """Raises DocumentError: kvlite does not read such files."""
-    remedy = _REFUSED.get(os.path.splitext(path)[1].lower(), _REFUSED[".rtf"])
+    remedy = _REFUSED.get(os.path.splitext(path)[1].lower(), _REFUSED[".zip"])
     raise DocumentError(f"{label} is not in a format kvlite reads: {remedy}.")
 
 

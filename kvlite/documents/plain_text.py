@@ -35,7 +35,7 @@ def decoded(data: bytes, tracker: Tracker, *, html: bool = False) -> str:
                 ) from None
     if b"\0" in data:
         raise DocumentError(
-            f"{label} holds binary data, not text: convert it to text, HTML, PDF or .docx first "
+            f"{label} holds binary data, not text: convert it to text or PDF first "
             "(if it is text in UTF-16, save it as UTF-8)."
         )
     try:

@@ -3,16 +3,44 @@
 import itertools
 import os
 import threading
+from collections.abc import Callable
+from importlib import import_module
 
 from kvlite.config.child_process import run_in_child
 from kvlite.documents.document import Document, one_kind_of_newline
-from kvlite.documents.opening import bytes_of, kind_of, refuse_format
-from kvlite.documents.plain_text import decoded
-from kvlite.documents.tracker import ProgressCallback, Tracker
+from kvlite.documents.opening import Kind, bytes_of, kind_of, kind_of_archive, refuse_format
+from kvlite.documents.tracker import PARSER_ERRORS, ProgressCallback, Tracker
 from kvlite.errors import DocumentError
 
 # Bytes beyond what Python takes, ten times the largest file.
 _MEMORY = 2 * 2**30
+
+Reader = Callable[[bytes, Tracker], str | list[str]]
+
+
+def _reader(module: str, name: str) -> Reader:
+    """A function of a module of this package, which is imported when it is first called."""
+
+    def read(data: bytes, tracker: Tracker) -> str | list[str]:
+        reader: Reader = getattr(import_module(f"kvlite.documents.{module}"), name)
+        return reader(data, tracker)
+
+    return read
+
+
+# How each kind is read, a list being pages, and what it is called.
+_READERS: dict[Kind, tuple[Reader, str]] = {
+    "text": (_reader("plain_text", "decoded"), "text"),
+    "html": (_reader("html", "html_page"), "HTML page"),
+    "pdf": (_reader("pdf", "pdf_pages"), "PDF"),
+    "docx": (_reader("word", "word_text"), "Word document"),
+    "opendocument": (_reader("opendocument", "opendocument_text"), "OpenDocument file"),
+    "slides": (_reader("slides", "slides"), "PowerPoint file"),
+    "sheets": (_reader("sheets", "sheets_text"), "Excel workbook"),
+    "epub": (_reader("epub", "epub_text"), "EPUB book"),
+    "rtf": (_reader("rtf", "rtf_text"), "RTF text"),
+    "mail": (_reader("mail", "mail_text"), "message"),
+}
 
 
 def read_document(
@@ -22,7 +50,8 @@ def read_document(
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> Document:
-    """Read a text, Markdown, HTML, PDF or Word (.docx) file; "-" reads standard input.
+    """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, RTF or mail file; "-"
+    reads standard input.
 
     The file's first bytes count for more than its suffix.
 
@@ -86,23 +115,15 @@ def _read(path: str, tracker: Tracker) -> tuple[list[str], str]:
         return [], ""
     kind = kind_of(data[:1024], path)
     if kind == "zip":
-        from kvlite.documents.word import is_word
-
-        kind = "docx" if is_word(data) else kind_of(b"", path)
-    if kind == "pdf":
-        from kvlite.documents.pdf import pdf_pages
-
-        pages = pdf_pages(data, tracker)
-        return pages, "\n".join(pages)
-    if kind == "docx":
-        from kvlite.documents.word import word_text
-
-        return [], word_text(data, tracker)
-    if kind == "other":
+        kind = kind_of_archive(data, path)
+    if kind in ("other", "zip"):
         refuse_format(tracker.label, path)
-    text = decoded(data, tracker, html=kind == "html")
-    if kind == "html":
-        from kvlite.documents.html import html_text
-
-        text = html_text(text, tracker)
-    return [], text
+    read, what = _READERS[kind]
+    try:
+        found = read(data, tracker)
+    except PARSER_ERRORS as error:
+        raise DocumentError(
+            f"{tracker.label} is damaged or no {what}: get it anew, or open it in the program that "
+            "it is from and save it again."
+        ) from error
+    return ([], found) if isinstance(found, str) else (found, "\n".join(found))

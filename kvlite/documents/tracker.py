@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
+from xml.parsers.expat import ExpatError
 
 from kvlite.errors import ContextError, require_uncancelled
 
@@ -17,6 +18,7 @@ ProgressCallback = Callable[[int, int], None]
 PARSER_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError),
     *(RuntimeError, TypeError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error),
+    ExpatError,
 )
 
 

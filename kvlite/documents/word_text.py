@@ -3,27 +3,10 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from kvlite.documents.archive import Attributes
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
 
-Attributes = dict[str, str]
-
-# Without the prefixes and the year that the two standards' names differ in.
-_PREFIXES = ("http://schemas.openxmlformats.org/", "http://purl.oclc.org/ooxml/")
-_NAMESPACES = {
-    "wordprocessingml/main": "w",
-    "officeDocument/math": "m",
-    "officeDocument/relationships": "r",
-    "drawingml/main": "a",
-    "drawingml/picture": "pic",
-    "drawingml/wordprocessingDrawing": "wp",
-    "drawingml/chart": "c",
-    "drawingml/diagram": "dgm",
-    "markup-compatibility": "mc",
-    "http://schemas.microsoft.com/office/drawing/2014/chartex": "cx",
-    "urn:schemas-microsoft-com:vml": "v",
-    "urn:schemas-microsoft-com:office:office": "o",
-}
 # Most of the markup, and nothing to read in it.
 _FORMATTING = frozenset(("w:pPr", "w:r", "w:rPr", "w:rFonts", "w:color", "w:sz", "w:lang"))
 # Deleted text (all changes are accepted), how a word is pronounced, and definitions of tab stops.
@@ -52,18 +35,6 @@ _NOT_READ = {
 }
 # A cell merged with those below it is repeated in each of their rows up to this length: a label.
 _LABEL = 200
-
-
-class LocalNames(dict[str, str]):
-    """Element and attribute names as people write them, such as `w:p`, by expat's full names."""
-
-    def __missing__(self, name: str) -> str:
-        space, _, own = name.rpartition(" ")
-        for prefix in _PREFIXES:
-            space = space.removeprefix(prefix)
-        short = _NAMESPACES.get(space.replace("/2006", ""), "?")
-        self[name] = f"{short}:{own}" if space else own
-        return self[name]
 
 
 @dataclass

@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_a_sentence(server: Server, tmp_path: Path) -> No
     for name, content, sentence in (
         ("empty.txt", b" ", "empty.txt"),
         ("broken.pdf", b"%PDF-1.7\nnothing of the kind", "broken.pdf"),
-        ("table.csv", b"a,b", "table.csv is none of .pdf"),
+        ("photo.png", b"a,b", "photo.png is not in a format kvlite reads: run OCR"),
     ):
         path = tmp_path / name
         path.write_bytes(content)

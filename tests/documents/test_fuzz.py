@@ -13,6 +13,7 @@ import pytest
 from pypdf import PdfReader, PdfWriter
 
 from .files import encrypted, pdf, read_or_refuse, word
+from .test_formats import MESSAGE, RICH_TEXT, book, deck, packed, parts_of, text, workbook
 from .test_pdf import with_everything
 from .test_word import example
 from .test_word_parts import everything
@@ -151,10 +152,33 @@ def check(path: Path, made: Iterator[bytes], count: int) -> int:
     return read
 
 
+def books(rng: random.Random) -> Iterator[bytes]:
+    """All of them sound archives of damaged parts, which have little text of their own."""
+    sources = [text(), book(), deck(), workbook()]
+    while True:
+        parts = parts_of(rng.choice(sources))
+        chosen = rng.choice([*parts])
+        parts[chosen] = damaged(parts[chosen], rng, rng.choice([*parts.values()]), b'<>/=&;:"!?-')
+        yield packed(parts)
+
+
+def messages(rng: random.Random) -> Iterator[bytes]:
+    while True:
+        yield damaged(MESSAGE, rng, MESSAGE, b'\n:;="-')
+
+
+def rich_texts(rng: random.Random) -> Iterator[bytes]:
+    while True:
+        yield damaged(RICH_TEXT, rng, RICH_TEXT, b"\\{} '0a|")
+
+
 KINDS: dict[str, Callable[[random.Random], Iterator[bytes]]] = {
     "a.pdf": pdfs,
     "a.docx": archives,
     "a.html": pages,
+    "a.odt": books,
+    "a.eml": messages,
+    "a.rtf": rich_texts,
     "a.txt": texts,
 }
 

@@ -75,7 +75,7 @@ def test_word_without_text_is_refused(save: Save) -> None:
 
 @pytest.mark.parametrize("content", [b"plain words", b"PK\3\4 but no archive"])
 def test_what_is_no_word_file_is_refused(save: Save, content: bytes) -> None:
-    assert "save it again as .docx" in refusal(save("a.docx", content))
+    assert "damaged or no Word document" in refusal(save("a.docx", content))
 
 
 def test_word_file_locked_by_a_password_is_refused(save: Save) -> None:

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from kvlite.documents import read_document, word
+from kvlite.documents import archive, read_document
 from kvlite.errors import ContextError, DocumentError, Stopped
 
 from .files import Save, raw_word, refusal, rezipped, run
@@ -251,7 +251,7 @@ def everything() -> bytes:
 def test_an_archive_that_unpacks_to_too_much_is_refused(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word, "UNPACKED_LIMIT", 10**6)
+    monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     bomb = raw_word("<w:p/>" * 300_000)
     assert len(bomb) < 100_000
     tracemalloc.start()
@@ -265,7 +265,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
 def test_an_archive_denser_than_any_document_is_refused(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word, "_DENSE_FROM", 10**6)
+    monkeypatch.setattr(archive, "_DENSE_FROM", 10**6)
     message = refusal(save("a.docx", raw_word("<w:p/>" * 300_000)))
     assert "unpacks to more than 150 times its size" in message
 
@@ -278,7 +278,7 @@ def test_empty_lines_count_as_characters(save: Save) -> None:
 
 
 def test_many_parts_count_together(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word, "UNPACKED_LIMIT", 10**6)
+    monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     ids = [f"header{i}" for i in range(20)]
     sections = "".join(f'<w:sectPr><w:headerReference r:id="{id}"/></w:sectPr>' for id in ids)
     parts = {id: paragraph(run("x" * 100_000)) for id in ids}

@@ -240,7 +240,7 @@ def fidelity(
     settings: Settings,
     file: Annotated[
         str,
-        typer.Argument(help="txt, md, html, pdf or docx; - for standard input; else bundled prose"),
+        typer.Argument(help="a document; - for standard input; else bundled prose"),
     ] = "",
     tokens: Tokens = [2000],
     after: Annotated[

@@ -33,7 +33,7 @@ def chat(
         list[str] | None,
         typer.Argument(
             metavar="[FILE]...",
-            help="txt, md, html, pdf or docx files to talk about; or a .kv file, to go on with it",
+            help="documents to talk about; or a .kv file, to go on with it",
         ),
     ] = None,
     library: FromLibrary = True,

@@ -1,0 +1,133 @@
+"""Parts of a document that is a zip archive: unpacked and parsed piece by piece, within limits."""
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+from xml.parsers import expat
+
+from kvlite.config.units import readable
+from kvlite.documents.tracker import PARSER_ERRORS, Tracker
+from kvlite.errors import DocumentError
+
+Attributes = dict[str, str]
+
+# What old files of Microsoft Office begin with, and new ones that have a password.
+OLE = b"\xd0\xcf\x11\xe0"
+# All markup of a document; that of a book of 1,000 pages has some 30 MiB.
+UNPACKED_LIMIT = 128 * 2**20
+# Markup of words packs to a tenth, of tables full of the same to a fiftieth.
+_DENSEST, _DENSE_FROM = 150, 16 * 2**20
+# Word writes some dozens, and one for each picture.
+_MOST_PARTS = 20_000
+_PIECE = 2**16
+
+
+def names_in(data: bytes) -> list[str]:
+    """The names of an archive's parts; none if it is damaged, or has more than any document."""
+    if data.count(b"PK\1\2") > _MOST_PARTS:
+        return []
+    try:
+        return zipfile.ZipFile(io.BytesIO(data)).namelist()
+    except PARSER_ERRORS:
+        return []
+
+
+class LocalNames(dict[str, str]):
+    """Names without their namespaces, by expat's full names."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = name.rpartition(" ")[2]
+        return self[name]
+
+
+class Archive:
+    """The parts of a document; how much they unpack to is counted and limited.
+
+    Raises:
+        DocumentError: it has more parts than any document.
+    """
+
+    def __init__(self, data: bytes, tracker: Tracker) -> None:
+        self.tracker = tracker
+        if data.count(b"PK\1\2") > _MOST_PARTS:
+            self._refuse(f"has more than {_MOST_PARTS:,} parts")
+        self._zip = zipfile.ZipFile(io.BytesIO(data))
+        self._packed = self._unpacked = 0
+        self.names = frozenset(self._zip.namelist())
+
+    def unpacked(self, part: str) -> bytes:
+        """A whole part. Raises as `parse`."""
+        return b"".join(self._pieces(part))
+
+    def require_small(self) -> None:
+        """Unpack everything once, for parsers that have no limits. Raises as `parse`."""
+        for part in self.names:
+            for _ in self._pieces(part):
+                pass
+
+    def parse(
+        self,
+        part: str,
+        begin: Callable[[str, Attributes], None],
+        end: Callable[[str], None] | None = None,
+        characters: Callable[[str], None] | None = None,
+        *,
+        names: dict[str, str] | None = None,
+        shown: bool = False,
+    ) -> None:
+        """Pass a part's elements and text to callbacks, in order.
+
+        Args:
+            names: what elements and attributes are called, by their full names.
+            shown: report progress.
+
+        Raises:
+            DocumentError: it unpacks to too much.
+            Stopped: someone cancelled.
+        """
+        parser = expat.ParserCreate(namespace_separator=" ")
+        parser.buffer_text = True
+        called = LocalNames() if names is None else names
+        parser.StartElementHandler = lambda name, attributes: begin(
+            called[name], {called[key]: value for key, value in attributes.items()}
+        )
+        if end is not None:
+            parser.EndElementHandler = lambda name: end(called[name])
+        if characters is not None:
+            parser.CharacterDataHandler = characters
+        # Otherwise an undeclared entity would vanish without a trace.
+        parser.SkippedEntityHandler = _refuse_entity
+        done, total = 0, self._zip.getinfo(part).file_size
+        for piece in self._pieces(part):
+            done += len(piece)
+            if shown:
+                self.tracker.report(min(done, total), total)
+            parser.Parse(piece)
+        parser.Parse(b"", True)
+
+    def _pieces(self, part: str) -> Iterator[bytes]:
+        """A part, unpacked; what comes out is counted, whatever size the archive states."""
+        info = self._zip.getinfo(part)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{part} is packed as no document is")
+        self._packed += info.compress_size
+        with self._zip.open(info) as file:
+            while piece := file.read(_PIECE):
+                self.tracker.check()
+                self._unpacked += len(piece)
+                if self._unpacked > UNPACKED_LIMIT:
+                    self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
+                if _DENSE_FROM < self._unpacked > _DENSEST * self._packed:
+                    self._refuse(f"unpacks to more than {_DENSEST} times its size")
+                yield piece
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise DocumentError(
+            f"{self.tracker.label} {why}, which no document needs: get it anew from a source "
+            "that you trust, or save it as text."
+        )
+
+
+def _refuse_entity(name: str, is_parameter: bool) -> None:
+    raise ValueError(f"the entity {name} is not declared")

@@ -1,0 +1,27 @@
+"""Messages (.eml)."""
+
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+
+from kvlite.documents.html import html_text
+from kvlite.documents.tracker import Tracker
+
+_SHOWN = ("From", "To", "Cc", "Date", "Subject")
+
+
+def mail_text(data: bytes, tracker: Tracker) -> str:
+    """The text of a message under its sender, recipients, date and subject. Attached files are
+    counted.
+
+    Raises:
+        ContextError: it is longer than could fit.
+        Stopped: someone cancelled.
+    """
+    message = message_from_bytes(data, _class=EmailMessage, policy=policy.default)
+    head = [f"{name}: {message[name]}" for name in _SHOWN if message[name]]
+    body = message.get_body(("plain", "html"))
+    text = "" if body is None else str(body.get_content())
+    if body is not None and body.get_content_type() == "text/html":
+        text = html_text(text, tracker)
+    tracker.not_read["attached file"] += sum(1 for _ in message.iter_attachments())
+    return "\n".join(head) + "\n\n" + text.strip()

@@ -1,0 +1,278 @@
+"""Books, slides, workbooks, OpenDocument, rich text and mail: what is read, and in which order."""
+
+import io
+import zipfile
+from collections.abc import Mapping
+
+import pytest
+
+from kvlite.documents import read_document
+
+from .files import Save, refusal
+
+_ODF = "urn:oasis:names:tc:opendocument:xmlns:"
+_SPACES = " ".join(
+    f'xmlns:{name}="{_ODF}{name}:1.0"' for name in ("office", "text", "table", "style")
+)
+_SPACES += f' xmlns:draw="{_ODF}drawing:1.0" xmlns:svg="{_ODF}svg-compatible:1.0"'
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+_P = (
+    'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" '
+    'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" '
+    f'xmlns:r="{_OFFICE}"'
+)
+
+
+def packed(parts: Mapping[str, str | bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part)
+    return out.getvalue()
+
+
+def parts_of(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def opendocument(body: str, styles: str = "") -> bytes:
+    return packed(
+        {
+            "mimetype": "application/vnd.oasis.opendocument.text",
+            "content.xml": f"<office:document-content {_SPACES}><office:automatic-styles>{styles}"
+            f"</office:automatic-styles><office:body>{body}</office:body>"
+            "</office:document-content>",
+        }
+    )
+
+
+def text() -> bytes:
+    return opendocument(
+        "<office:text>"
+        "<text:tracked-changes><text:p>deleted</text:p></text:tracked-changes>"
+        "<text:h>Results</text:h><text:p>Growth<text:note><text:note-citation>1</text:note-citation>"
+        "<text:note-body><text:p>Audited.</text:p></text:note-body></text:note> of"
+        "<text:s/>12%.<text:line-break/>Next line</text:p>"
+        '<text:list text:style-name="L1"><text:list-item><text:p>one</text:p></text:list-item>'
+        "<text:list-item><text:p>two</text:p><text:list><text:list-item><text:p>inner</text:p>"
+        "</text:list-item></text:list></text:list-item></text:list>"
+        "<table:table><table:table-row>"
+        "<table:table-cell><text:p>a</text:p></table:table-cell>"
+        '<table:table-cell table:number-columns-repeated="2"/>'
+        "<table:table-cell><text:p>b</text:p><text:p>c</text:p></table:table-cell>"
+        "</table:table-row></table:table>"
+        "<text:p><draw:frame><draw:image/><svg:title>t</svg:title><svg:desc>A cat</svg:desc>"
+        "</draw:frame></text:p></office:text>",
+        '<text:list-style style:name="L1"><text:list-level-style-number text:level="1" '
+        'style:num-format="1"/><text:list-level-style-bullet text:level="2"/></text:list-style>',
+    )
+
+
+def book() -> bytes:
+    return packed(
+        {
+            "META-INF/container.xml": '<container><rootfiles><rootfile full-path="in/book.opf"/>'
+            "</rootfiles></container>",
+            "in/book.opf": '<package><manifest><item id="b" href="two%20b.xhtml" '
+            'media-type="application/xhtml+xml"/><item id="a" href="one.xhtml" '
+            'media-type="application/xhtml+xml"/><item id="c" href="cover.svg" '
+            'media-type="image/svg+xml"/></manifest><spine><itemref idref="c"/>'
+            '<itemref idref="a"/><itemref idref="b"/></spine></package>',
+            "in/one.xhtml": "<html><head><title>one.xhtml</title></head><body><h1>First</h1>"
+            "<p>It begins.</p></body></html>",
+            "in/two b.xhtml": "<html><body><p>Caf\u00e9, the end.</p><img src='x'/></body></html>",
+        }
+    )
+
+
+def _relations(targets: Mapping[str, tuple[str, str]]) -> str:
+    inside = "".join(
+        f'<Relationship Id="{name}" Type="{_OFFICE}/{kind}" Target="{target}"/>'
+        for name, (kind, target) in targets.items()
+    )
+    return f"<Relationships>{inside}</Relationships>"
+
+
+def _slide(inside: str) -> str:
+    return f"<p:sld {_P}><p:cSld>{inside}</p:cSld></p:sld>"
+
+
+def _said(*paragraphs: str) -> str:
+    inside = "".join(f"<a:p><a:r><a:t>{each}</a:t></a:r></a:p>" for each in paragraphs)
+    return f"<p:sp><p:txBody>{inside}</p:txBody></p:sp>"
+
+
+def deck() -> bytes:
+    """Two slides, shown in the other order than that of their names."""
+    table = "".join(
+        f"<a:tc><a:txBody><a:p><a:t>{each}</a:t></a:p></a:txBody></a:tc>" for each in "xy"
+    )
+    return packed(
+        {
+            "_rels/.rels": _relations({"r": ("officeDocument", "ppt/presentation.xml")}),
+            "ppt/presentation.xml": f"<p:presentation {_P}><p:sldIdLst>"
+            '<p:sldId id="256" r:id="r2"/><p:sldId id="257" r:id="r1"/>'
+            "</p:sldIdLst></p:presentation>",
+            "ppt/_rels/presentation.xml.rels": _relations(
+                {"r1": ("slide", "slides/slide1.xml"), "r2": ("slide", "slides/slide2.xml")}
+            ),
+            "ppt/slides/slide1.xml": _slide(
+                f"<a:tbl><a:tr>{table}</a:tr></a:tbl><p:pic><p:nvPicPr><p:cNvPr descr='A map'/>"
+                "</p:nvPicPr></p:pic><a:p><a:fld><a:t>2</a:t></a:fld></a:p>"
+            ),
+            "ppt/slides/slide2.xml": _slide(_said("Opening", "words")),
+            "ppt/slides/_rels/slide2.xml.rels": _relations(
+                {"r1": ("notesSlide", "../notesSlides/n.xml")}
+            ),
+            "ppt/notesSlides/n.xml": _slide(_said("Say hello")),
+        }
+    )
+
+
+def workbook() -> bytes:
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    return packed(
+        {
+            "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
+            'content-types"/>',
+            "_rels/.rels": _relations({"r": ("officeDocument", "xl/workbook.xml")}),
+            "xl/workbook.xml": f'<workbook xmlns="{main}" xmlns:r="{_OFFICE}"><sheets>'
+            '<sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
+            "xl/_rels/workbook.xml.rels": _relations(
+                {"r1": ("worksheet", "worksheets/sheet1.xml"), "r2": ("styles", "styles.xml")}
+            ).replace(
+                "<Relationships>",
+                '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">',
+            ),
+            "xl/styles.xml": f'<styleSheet xmlns="{main}"><cellXfs count="2"><xf numFmtId="0"/>'
+            '<xf numFmtId="14"/></cellXfs></styleSheet>',
+            "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{main}"><sheetData><row r="1">'
+            '<c r="A1" t="inlineStr"><is><t>North</t></is></c><c r="C1"><v>12</v></c>'
+            '<c r="D1"><v>0.5</v></c></row><row r="3"><c r="A3" s="1"><v>45717</v></c></row>'
+            "</sheetData></worksheet>",
+        }
+    )
+
+
+RICH_TEXT = (
+    rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\pard Caf\'e9 \u8364? 5.{\footnote Small.}\par"
+    rb"\trowd a\cell b\cell\row\trowd c\cell d\cell\row\pard end{\pict\pngblip 00}\par}"
+)
+MESSAGE = b"""From: Ann <ann@example.org>
+To: Bob <bob@example.org>
+Subject: =?utf-8?q?Caf=C3=A9_at_noon?=
+Content-Type: multipart/mixed; boundary=B
+
+--B
+Content-Type: text/html; charset=utf-8
+Content-Transfer-Encoding: quoted-printable
+
+<p>We meet at the caf=C3=A9.</p><ul><li>bring money</li></ul>
+--B
+Content-Type: application/pdf
+Content-Disposition: attachment; filename=a.pdf
+
+JVBERi0=
+--B--
+"""
+
+
+def test_opendocument_text(save: Save) -> None:
+    read = read_document(save("a.odt", text()))
+    assert read.text.splitlines() == [
+        "Results",
+        "",
+        "Growth [Note: Audited.] of 12%.",
+        "Next line",
+        *("1. one", "2. two", "- inner"),
+        "a |  |  | b c",
+        "",
+        "[Picture: A cat]",
+    ]
+    assert read.not_read == ("1 picture",)
+    assert read.page_starts == ()
+
+
+def test_opendocument_tables_and_slides(save: Save) -> None:
+    cell = '<table:table-cell office:value-type="float"><text:p>7</text:p></table:table-cell>'
+    sheet = (
+        f'<table:table table:name="Costs"><table:table-row>{cell}</table:table-row></table:table>'
+    )
+    content = opendocument(f"<office:spreadsheet>{sheet}</office:spreadsheet>")
+    assert read_document(save("a.ods", content)).text.split() == ["Costs", "7"]
+    pages = "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("one", "two"))
+    read = read_document(
+        save("a.odp", opendocument(f"<office:presentation>{pages}</office:presentation>"))
+    )
+    assert (read.text, read.page_starts) == ("one\ntwo", (0, 4))
+
+
+def test_book_in_its_order(save: Save) -> None:
+    read = read_document(save("a.epub", book()))
+    assert read.text == "First\n\nIt begins.\n\nCaf\u00e9, the end."
+    assert read.not_read == ("1 picture",)
+
+
+def test_slides_are_pages_in_their_order(save: Save) -> None:
+    read = read_document(save("a.pptx", deck()))
+    assert read.text == "Opening\nwords\n\nNotes: Say hello\nx | y\n\n[Picture: A map]"
+    assert read.page_starts == (0, read.text.index("x | y"))
+    assert read.not_read == ("1 picture",)
+
+
+def test_workbook(save: Save) -> None:
+    read = read_document(save("a.xlsx", workbook()))
+    assert read.text == "Sales\nNorth |  | 12 | 0.5\n2025-03-01"
+
+
+def test_rich_text(save: Save) -> None:
+    read = read_document(save("a.rtf", RICH_TEXT))
+    assert read.text.split("\n") == ["Caf\u00e9 \u20ac 5.", "a | b", "c | d", "end", ""]
+    assert read.not_read == ("1 picture", "1 footnote")
+
+
+def test_mail(save: Save) -> None:
+    read = read_document(save("a.eml", MESSAGE))
+    assert read.text == (
+        "From: Ann <ann@example.org>\nTo: Bob <bob@example.org>\nSubject: Caf\u00e9 at noon\n\n"
+        "We meet at the caf\u00e9.\n- bring money"
+    )
+    assert read.not_read == ("1 attached file",)
+
+
+@pytest.mark.parametrize("name", ["a.odt", "a.epub", "a.pptx", "a.xlsx", "a.xls"])
+def test_what_is_none_is_refused(save: Save, name: str) -> None:
+    assert "is damaged or no" in refusal(save(name, "words"))
+
+
+def test_what_is_locked_is_said(save: Save) -> None:
+    manifest = (
+        f'<m:manifest xmlns:m="{_ODF}manifest:1.0"><m:file-entry><m:encryption-data/>'
+        "</m:file-entry></m:manifest>"
+    )
+    locked = packed({**parts_of(text()), "META-INF/manifest.xml": manifest})
+    assert "locked by a password" in refusal(save("a.odt", locked))
+    sealed = '<encryption><m Algorithm="http://www.w3.org/2001/04/xmlenc#aes128-cbc"/></encryption>'
+    assert "locked by its publisher" in refusal(
+        save("a.epub", packed({**parts_of(book()), "META-INF/encryption.xml": sealed}))
+    )
+    assert "old PowerPoint file or locked" in refusal(
+        save("a.pptx", b"\xd0\xcf\x11\xe0" + b"x" * 99)
+    )
+
+
+@pytest.mark.parametrize("name", ["a.odt", "a.xlsx", "a.epub"])
+def test_what_unpacks_to_too_much_is_refused(save: Save, name: str) -> None:
+    content = {"a.odt": text(), "a.xlsx": workbook(), "a.epub": book()}[name]
+    part = {"a.odt": "content.xml", "a.xlsx": "xl/worksheets/sheet1.xml", "a.epub": "in/one.xhtml"}
+    parts = parts_of(content)
+    parts[part[name]] += b" " * (40 * 2**20)
+    assert "times its size" in refusal(save(name, packed(parts)))
+
+
+def test_a_long_workbook_is_refused_by_its_length(save: Save) -> None:
+    from kvlite.errors import ContextError
+
+    with pytest.raises(ContextError, match="characters or more"):
+        read_document(save("a.xlsx", workbook()), limit=8)
