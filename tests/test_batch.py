@@ -145,6 +145,7 @@ def steps_of(model: LoadedModel, talks: list[Talk]) -> list[Step]:
 def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
     """At whatever allocation of a step."""
     read = read_all(few, WAYS[1:6])
+    few.step_layer(0)  # compared once with the layer as it is
     steps = steps_of(few, deepcopy(read))
     with Faults() as faults:
         expected = run_together(few, steps)

@@ -233,7 +233,7 @@ class Step:
         index, step = self.index, self.begin_layer()
         try:
             if self.through is None:
-                module, rotation = self.model.layers[index], self.rotations[index]
+                module, rotation = self.model.step_layer(index), self.rotations[index]
                 self.through = module(self.hidden, position_embeddings=rotation, kvlite=step)
             trimmed = step.trimmed()
         finally:

@@ -222,7 +222,8 @@ class StepProgram:
         """Put the token through the model: logits of the next one, `(1, vocab)` float32."""
         hidden = self.model.embed(self.token[:, None])
         rotations = self.model.rotations_at(self.position, self.model.dtype)
-        for module, rotation, layer in zip(self.modules, rotations, self.layers, strict=True):
+        for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):
+            module = self.model.step_layer(index)
             hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
         return self.model.logits(hidden[:, -1])
 

@@ -1,6 +1,6 @@
 """A model's decoder layers, as the engine accesses them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,12 @@ class Layers:
     Attributes:
         passing: the cost of a pass through streamed layers; None for these.
         brought: bytes of weights that were brought to the device so far.
+        for_steps: what does a layer's work for one token a sequence, once that is known.
     """
 
     passing: Passing | None = None
     brought: int = 0
+    for_steps: list[Callable[..., Tensor]] | None = None
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.modules = list(modules)

@@ -20,6 +20,7 @@ from kvlite.model.hybrid import engine_layers
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described, transformers_config
+from kvlite.model.token_layer import StepLayer, step_layers
 from kvlite.model.weights import (
     Weights,
     held_tensors,
@@ -76,6 +77,17 @@ class LoadedModel:
             return self.weights.dtype
         dtype: torch.dtype = self.module.model.embed_tokens.weight.dtype
         return dtype
+
+    def step_layer(self, index: int) -> StepLayer:
+        """What does a layer's work for one token a sequence; called like the layer. Where layers
+        are streamed, it may be used until the next one is accessed."""
+        if self.layers.passing is not None:
+            return self.layers[index]  # type: ignore[no-any-return]
+        if self.layers.for_steps is None:
+            self.layers.for_steps = step_layers(
+                self.layers.modules, self.rotations(1, 1), self.shape.kv_heads
+            )
+        return self.layers.for_steps[index]
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything on the device for it; some twice, as views of one storage."""

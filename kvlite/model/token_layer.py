@@ -1,0 +1,213 @@
+"""A decoder layer taken apart into its weights, for steps of one token a sequence.
+
+A step through transformers' module spends more time on calls than on products. Here the same
+products are joined by as few calls as can be. What a layer consists of is recognized by the name of
+its class, and believed if it then gives what the module gives.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvlite.model.attention_interface import Attender
+from kvlite.model.packed_linear import PackedLinear
+from kvlite.ops import layer_ops
+from kvlite.ops.layer_ops import ACTIVATIONS, Norm
+from kvlite.ops.softmax import Softmax
+
+Rotation = tuple[Tensor, Tensor]
+StepLayer = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where a class of decoder layers has its parts; empty for what it has not.
+
+    Attributes:
+        before, after: the norms of what goes into attention and MLP and of what comes out.
+        qkv: projections to queries, keys and values, or to all three.
+        gate_up: those of the MLP, or both in one.
+        activation: the MLP's.
+        head_norms: of queries and keys, a head at a time.
+        eps: the name of a norm's epsilon.
+        from_one: see `Norm`.
+    """
+
+    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    after: tuple[str, str] | None = None
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    activation: str = "act_fn"
+    head_norms: tuple[str, str] | None = None
+    eps: str = "variance_epsilon"
+    from_one: bool = False
+
+
+_HEAD_NORMS = ("q_norm", "k_norm")
+_GEMMA: dict[str, Any] = {
+    "before": ("input_layernorm", "pre_feedforward_layernorm"),
+    "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "eps": "eps",
+    "from_one": True,
+}
+STRUCTURES: Mapping[str, Structure] = MappingProxyType(
+    {
+        "LlamaDecoderLayer": Structure(),
+        "MistralDecoderLayer": Structure(),
+        "Qwen2DecoderLayer": Structure(),
+        "SeedOssDecoderLayer": Structure(),
+        "SmolLM3DecoderLayer": Structure(),
+        "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
+        "Phi3DecoderLayer": Structure(
+            qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
+        ),
+        "Gemma2DecoderLayer": Structure(**_GEMMA),
+        "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
+    }
+)
+
+
+class TokenLayer:
+    """A decoder layer without its modules; called like one, with one token a sequence.
+
+    It holds the modules' own weights, and copies none.
+    """
+
+    def __init__(self, module: Any, structure: Structure, kv_heads: int) -> None:
+        """Take a layer apart. Raises AttributeError or KeyError if it is another one."""
+        attention, mlp = module.self_attn, module.mlp
+
+        def norm(owner: Any, name: str) -> Norm:
+            part = getattr(owner, name)
+            return Norm(part.weight, getattr(part, structure.eps), structure.from_one)
+
+        self.head_dim = attention.head_dim
+        self.before = tuple(norm(module, name) for name in structure.before)
+        self.after = tuple(norm(module, name) for name in structure.after or ())
+        names = structure.head_norms
+        self.head_norms = None if names is None else tuple(norm(attention, each) for each in names)
+        self.qkv = _Together([getattr(attention, name) for name in structure.qkv])
+        self.out = attention.o_proj.forward
+        self.gate_up = _Together([getattr(mlp, name) for name in structure.gate_up])
+        self.down = mlp.down_proj.forward
+        self.activation = type(getattr(mlp, structure.activation)).__name__
+        ACTIVATIONS[self.activation]
+        cap = getattr(attention, "attn_logit_softcapping", None) if structure.after else None
+        self.softmax = Softmax(attention.scaling, cap, None)
+        every, own = attention.config.num_attention_heads * self.head_dim, kv_heads * self.head_dim
+        self.ops = _ops_for(mlp.down_proj)
+        self.sizes = [every, own, own]
+
+    def __call__(
+        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender
+    ) -> Tensor:
+        """As the module: hidden states `(batch, 1, hidden size)`."""
+        ops, batch = self.ops, len(hidden)
+        heads = batch, -1, self.head_dim
+        q, k, v = self.qkv(ops.normed(hidden, self.before[0]), self.sizes)
+        q, k = ops.turned(q.view(heads), k.view(heads), self.head_norms, *position_embeddings)
+        given = q[:, :, None], k[:, :, None], v.view(heads)[:, :, None]
+        out = self.out(kvlite.attend(*given, self.softmax).reshape(batch, 1, -1))
+        if self.after:
+            out = ops.normed(out, self.after[0])
+        hidden, seen = ops.added(hidden, out, self.before[1])
+        gate, up = self.gate_up(seen, None)
+        out = self.down(ops.gated(gate, up, self.activation))
+        if self.after:
+            out = ops.normed(out, self.after[1])
+        return hidden + out  # type: ignore[no-any-return]
+
+
+def _ops_for(product: nn.Module) -> Any:
+    """What computes between the products of a layer, of which one is given."""
+    if isinstance(product, PackedLinear) and not product.weight.codes.is_meta:
+        from kvlite.ops import numba_layer_ops
+
+        return numba_layer_ops
+    return layer_ops
+
+
+class _Together:
+    """Linear layers of one input."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        self.products = [module.forward for module in modules]
+
+    def __call__(self, x: Tensor, sizes: list[int] | None) -> list[Tensor]:
+        """What each gives; a single one in parts of these sizes, or in halves."""
+        if len(self.products) > 1:
+            return [product(x) for product in self.products]
+        out = self.products[0](x)
+        return list(out.chunk(2, -1) if sizes is None else out.split(sizes, -1))
+
+
+class _Recorder:
+    """Stands in for attention, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: tuple[Tensor, ...] = ()
+        self.softmax: Softmax | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+        self.given, self.softmax = (q, k, v), softmax
+        return q + v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+TINY = 1e-3
+# How far apart the results may be, of the largest number: products are rounded.
+NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def step_layers(
+    modules: Sequence[Any], rotations: Sequence[Rotation], kv_heads: int
+) -> list[StepLayer]:
+    """Layers for one token a sequence: taken apart where that gives what the module gives, else the
+    modules. One of each class is compared.
+
+    Args:
+        rotations: of a position, for each layer.
+    """
+    given = list(zip(modules, rotations, strict=True))
+    # The last of each class, as it happens.
+    samples = {type(module).__name__: (module, rotation) for module, rotation in given}
+    known = {
+        name: STRUCTURES[name]
+        for name, sample in samples.items()
+        if name in STRUCTURES and _holds(STRUCTURES[name], *sample, kv_heads)
+    }
+    return [
+        TokenLayer(module, known[name], kv_heads)
+        if (name := type(module).__name__) in known
+        else module
+        for module in modules
+    ]
+
+
+@torch.inference_mode()
+def _holds(structure: Structure, module: Any, rotation: Rotation, kv_heads: int) -> bool:
+    """Whether a layer has a structure, and taken apart gives what it gives."""
+    try:
+        direct = TokenLayer(module, structure, kv_heads)
+    except (AttributeError, KeyError):
+        return False
+    weight = module.input_layernorm.weight
+    # So small that the layer's own part shows beside it.
+    hidden = torch.linspace(-TINY, TINY, len(weight), dtype=weight.dtype, device=weight.device)
+    one, other = _Recorder(), _Recorder()
+    expected = module(hidden[None, None], position_embeddings=rotation, kvlite=one)
+    found = direct(hidden[None, None], position_embeddings=rotation, kvlite=other)
+    pairs = zip((expected, *one.given), (found, *other.given), strict=True)
+    return one.softmax == other.softmax and all(_near(*pair) for pair in pairs)
+
+
+def _near(expected: Tensor, found: Tensor) -> bool:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    if expected.is_meta:
+        return True
+    far = (expected.float() - found.float()).abs().max()
+    return bool(far <= NEAR[expected.dtype] * expected.float().abs().max())
