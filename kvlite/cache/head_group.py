@@ -17,6 +17,7 @@ from torch import Tensor
 from kvlite.cache.packed import Packed
 from kvlite.cache.segment import CompressedSegment, Places, Write
 from kvlite.errors import CapacityError
+from kvlite.ops.device import has_triton
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,14 @@ class KVHeadGroup:
                 f"of a head group of {self.capacity}"
             )
         at = self.residual_len
+        if count == 1 and has_triton(keys.device):
+            from kvlite.ops.triton_write import write_token
+
+            own = self.residual_keys, self.residual_values, self.residual_positions
+            into = (own[0][:, :, at], own[1][:, :, at], own[2][:, :, at])
+            write_token(keys[:, :, 0], values[:, :, 0], positions, into)
+            self.used += 1
+            return
         self.residual_keys.narrow(2, at, count).copy_(keys)
         self.residual_values.narrow(2, at, count).copy_(values)
         self.residual_positions.narrow(2, at, count).copy_(positions)

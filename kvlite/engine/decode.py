@@ -32,6 +32,7 @@ class LayerStep:
 
     Attributes:
         layer, policy: as they stand.
+        positions: the position on the device, `(1,)` int32.
         done: what was, by KV heads of a head group.
         asked: what the method is to settle by, once all of the layer went through.
         carrier: the states of the recurrent layers that run with it, before and after the token.
@@ -47,6 +48,7 @@ class LayerStep:
         sparse_mask: SparseAttentionMask | None = None,
         recall: Recall | None = None,
         states: States | None = None,
+        positions: Tensor | None = None,
     ) -> None:
         self.index = index
         self.layer = layer
@@ -55,7 +57,7 @@ class LayerStep:
         self.rotation = rotation
         self.sparse_mask = sparse_mask
         self.recall = recall
-        self.positions = torch.full((1,), position, dtype=torch.int32, device=layer.keys.device)
+        self.positions = _on_device(position, layer.keys.device) if positions is None else positions
         self.done: set[tuple[str, tuple[int, ...]]] = set()
         self.asked: Window | None = None
         self.carrier = StateCarrier(states or {})
@@ -167,6 +169,10 @@ class LayerStep:
         return LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
 
 
+def _on_device(position: int, device: torch.device) -> Tensor:
+    return torch.full((1,), position, dtype=torch.int32, device=device)
+
+
 def _queries(q: Tensor, kv_heads: int, scale: float) -> Tensor:
     """One token's queries by KV head, `(batch, kv heads, rows, dim)` float32, scaled."""
     return grouped(q, kv_heads)[:, :, :, 0].float() * scale
@@ -204,6 +210,7 @@ class Step:
         self.index = 0
         self.hidden = model.embed(token_ids[:, None])
         self.rotations = model.rotations(cache.seen, 1)
+        self.positions = _on_device(cache.seen, model.device)
         self.sparse_masks = sparse_masks(model, policies)
         self.step: LayerStep | None = None
         self.through: Tensor | None = None
@@ -251,7 +258,15 @@ class Step:
             rotation, sparse_mask = self.rotations[index], self.sparse_masks[index]
             states = self.cache.states.get(index)
             self.step = LayerStep(
-                index, layer, policy, position, rotation, sparse_mask, self.recall, states
+                index,
+                layer,
+                policy,
+                position,
+                rotation,
+                sparse_mask,
+                self.recall,
+                states,
+                self.positions,
             )
         self.step.layer, self.step.policy = layer, policy
         return self.step

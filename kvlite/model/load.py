@@ -224,15 +224,12 @@ def load_model(
     require_whole(found, str(folder), exactly=weights.stored)
     if device.type == "cpu":
         split_linears(module)
-    return LoadedModel(
-        module,
-        tokenizer,
-        shape,
-        folder,
-        weights,
-        _stop_ids(module, tokenizer),
-        calibration,
-    )
+    ends = _stop_ids(module, tokenizer)
+    model = LoadedModel(module, tokenizer, shape, folder, weights, ends, calibration)
+    if opened is None and device.type == "cuda":
+        model.step_layer(0)  # weights are moved while there is room
+        torch.cuda.empty_cache()
+    return model
 
 
 def load_module(

@@ -7,15 +7,18 @@ its class, and believed if it then gives what the module gives.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvlite.model.attention_interface import Attender
 from kvlite.model.packed_linear import PackedLinear
 from kvlite.ops import layer_ops
+from kvlite.ops.device import has_triton
 from kvlite.ops.layer_ops import ACTIVATIONS, Norm
 from kvlite.ops.softmax import Softmax
 
@@ -94,6 +97,7 @@ class TokenLayer:
         self.out = attention.o_proj.forward
         self.gate_up = _Together([getattr(mlp, name) for name in structure.gate_up])
         self.down = mlp.down_proj.forward
+        self.add_down = partial(_added_in_place if _plain(mlp.down_proj) else _added, mlp.down_proj)
         self.activation = type(getattr(mlp, structure.activation)).__name__
         ACTIVATIONS[self.activation]
         cap = getattr(attention, "attn_logit_softcapping", None) if structure.after else None
@@ -116,33 +120,73 @@ class TokenLayer:
             out = ops.normed(out, self.after[0])
         hidden, seen = ops.added(hidden, out, self.before[1])
         gate, up = self.gate_up(seen, None)
-        out = self.down(ops.gated(gate, up, self.activation))
+        inner = ops.gated(gate, up, self.activation)
         if self.after:
-            out = ops.normed(out, self.after[1])
-        return hidden + out  # type: ignore[no-any-return]
+            return hidden + ops.normed(self.down(inner), self.after[1])  # type: ignore[no-any-return]
+        return self.add_down(hidden, inner)
 
 
 def _ops_for(product: nn.Module) -> Any:
     """What computes between the products of a layer, of which one is given."""
-    if isinstance(product, PackedLinear) and not product.weight.codes.is_meta:
+    if isinstance(product, PackedLinear):
+        if product.weight.codes.is_meta:
+            return layer_ops
         from kvlite.ops import numba_layer_ops
 
         return numba_layer_ops
-    return layer_ops
+    if not has_triton(product.weight.device):
+        return layer_ops
+    from kvlite.ops import triton_layer_ops
+
+    return triton_layer_ops
 
 
 class _Together:
-    """Linear layers of one input."""
+    """Linear layers of one input; on CUDA their weights are moved together, so that it is one
+    product."""
 
     def __init__(self, modules: list[Any]) -> None:
         self.products = [module.forward for module in modules]
+        if len(modules) > 1 and _plain(*modules):
+            weight = _joined([module.weight for module in modules])
+            biases = [module.bias for module in modules if module.bias is not None]
+            bias = _joined(biases) if biases else None
+            self.products = [partial(F.linear, weight=weight, bias=bias)]
 
     def __call__(self, x: Tensor, sizes: list[int] | None) -> list[Tensor]:
-        """What each gives; a single one in parts of these sizes, or in halves."""
+        """What each gives; what comes as one in parts of these sizes, or in halves."""
         if len(self.products) > 1:
             return [product(x) for product in self.products]
         out = self.products[0](x)
         return list(out.chunk(2, -1) if sizes is None else out.split(sizes, -1))
+
+
+def _plain(*modules: nn.Module) -> bool:
+    """Whether these are linear layers of transformers' on CUDA, neither quantized nor streamed."""
+    return all(
+        type(each) is nn.Linear and each.weight.is_cuda and "forward" not in vars(each)
+        for each in modules
+    )
+
+
+def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Parameters one after the other in one piece of memory, which is theirs from here on."""
+    whole = torch.cat([each.data for each in parameters])
+    parts = whole.split([len(each) for each in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return whole
+
+
+def _added(linear: Any, total: Tensor, x: Tensor) -> Tensor:
+    """`total + linear(x)`."""
+    return total + linear.forward(x)  # type: ignore[no-any-return]
+
+
+def _added_in_place(linear: nn.Linear, total: Tensor, x: Tensor) -> Tensor:
+    """Likewise, in one launch and in the place of `total`."""
+    total.view(len(total), -1).addmm_(x.view(len(x), -1), linear.weight.t())
+    return total if linear.bias is None else total.add_(linear.bias)
 
 
 class _Recorder:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvlite.cache.quantized import unpacked_codes
@@ -90,6 +91,51 @@ def attend_ragged(given: Arguments) -> None:
         given.lses[:, head, 0] = logits.logsumexp(-1)
 
 
+def norm(given: Arguments) -> None:
+    x, out = given.x.float().view(-1, given.DIM), given.out
+    if given.ADDS:
+        given.more.copy_(given.more.float() + given.x.float())
+        x = given.more.float().view(-1, given.DIM)
+    x = x * (x.square().mean(-1, keepdim=True) + given.eps).rsqrt()
+    out.copy_(_scaled(x, given.weight, out.dtype, given.FROM_ONE).view(out.shape))
+
+
+def turn(given: Arguments) -> None:
+    for x, weight, out in (
+        (given.q, given.q_weight, given.out_q),
+        (given.k, given.k_weight, given.out_k),
+    ):
+        own = x.float()
+        if given.NORMS:
+            own = own * (own.square().mean(-1, keepdim=True) + given.eps).rsqrt()
+            own = _scaled(own, weight, out.dtype, given.FROM_ONE).to(out.dtype).float()
+        first, second, still = own.split([given.HALF, given.HALF, given.DIM - 2 * given.HALF], -1)
+        other, moving = torch.cat([-second, first], -1), torch.cat([first, second], -1)
+        moving = moving * given.cos.float() + other * given.sin.float()
+        out.copy_(torch.cat([moving, still], -1))
+
+
+def _scaled(x: Tensor, weight: Tensor, dtype: torch.dtype, from_one: bool) -> Tensor:
+    return x * (1 + weight.float()) if from_one else x.to(dtype).float() * weight.float()
+
+
+def gate(given: Arguments) -> None:
+    x = given.gate.float()
+    x = F.gelu(x, approximate="tanh") if given.GELU else F.silu(x)
+    given.out.copy_(x.to(given.out.dtype).float() * given.up.float())
+
+
+def write(given: Arguments) -> None:
+    heads = torch.arange(given.keys.shape[1]) if given.slots is None else given.slots
+    for row, into in (
+        (given.keys, given.own_keys),
+        (given.values, given.own_values),
+        (given.position.expand(given.keys.shape[:2]), given.own_positions),
+    ):
+        assert row.dtype == into.dtype or row is not given.keys
+        into[:, heads] = row.to(into.dtype)
+
+
 TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_decode._attend_split": attend_split,
     "triton_decode.merge_splits": merge_splits,
@@ -98,6 +144,10 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_topk._averaged": averaged,
     "triton_gather._gather": gather,
     "triton_gather._put": put,
+    "triton_layer_ops._norm": norm,
+    "triton_layer_ops._turn": turn,
+    "triton_layer_ops._gate": gate,
+    "triton_write._write": write,
 }
 
 

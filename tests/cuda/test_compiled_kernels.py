@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.offload.kv.index import Index
+from kvlite.ops.layer_ops import Norm
 from kvlite.ops.softmax import Softmax
 from tests.conftest import CACHE
 from tests.cuda import guard
@@ -25,10 +26,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from kvlite.ops import triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_gather import gather_rows, put_rows
 from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_topk import search
+from kvlite.ops.triton_write import write_token
 from tests.cuda.fake_cuda import DEVICE, fake_cuda
 
 KV_HEADS, ENTRIES = 8, 2048
@@ -81,6 +84,23 @@ def moved() -> None:
     put_rows(host[:, :, :1].to(DEVICE), host[:, :, :1])
 
 
+def layer(dim: int = 128, width: int = 4096, *, gemma: bool = False) -> None:
+    """What lies between the products of a layer, for one token."""
+    hidden = torch.zeros(1, 1, width, dtype=torch.bfloat16, device=DEVICE)
+    norm, heads = (Norm(hidden.new_zeros(size), 1e-6, gemma) for size in (width, dim))
+    triton_layer_ops.normed(hidden, norm)
+    triton_layer_ops.added(hidden, hidden, norm)
+    q, k = (hidden.new_zeros(1, count, dim) for count in (4 * KV_HEADS, KV_HEADS))
+    table = hidden.new_zeros(1, 1, dim)
+    triton_layer_ops.turned(q, k, (heads, heads) if gemma else None, table, table)
+    gate, up = hidden.new_zeros(1, 1, 7 * width).chunk(2, -1)
+    triton_layer_ops.gated(gate, up, "GELUTanh" if gemma else "SiLUActivation")
+    slots = torch.zeros(KV_HEADS, dtype=torch.int64, device=DEVICE)
+    held = hidden.new_zeros(1, KV_HEADS, dim)
+    into = held, held, torch.zeros(1, KV_HEADS, dtype=torch.int32, device=DEVICE)
+    write_token(k, k, slots[:1], into, slots)
+
+
 WORK: dict[str, Callable[[], None]] = {
     "4 bits": lambda: attention(4, 4),
     "8 bits": lambda: attention(8, 8),
@@ -100,6 +120,8 @@ WORK: dict[str, Callable[[], None]] = {
     "search, dim 64": lambda: searched(dim=64),
     "search, dim 256": lambda: searched(rows=2, dim=256),
     "gather": moved,
+    "layer": layer,
+    "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),
 }
 
 

@@ -20,6 +20,7 @@ from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
 from kvlite.model.quantizing import quantize_experts
+from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import Weights
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.weights.loader import off_device
@@ -73,15 +74,16 @@ def read(
 
 # What a step launches in a layer, at most, and beside the layers.
 STEPS: dict[str, tuple[dict[str, Any], int]] = {
-    "full": ({"method": "full"}, 43),
-    "snapkv": ({"method": "snapkv"}, 43),
-    "spans": ({"method": "spans"}, 43),
-    "h2o": ({"method": "h2o"}, 56),
-    "heads of several lengths": ({"method": "snapkv:per_head=true"}, 48),
-    "4 bits": ({"method": "spans", "bits": "4"}, 58),
-    "recall": ({"method": "spans", "recall": 40}, 112),
+    "full": ({"method": "full"}, 11),
+    "snapkv": ({"method": "snapkv"}, 11),
+    "spans": ({"method": "spans"}, 11),
+    "h2o": ({"method": "h2o"}, 26),
+    "heads of several lengths": ({"method": "snapkv:per_head=true"}, 14),
+    "4 bits": ({"method": "spans", "bits": "4"}, 26),
+    "recall": ({"method": "spans", "recall": 40}, 80),
 }
-BESIDE_LAYERS = 21
+BESIDE_LAYERS = 22
+MORE = ["qwen3", "gemma3", "phi3-partial"]
 # Where reading waits: for the prompt to come, for a constant that is made once, for the choice of
 # how many entries a head keeps, and, at the ends, for the host store to be whole.
 READING_WAITS = {"Prefill.__init__", "rotation", "compete", "KVTransfer.wait"}
@@ -102,6 +104,27 @@ def test_nothing_is_waited_for(cuda: FakeCuda, name: str) -> None:
     reading.step(token)
     assert not cuda.waits
     assert cuda.launched <= LAYERS * most + BESIDE_LAYERS
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2", *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
+def test_layers_taken_apart_are_those_of_a_cpu(cuda: FakeCuda, name: str) -> None:
+    """Their weights lie together, in as much memory, and the modules go on with them."""
+    expected = read(make_tiny(name).model, "full", count=40)
+    model = make_tiny(name, "cuda").model
+    sizes = [weight.shape for weight in model.module.parameters()]
+    logits = read(model, "full", count=40).step().cpu()
+    layer, attention = model.step_layer(0), model.layers[0].self_attn
+    assert isinstance(layer, TokenLayer)
+    assert [weight.shape for weight in model.module.parameters()] == sizes
+    if name != "phi3-partial":
+        (product,) = layer.qkv.products
+        after = product.keywords["weight"].data_ptr() + attention.q_proj.weight.nbytes
+        assert attention.k_proj.weight.data_ptr() == after
+    again = read(model, "full", count=40)  # through the modules
+    assert torch.allclose(again.logits.cpu(), expected.logits, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(logits, expected.step(), rtol=1e-4, atol=1e-5)
 
 
 WAYS: list[dict[str, Any]] = [

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from kvlite.cache.quantized import has_compiled, packed_codes, rotation, unpacked_codes
 from kvlite.cache.segment import blocks
+from kvlite.ops.device import has_triton
 
 WORD = 64
 # So few keys, an answer's, are added by a compiled loop; a prompt does not wait for a compiler.
@@ -130,8 +129,7 @@ class Index:
             found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
         turned = self.turned(queries)
-        if has_kernel(queries.device):
-            # torch brings triton along on CUDA alone.
+        if has_triton(queries.device):
             from kvlite.ops.triton_topk import search
 
             return search(turned, self.signs, self.sizes, self.used, entries)
@@ -141,12 +139,6 @@ class Index:
             logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
         known = torch.cat(logits, -1).softmax(-1).mean(2)
         return F.pad(known, (0, entries - self.used))
-
-
-@cache
-def has_kernel(device: torch.device) -> bool:
-    """Whether `kvlite.ops.triton_topk` searches indexes on this device."""
-    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def index_entry_bytes(dim: int) -> int:

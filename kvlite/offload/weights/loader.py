@@ -320,6 +320,7 @@ def off_device(model: LoadedModel) -> StreamedLayers:
         ModelError: likewise, and another program took their place meanwhile.
     """
     modules, device = model.layers.modules, model.device
+    model.layers.for_steps = None  # holds weights too
     layouts = [lay_out(layer, device) for layer in modules]
     source = InMemory([copied(layout) for layout in layouts])
     made = partial(StreamedLayers, modules, layouts, source, device, "ram")
