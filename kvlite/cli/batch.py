@@ -64,6 +64,8 @@ def batch(
       kvlite batch "reports/*.pdf" --questions "Who signed?" --questions "When?" --out answers.jsonl
 
       kvlite batch tasks.csv --out answers.jsonl --retry-errors
+
+      kvlite batch bills/ --questions "What is to be paid?" --schema bill.json --out bills.jsonl
     """
     asked = tasks_in(tasks, questions_in(questions or ()), out)
     require_out(out)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -13,7 +14,7 @@ from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
 from kvlite.config.resolve import Resolved, resolve
 from kvlite.config.settings import OPTIONS, Settings, flag_of
-from kvlite.errors import KvliteError
+from kvlite.errors import KvliteError, SettingError, reason
 
 _HINTS = get_type_hints(Settings)
 _CONTEXT = "typer_context"
@@ -112,7 +113,7 @@ def _with_flags(command: Command, names: Collection[str], *more: inspect.Paramet
         for name in names:
             value, source = values.pop(name), context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
-                given[name] = value
+                given[name] = _contents(value) if name == "schema" else value
         command(given, **values)
 
     options = [_parameter(name) for name in names]
@@ -124,6 +125,18 @@ def _with_flags(command: Command, names: Collection[str], *more: inspect.Paramet
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     return run
+
+
+def _contents(value: str) -> str:
+    """A text, or what the file of that name says."""
+    if not os.path.isfile(value):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(
+            f"--schema {value} cannot be read ({reason(error)}): give a file in UTF-8"
+        ) from error
 
 
 def _profile() -> inspect.Parameter:

@@ -174,6 +174,11 @@ class Settings:
         choices=("auto", "off"),
     )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")
+    schema: str = _sampling(
+        "",
+        "what an answer must follow, token by token: json for any JSON object, a JSON Schema, a "
+        "file with one, or a grammar in llguidance's Lark",
+    )
 
     def __post_init__(self) -> None:
         for name in OPTIONS:

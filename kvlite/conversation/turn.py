@@ -18,11 +18,12 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.cuda_graph import graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
+from kvlite.engine.grammar import Grammar
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
-from kvlite.engine.sampling import Sampler
+from kvlite.engine.sampling import DRAWING, Sampler
 from kvlite.engine.speculate import Speculation
 from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
@@ -38,18 +39,6 @@ from kvlite.offload.kv.placement import host_kv_bytes, place
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
-
-# Settings of sampling alone.
-DRAWING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "speculate",
-)
 
 # With fewer multiplications, a turn takes less time than its plan.
 PLANNED_FROM = 10**9
@@ -104,6 +93,7 @@ class Turn:
         self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
         self.answers = answers
+        self.grammar = self._grammar()
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
@@ -245,7 +235,8 @@ class Turn:
         with aside():
             logits = self.logits.to("cpu", copy=True)
         self.prompt = PromptState(logits, [*self.policies], self.notes, fallbacks)
-        sampler = Sampler(self.settings, self.model.device)
+        grammar = self.grammar
+        sampler = Sampler(self.settings, self.model.device, grammar)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         self.speculation = speculation = self._speculation(ends)
@@ -255,8 +246,12 @@ class Turn:
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 speculation.drawn()
-                shown = "" if token in ends else text.push(token)
-                reason = self._reason(token in ends or text.stopped, cancel)
+                ended = token in ends
+                shown = "" if ended else text.push(token)
+                if grammar is not None:
+                    grammar.take(token)
+                    ended = ended or grammar.ended
+                reason = self._reason(ended or text.stopped, cancel)
                 if reason is not None:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return
@@ -286,10 +281,15 @@ class Turn:
         self.logits = self.prompt.logits.to(self.model.device, copy=True)
         self.policies = [*self.prompt.policies]
         self.notes, self.config = self.prompt.notes, config
+        self.grammar = self._grammar()
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
         self.pending_ids, self.step, self.graphs = [], None, graph_decoder(self.model)
         self.run_stats.begin_again()
+
+    def _grammar(self) -> Grammar | None:
+        schema = self.settings.schema
+        return Grammar(self.model.vocabulary, schema) if schema and self.answers else None
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"

@@ -6,15 +6,32 @@ import torch
 from torch import Tensor
 
 from kvlite.config.settings import Settings
+from kvlite.engine.grammar import Grammar
+
+# Settings that do not change what is read: an answer can be drawn again with others.
+DRAWING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "speculate",
+    "schema",
+)
 
 # Below it logits overflow, and every draw would be the likeliest token.
 COLDEST = 1e-3
 
 
 class Sampler:
-    """Draws tokens as the settings say; greedy at temperature 0."""
+    """Draws tokens as the settings say, among those that the grammar allows if there is one; greedy
+    at temperature 0."""
 
-    def __init__(self, settings: Settings, device: torch.device) -> None:
+    def __init__(
+        self, settings: Settings, device: torch.device, grammar: Grammar | None = None
+    ) -> None:
         from transformers import (
             LogitsProcessorList,
             MinPLogitsWarper,
@@ -24,6 +41,7 @@ class Sampler:
             TopPLogitsWarper,
         )
 
+        self.grammar = grammar
         self.greedy = settings.temperature < COLDEST
         self.penalized = settings.repetition_penalty != 1
         self.processors = LogitsProcessorList()
@@ -50,6 +68,8 @@ class Sampler:
             logits: `(1, vocab)` float32.
             seen: every token before it; looked at only where repetition is penalized.
         """
+        if self.grammar is not None:
+            logits = self.grammar.masked(logits)
         context = torch.tensor([seen if self.penalized else []], device=logits.device)
         scores: Tensor = self.processors(cast(torch.LongTensor, context.long()), logits)
         if self.greedy:

@@ -16,6 +16,7 @@ from kvlite.memory.device_budget import capped_bytes, checkpoint_limit, ram_limi
 from kvlite.methods import Method, parse_method
 from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 from kvlite.methods.layer_policy import require_growing, require_in_sight
+from kvlite.model.grammar import require_grammar
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class EngineConfig:
         """Parse settings.
 
         Raises:
-            SettingError: a method, a budget, bits or a limit cannot be parsed, or method and budget
-                do not fit each other.
+            SettingError: a method, a budget, bits, a limit or a schema cannot be parsed, or method
+                and budget do not fit each other.
         """
         method, budget = method_and_budget(settings.method, settings.budget)
         ram_limit(settings.recall_limit, 0)
         checkpoint_limit(settings.checkpoint_limit)
+        require_grammar(settings.schema)
         bits = parse_kv_bits(settings.kv_bits), parse_kv_bits(settings.recall_bits)
         return cls(settings, method, budget, *bits)
 
@@ -112,5 +114,6 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "recall_limit": lambda text: ram_limit(text, 0),
     "checkpoint_limit": checkpoint_limit,
     "vram": capped_bytes,
+    "schema": require_grammar,
     "device": _require_device,
 }

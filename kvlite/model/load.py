@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,6 +17,7 @@ from kvlite.model.architectures import ADMITTED, LANGUAGE_WEIGHTS
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
+from kvlite.model.grammar import Vocabulary
 from kvlite.model.hybrid import engine_layers
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
@@ -63,6 +65,11 @@ class LoadedModel:
         if ADMITTED[self.shape.model_type].angles_once:
             for layer in self.layers.modules:
                 layer.self_attn.register_forward_pre_hook(_with_angles_once, with_kwargs=True)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Its tokens, for answers that follow a grammar. Errors are those of `Vocabulary`."""
+        return Vocabulary(self.tokenizer, self.shape.vocab, self.stop_ids)
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,6 @@
 """`/v1/chat/completions`."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -33,7 +34,7 @@ class ChatAnswer:
         model.require_name(request.model)
         request.require_here()
         runner = model.ready()
-        settings = request.settings(runner.settings)
+        settings = await asyncio.to_thread(request.settings, runner.settings)
         messages = [each.plain(number) for number, each in enumerate(request.messages)]
         top = _top(request)
         ids = await message_ids(model, messages)

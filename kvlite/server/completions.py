@@ -1,5 +1,6 @@
 """`/v1/completions`: a text, or its tokens, goes on; and how likely its own tokens were."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -40,7 +41,8 @@ class CompletionAnswer:
         request.require_here()
         runner = model.ready()
         echo = bool(request.echo)
-        settings = request.settings(runner.settings, least=0 if echo else 1)
+        least = 0 if echo else 1
+        settings = await asyncio.to_thread(request.settings, runner.settings, least)
         if request.longest is None:
             settings["max_new_tokens"] = _LONGEST
         wanted = request.logprobs

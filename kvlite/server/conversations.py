@@ -17,8 +17,8 @@ from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, known_ids
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
-from kvlite.conversation.turn import DRAWING
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.sampling import DRAWING
 from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, Stopped
 
 _LOG = logging.getLogger("kvlite.server")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlite.config.settings import OPTIONS, Settings, checked
+from kvlite.server.formats import schema_of
 from kvlite.server.refusals import Refusal
 
 # Settings that a request may change under `kvlite`.
@@ -60,7 +61,13 @@ class Sampled(_Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
     kvlite: dict[str, Any] | None = None
+
+    @property
+    def followed(self) -> str:
+        """The setting `schema`; errors are those of `schema_of`."""
+        return schema_of(self.response_format, "response_format")
 
     @property
     def with_usage(self) -> bool:
@@ -105,6 +112,8 @@ class Sampled(_Fields):
         values = {name: checked(name, each, given.get(name, name)) for name, each in found.items()}
         if any(stops):
             values["stop"] = tuple(stops)
+        if followed := self.followed:
+            values["schema"] = followed
         return values | _own(self.kvlite or {}, usual)
 
 
@@ -160,16 +169,11 @@ class Chat(Sampled):
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
 
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if (self.tools or self.functions) and self.tool_choice != "none":
             raise Refusal("this server has no tools: leave them out", param="tools")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            said = f"response_format {str(kind)[:40]!r} is not here: answers are text"
-            raise Refusal(said, param="response_format")
         if not self.messages:
             raise Refusal("messages is empty: say something", param="messages")
 
@@ -188,6 +192,12 @@ class Item(Message):
         return super().plain(number)
 
 
+class TextForm(_Fields):
+    """What the text of a response must follow."""
+
+    format: dict[str, Any] | None = None
+
+
 class ResponseRequest(Sampled):
     """A request for the next message, in the newer of OpenAI's two ways."""
 
@@ -201,13 +211,23 @@ class ResponseRequest(Sampled):
     prompt: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
-    text: dict[str, Any] | None = None
+    text: TextForm | None = None
     metadata: dict[str, Any] | None = None
 
     @property
     def longest(self) -> int | None:
         """The most tokens of an answer; None if nothing is said."""
         return self.max_output_tokens
+
+    @property
+    def followed(self) -> str:
+        """As of a chat."""
+        return schema_of(self.format, "text.format")
+
+    @property
+    def format(self) -> dict[str, Any] | None:
+        """What the answer must follow, as it was sent."""
+        return self.text.format if self.text else None
 
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
@@ -216,11 +236,6 @@ class ResponseRequest(Sampled):
         for name in ("background", "conversation", "prompt"):
             if getattr(self, name):
                 raise Refusal(f"{name} is not here: leave it out", param=name)
-        form = (self.text or {}).get("format")
-        kind = form.get("type") if isinstance(form, dict) else None
-        if kind not in (None, "text"):
-            said = f"text.format {str(kind)[:40]!r} is not here: answers are text"
-            raise Refusal(said, param="text")
 
     def messages(self) -> list[dict[str, str]]:
         """Role and text of each message.

@@ -1,5 +1,6 @@
 """`/v1/responses`: chat in the newer of OpenAI's two ways; what was said is kept."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
@@ -74,7 +75,7 @@ class ResponseAnswer:
         """
         model.require_name(request.model)
         request.require_here()
-        settings = request.settings(model.ready().settings)
+        settings = await asyncio.to_thread(request.settings, model.ready().settings)
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
         own = [*said.of(request.previous_response_id), *request.messages()]
@@ -170,7 +171,7 @@ class ResponseAnswer:
             "service_tier": "default",
             "store": request.store is not False,
             "temperature": chosen.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": request.format or {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
             "top_logprobs": 0,

@@ -73,6 +73,20 @@ def test_answers_are_those_of_each_question_alone(job: Job, kvlite: Run, model: 
     assert summary["read_tokens"] == read
 
 
+def test_answers_are_json_by_the_schema_in_a_file(job: Job, tmp_path: Path) -> None:
+    schema = tmp_path / "color.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"color": {"enum": ["red", "green"]}}, '
+        '"required": ["color"], "additionalProperties": false}'
+    )
+    flags = "--schema", schema, "--max-tokens", 90
+    assert job.run(*flags, "-q").code == 0 and len(job.rows) == 9
+    assert {json.loads(row["answer"])["color"] for row in job.rows} <= {"red", "green"}
+    schema.write_text('{"type": "colour"}')
+    assert "--schema" in (refused := job.run(*flags)).err and refused.code == 2
+    assert "Invalid type: colour" in " ".join(refused.err.split())
+
+
 @pytest.mark.long
 def test_a_job_that_is_done_is_done(job: Job) -> None:
     assert job.run("-q").code == 0

@@ -67,7 +67,29 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
     "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "no tools"),
-    "json": ({"messages": HI, "response_format": {"type": "json_object"}}, 400, "json_object"),
+    "xml": ({"messages": HI, "response_format": {"type": "xml"}}, 400, "response_format 'xml'"),
+    "no schema": ({"messages": HI, "response_format": {"type": "json_schema"}}, 400, "no schema"),
+    "a wrong schema": (
+        {"messages": HI, "response_format": {"type": "json_schema", "schema": {"type": "int"}}},
+        400,
+        "Invalid type: int",
+    ),
+    "a schema as text": (
+        {"messages": HI, "response_format": {"type": "json_schema", "json_schema": "x"}},
+        400,
+        "no schema",
+    ),
+    "a schema of elsewhere": (
+        {
+            "messages": HI,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"$ref": "file:///etc/passwd"}},
+            },
+        },
+        400,
+        "does not fetch",
+    ),
     "a setting": ({"messages": HI, "kvlite": {"budget": "lots"}}, 400, "budget"),
     "no setting": ({"messages": HI, "kvlite": {"colour": 1}}, 400, "kvlite.colour"),
     "not theirs": ({"messages": HI, "kvlite": {"model": "x"}}, 400, "kvlite.model"),

@@ -1,0 +1,54 @@
+"""A grammar as a mask on logits: an answer can only become what the grammar allows.
+
+llguidance walks the vocabulary's trie at every token. Nothing is compiled ahead, so a schema costs
+milliseconds, whatever the vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlite.errors import SettingError
+from kvlite.model.grammar import Vocabulary, require_grammar
+
+
+class Grammar:
+    """What one answer may go on with.
+
+    Attributes:
+        ended: nothing may follow any more.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+        """By a setting's text; errors are those of `require_grammar`."""
+        from llguidance import LLMatcher
+
+        self._size = vocabulary.size
+        self._matcher = LLMatcher(vocabulary.trie, require_grammar(text), log_level=0)
+        self._require_going()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing may follow but the end."""
+        return self._matcher.is_stopped()
+
+    def masked(self, logits: Tensor) -> Tensor:
+        """Logits `(1, vocab)` with minus infinity for all tokens that may not come next.
+
+        Raises:
+            SettingError: what may come next is too much to compute.
+        """
+        # A byte for each token, 0 where it may not come.
+        mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
+        self._require_going()
+        forbidden = mask[: self._size].to(logits.device) == 0
+        return logits.masked_fill(forbidden, float("-inf"))
+
+    def take(self, token_id: int) -> None:
+        """A token has come."""
+        self._matcher.consume_token(token_id)
+        self._require_going()
+
+    def _require_going(self) -> None:
+        if self._matcher.is_error():
+            said = " ".join(self._matcher.get_error().split())[:200]
+            raise SettingError(f"--schema cannot be followed ({said}): give a simpler one")

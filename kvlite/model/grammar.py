@@ -1,0 +1,81 @@
+"""What an answer must follow, as llguidance takes it: a JSON Schema, or a grammar."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from kvlite.errors import SettingError, reason
+
+# An answer that is any JSON object.
+JSON = "json"
+# White space between the parts of JSON: room for indentation, but small models would go on with it.
+_SPACES = r"[ \n\t]{0,20}"
+# Characters of a schema: more take seconds to look at.
+LONGEST = 1 << 18
+
+
+@lru_cache(maxsize=16)
+def require_grammar(text: str) -> str:
+    """A setting's text as llguidance takes it; "" for none.
+
+    Args:
+        text: `json`, a JSON Schema, or a grammar in llguidance's variant of Lark.
+
+    Raises:
+        SettingError: it is none of these, or says what cannot be followed.
+    """
+    if not text.strip():
+        return ""
+    from llguidance import LLMatcher
+
+    said = f"--schema {text[:60]!r}"
+    if len(text) > LONGEST:
+        raise SettingError(f"{said} has {len(text):,} characters: give {LONGEST:,} at most")
+    try:
+        grammar = _grammar(text.strip())
+        is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar)
+    except ValueError as error:
+        is_wrong, why = True, [reason(error)]
+    if is_wrong:
+        raise SettingError(
+            f"{said} cannot be followed ({' '.join(why[0].split())[:200].rstrip(' .:')}): give a "
+            "JSON Schema without what is named here, or json for any object"
+        )
+    return grammar
+
+
+def _grammar(text: str) -> str:
+    from llguidance import LLMatcher
+
+    if text != JSON and not text.startswith("{"):
+        return LLMatcher.grammar_from_lark(text)
+    schema = '{"type": "object"}' if text == JSON else text
+    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACES})
+
+
+def schema_rule(schema: dict[str, Any]) -> str:
+    """A JSON Schema as a part of a Lark grammar."""
+    options = {"whitespace_pattern": _SPACES}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+
+class Vocabulary:
+    """A tokenizer's tokens as a trie, which takes a third of a second to make."""
+
+    def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
+        """For `size` logits; an answer may end with one of `ends`, if there is any.
+
+        Raises:
+            SettingError: the tokenizer is not one of those that llguidance reads.
+        """
+        from llguidance.hf import from_tokenizer
+
+        self.size = size
+        most = max(size, len(tokenizer))
+        try:
+            self.trie = from_tokenizer(tokenizer, n_vocab=most, eos_token=sorted(ends) or None)
+        except ValueError as error:
+            raise SettingError(
+                f"this model's tokenizer cannot be held to a --schema ({reason(error)}): leave it "
+                "out, or use a model with a tokenizer.json"
+            ) from error
