@@ -1,5 +1,6 @@
 """Prompts: documents and a question as one message, and a message in the chat template."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,12 +105,19 @@ def said_parts(
     return [_text_part(tokenizer, told + text, first=first)]
 
 
-def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The tokens of a whole conversation, each message a `role` and a `content`, up to where the
-    next answer begins. Control tokens spelled out in messages are encoded as characters.
+def chat_tokens(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+) -> list[int]:
+    """The tokens of a whole conversation up to where the next answer begins. Control tokens spelled
+    out in messages are encoded as characters.
+
+    Args:
+        messages: each a `role` and a `content`; also `tool_calls`, and whose result it is.
+        tools: that the model may call, as templates are told them.
 
     Raises:
-        SettingError: the tokenizer has no chat template, or its template refuses these messages.
+        SettingError: the tokenizer has no chat template, its template refuses these messages, or a
+            tool or a call spells a control token.
     """
     from jinja2 import TemplateError
 
@@ -119,20 +127,22 @@ def chat_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]
             "(/v1/completions), or use an instruction-tuned model"
         )
     said = [{**each, "content": whole_characters(each["content"])} for each in messages]
+    _require_harmless(tokenizer, [*tools, *(each.get("tool_calls") for each in messages)])
     try:
-        real = _rendered(tokenizer, said)
+        real = _rendered(tokenizer, said, tools)
     except TemplateError as error:
         if [each["role"] for each in said[:2]] == ["system", "user"]:  # it has no system role
             first, second, *rest = said
             both = f"{first['content']}\n\n{second['content']}"
-            return chat_tokens(tokenizer, [{**second, "content": both}, *rest])
+            return chat_tokens(tokenizer, [{**second, "content": both}, *rest], tools)
         raise SettingError(f"this model's chat template refuses these messages: {error}") from None
     named = {f"kvliteMessage{number}Here": each for number, each in enumerate(said)}
     shown = _rendered(
         tokenizer,
         [{**each, "content": _around(name, each["content"])} for name, each in named.items()],
+        tools,
     )
-    told = {name: each["content"].strip() for name, each in named.items()}
+    told: dict[str, str] = {name: each["content"].strip() for name, each in named.items()}
     pieces = [told.get(piece, piece) for piece in re.split("(kvliteMessage[0-9]+Here)", shown)]
     if "".join(pieces) != real:
         return _changed_part(tokenizer, shown, real).ids
@@ -244,9 +254,26 @@ def _around(standin: str, text: str) -> str:
     return f"{text[:begin]}{standin}{text[max(begin, end) :]}"
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+def _rendered(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+) -> str:
+    text: str = tokenizer.apply_chat_template(
+        messages, tools=[*tools] or None, tokenize=False, add_generation_prompt=True
+    )
     return text
+
+
+def _require_harmless(tokenizer: Any, values: Sequence[Any]) -> None:
+    """Raises SettingError if a text in these values spells a control token."""
+    if not any(values):
+        return
+    text = json.dumps(values, ensure_ascii=False)
+    ids = tokenizer.encode(whole_characters(text), add_special_tokens=False)
+    if found := Controls(tokenizer).among(ids):
+        raise SettingError(
+            f"a tool, or a call of one, has {tokenizer.decode(found[:1])!r} in it, which is a "
+            "control token of this model: say it without"
+        )
 
 
 def tokens_of(tokenizer: Any, text: str, max_context: int) -> int:

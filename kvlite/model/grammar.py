@@ -53,9 +53,10 @@ def _grammar(text: str) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACES})
 
 
-def schema_rule(schema: dict[str, Any]) -> str:
-    """A JSON Schema as a part of a Lark grammar."""
-    options = {"whitespace_pattern": _SPACES}
+def schema_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """A JSON Schema as a part of a Lark grammar; if `lenient`, what cannot be followed is left
+    out."""
+    options = {"whitespace_pattern": _SPACES, "lenient": lenient}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 

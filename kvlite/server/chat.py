@@ -2,15 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
+from kvlite.model.tool_calls import Call
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
+from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
 from kvlite.server.usage import Choice, Usage, gathered, message_ids
 
 _TOP = 20
@@ -19,8 +22,10 @@ _TOP = 20
 class ChatAnswer:
     """The answer to one request, whole or piece by piece."""
 
-    def __init__(self, model: ServedModel, request: Chat, ask: Ask) -> None:
-        self.model, self.request, self.ask = model, request, ask
+    def __init__(
+        self, model: ServedModel, request: Chat, ask: Ask, use: ToolUse | None = None
+    ) -> None:
+        self.model, self.request, self.ask, self._use = model, request, ask, use
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time())}
         self._tokenizer = model.ready().tokenizer
 
@@ -35,10 +40,15 @@ class ChatAnswer:
         request.require_here()
         runner = model.ready()
         settings = await asyncio.to_thread(request.settings, runner.settings)
-        messages = [each.plain(number) for number, each in enumerate(request.messages)]
+        several = request.parallel_tool_calls is not False
+        use = tool_use(runner.tokenizer, request.tools, request.tool_choice, several=several)
+        shown: Sequence[dict[str, Any]] = ()
+        if use is not None:
+            shown, schema = use.shown, settings.get("schema", "")
+            settings["schema"] = await asyncio.to_thread(use.grammar, schema)
         top = _top(request)
-        ids = await message_ids(model, messages)
-        return cls(model, request, Ask(ids, settings, request.choices, top))
+        ids = await message_ids(model, request.plain_messages(), shown)
+        return cls(model, request, Ask(ids, settings, request.choices, top), use)
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""
@@ -54,21 +64,30 @@ class ChatAnswer:
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Chunks, and sentences for those who wait."""
-        usage, begun = Usage(self.model.names[0], len(self.ask.ids)), set[int]()
+        usage = Usage(self.model.names[0], len(self.ask.ids))
+        readers, made = dict[int, Reader](), Counter[int]()
         async with aclosing(self.model.answer(self.ask)) as tokens:
             async for token in tokens:
                 if token.piece is None:
                     yield token.waiting
                     continue
                 usage.add(token)
-                if token.choice not in begun:
-                    begun.add(token.choice)
-                    yield self._chunk(token.choice, {"role": "assistant", "content": ""})
-                found = self._logprobs(token)
-                if token.piece.text or found is not None:
-                    yield self._chunk(token.choice, {"content": token.piece.text}, logprobs=found)
-                if (reason := usage.reason(token)) is not None:
-                    yield self._chunk(token.choice, {}, reason)
+                index, reason, found = token.choice, usage.reason(token), self._logprobs(token)
+                if index not in readers:
+                    readers[index] = self._reader()
+                    yield self._chunk(index, {"role": "assistant", "content": ""})
+                text, calls = readers[index].push(token.piece.token_id, token.piece.text)
+                if reason is not None:
+                    rest, more = readers[index].flush()
+                    text, calls = text + rest, calls + more
+                if text or found is not None:
+                    yield self._chunk(index, {"content": text}, logprobs=found)
+                for call in calls:
+                    for part in _call_parts(made[index], call):
+                        yield self._chunk(index, {"tool_calls": [part]})
+                    made[index] += 1
+                if reason is not None:
+                    yield self._chunk(index, {}, _reason(reason, made[index]))
         if self.request.with_usage:
             yield self._chunks([], usage.plain())
 
@@ -76,9 +95,15 @@ class ChatAnswer:
         found = None
         if self.ask.top is not None:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        said = {"message": message, "logprobs": found, "finish_reason": choice.reason}
-        return {"index": index, **said}
+        text, calls = read_whole(self._reader(), choice.pieces)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_call(*each) for each in calls]}
+        reason = _reason(choice.reason, len(calls))
+        return {"index": index, "message": message, "logprobs": found, "finish_reason": reason}
+
+    def _reader(self) -> Reader:
+        return TextReader() if self._use is None else self._use.reader()
 
     def _logprobs(self, token: Token) -> dict[str, Any] | None:
         shown = self.model.shown_chances([token])
@@ -100,6 +125,24 @@ class ChatAnswer:
         head = {**self._head, "object": "chat.completion.chunk", "model": self.model.names[0]}
         chunk = {**head, "system_fingerprint": None, "choices": choices}
         return chunk | ({"usage": usage} if self.request.with_usage else {})
+
+
+def _call(name: str, call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": name, "type": "function", "function": function}
+
+
+def _call_parts(index: int, call: Call) -> list[dict[str, Any]]:
+    """A call as streams have it: its name, then its arguments."""
+    named = _call(call_id(), Call(call.name, ""))
+    return [
+        {"index": index, **named},
+        {"index": index, "function": {"arguments": call.arguments}},
+    ]
+
+
+def _reason(reason: str, calls: int) -> str:
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _top(request: Chat) -> int | None:

@@ -1,12 +1,13 @@
 """What requests say: fields of OpenAI's that mean something here, checked. Others are ignored."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from kvlite.config.settings import OPTIONS, Settings, checked
 from kvlite.server.formats import schema_of
+from kvlite.server.messages import Fields, Item, Message, Plain, joined
 from kvlite.server.refusals import Refusal
 
 # Settings that a request may change under `kvlite`.
@@ -25,24 +26,17 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "se
 # The most choices a request may ask for, and the most stop strings.
 _CHOICES, _STOPS = 16, 16
 
-# Kinds of parts of messages that are text.
-_TEXTS = ("text", "input_text", "output_text")
-
 _Model = TypeVar("_Model", bound=BaseModel)
 _LONGEST_NAME = 1000
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False)
-
-
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     """How an answer is streamed."""
 
     include_usage: bool | None = None
 
 
-class Sampled(_Fields):
+class Sampled(Fields):
     """Fields of every request for an answer."""
 
     model: Annotated[str, Field(max_length=_LONGEST_NAME)] | None = None
@@ -117,49 +111,6 @@ class Sampled(_Fields):
         return values | _own(self.kvlite or {}, usual)
 
 
-class TextPart(_Fields):
-    """A part of a message."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(_Fields):
-    """A message of a chat.
-
-    Attributes:
-        within: the field of a request that lists it.
-    """
-
-    within: ClassVar[str] = "messages"
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[Any] | None = None
-
-    def plain(self, number: int) -> dict[str, str]:
-        """Role and text, for the chat template.
-
-        Raises:
-            Refusal: it has something other than text, or nothing, or is of a tool.
-        """
-        where = f"{self.within}[{number}]"
-        if self.role in ("tool", "function") or self.tool_calls:
-            raise Refusal(f"{where} is about a tool: this server has none", param=self.within)
-        if self.content is None and self.role != "assistant":
-            said = f'{where} has no content: send its text ("" for none)'
-            raise Refusal(said, param=self.within)
-        role = "system" if self.role == "developer" else self.role
-        if not isinstance(self.content, list):
-            return {"role": role, "content": self.content or ""}
-        for part in self.content:
-            if part.type not in _TEXTS or part.text is None:
-                said = (
-                    f"{where} has a part of type {part.type[:40]!r}: this server reads text alone"
-                )
-                raise Refusal(said, param=self.within, code="unsupported_content")
-        return {"role": role, "content": "".join(part.text or "" for part in self.content)}
-
-
 class Chat(Sampled):
     """A request for the next message of a chat."""
 
@@ -168,31 +119,26 @@ class Chat(Sampled):
     top_logprobs: int | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
 
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
-        if (self.tools or self.functions) and self.tool_choice != "none":
-            raise Refusal("this server has no tools: leave them out", param="tools")
+        if self.functions:
+            raise Refusal("functions is not here: send tools", param="functions")
+
+    def plain_messages(self) -> list[Plain]:
+        """The messages for the chat template.
+
+        Raises:
+            Refusal: there is none, or one has something other than text.
+        """
         if not self.messages:
             raise Refusal("messages is empty: say something", param="messages")
+        return joined([each.plain(number) for number, each in enumerate(self.messages)])
 
 
-class Item(Message):
-    """A message, as responses have them."""
-
-    within: ClassVar[str] = "input"
-    type: str | None = None
-
-    def plain(self, number: int) -> dict[str, str]:
-        """As of a message; other kinds of items are refused."""
-        if self.type not in (None, "message"):
-            kind = str(self.type)[:40]
-            raise Refusal(f"input[{number}] is of type {kind!r}: send messages", param="input")
-        return super().plain(number)
-
-
-class TextForm(_Fields):
+class TextForm(Fields):
     """What the text of a response must follow."""
 
     format: dict[str, Any] | None = None
@@ -211,6 +157,7 @@ class ResponseRequest(Sampled):
     prompt: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
 
@@ -231,14 +178,12 @@ class ResponseRequest(Sampled):
 
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
-        if self.tools and self.tool_choice != "none":
-            raise Refusal("this server has no tools: leave them out", param="tools")
         for name in ("background", "conversation", "prompt"):
             if getattr(self, name):
                 raise Refusal(f"{name} is not here: leave it out", param=name)
 
-    def messages(self) -> list[dict[str, str]]:
-        """Role and text of each message.
+    def messages(self) -> list[Plain]:
+        """The messages for the chat template.
 
         Raises:
             Refusal: there is none, or one has something other than text.
@@ -247,7 +192,7 @@ class ResponseRequest(Sampled):
             raise Refusal("input is empty: say something", param="input")
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
-        return [each.plain(number) for number, each in enumerate(self.input)]
+        return joined([each.plain(number) for number, each in enumerate(self.input)])
 
 
 class Completion(Sampled):
@@ -282,7 +227,7 @@ class Completion(Sampled):
         return [each for each in prompt if not isinstance(each, int)]
 
 
-class Tokenizing(_Fields):
+class Tokenizing(Fields):
     """A text or a chat to tokenize, in the words of vLLM and of llama.cpp."""
 
     prompt: str | None = None
@@ -292,7 +237,7 @@ class Tokenizing(_Fields):
     add_special: bool | None = None
 
 
-class Detokenizing(_Fields):
+class Detokenizing(Fields):
     """Tokens to turn into text."""
 
     tokens: list[int]

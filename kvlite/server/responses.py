@@ -3,20 +3,23 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
+from kvlite.model.tool_calls import Call
 from kvlite.server.fields import ResponseRequest
+from kvlite.server.messages import Item, Plain, joined
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
+from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
 from kvlite.server.usage import Usage, gathered, message_ids
 
 # Responses whose messages are remembered, and characters of all of them.
 _RESPONSES, _CHARACTERS = 1000, 64 << 20
 
-Messages = list[dict[str, str]]
+Messages = list[Plain]
 
 
 class SaidBefore:
@@ -58,9 +61,11 @@ class ResponseAnswer:
         ask: Ask,
         said: SaidBefore,
         own: Messages,
+        use: ToolUse | None = None,
     ) -> None:
         self.model, self.request, self.ask = model, request, ask
         self._said, self._messages = said, own
+        self._reader: Reader = TextReader() if use is None else use.reader()
         self._id, self._item = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
         self._created, self._number = int(time.time()), -1
 
@@ -78,57 +83,99 @@ class ResponseAnswer:
         settings = await asyncio.to_thread(request.settings, model.ready().settings)
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
-        own = [*said.of(request.previous_response_id), *request.messages()]
+        several, tokenizer = request.parallel_tool_calls is not False, model.ready().tokenizer
+        use = tool_use(tokenizer, request.tools, request.tool_choice, several=several)
+        shown: Sequence[dict[str, Any]] = ()
+        if use is not None:
+            shown, schema = use.shown, settings.get("schema", "")
+            settings["schema"] = await asyncio.to_thread(use.grammar, schema)
+        own = joined([*said.of(request.previous_response_id), *request.messages()])
         told = [{"role": "system", "content": request.instructions or ""}]
-        ids = await message_ids(model, [*(told if request.instructions else []), *own])
-        return cls(model, request, Ask(ids, settings), said, own)
+        ids = await message_ids(model, [*(told if request.instructions else []), *own], shown)
+        return cls(model, request, Ask(ids, settings), said, own, use)
 
     async def whole(self) -> dict[str, Any]:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask)
-        self._keep(choice.text)
-        return self._response(_ended(choice.reason), choice.text, usage)
+        text, calls = read_whole(self._reader, choice.pieces)
+        items = [_call_item(*each) for each in calls]
+        self._keep(text, items)
+        if text or not items:
+            items.insert(0, self._message("completed", [_part(text)]))
+        return self._response(_ended(choice.reason), items, usage)
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Events, and sentences for those who wait."""
         usage = Usage(self.model.names[0], len(self.ask.ids))
-        text, reason, begun = "", "stop", False
+        text, reason, items, begun = "", None, list[dict[str, Any]](), False
         async with aclosing(self.model.answer(self.ask)) as tokens:
             async for token in tokens:
                 if token.piece is None:
                     yield token.waiting
                     continue
                 if not begun:
-                    begun = True
-                    for event in self._beginning():
-                        yield event
+                    begun, empty = True, self._response("in_progress", [], None)
+                    yield self._event("created", response=empty)
+                    yield self._event("in_progress", response=empty)
                 usage.add(token)
-                reason = usage.reason(token) or reason
-                text += token.piece.text
-                if token.piece.text:
-                    yield self._of_part("output_text.delta", delta=token.piece.text, logprobs=[])
-        self._keep(text)
+                reason = usage.reason(token)
+                more, calls = self._reader.push(token.piece.token_id, token.piece.text)
+                if reason is not None:
+                    rest, last = self._reader.flush()
+                    more, calls = more + rest, calls + last
+                for event in self._coming(text, more, items, calls):
+                    yield event
+                text += more
+        self._keep(text, items)
+        if not items:
+            for event in (*([] if text else self._text_begins()), *self._text_ends(text)):
+                yield event
+        if text or not items:
+            items.insert(0, self._message("completed", [_part(text)]))
+        status = _ended(reason or "stop")
+        yield self._event(status, response=self._response(status, items, usage))
+
+    def _coming(
+        self, text: str, more: str, items: list[dict[str, Any]], calls: list[Call]
+    ) -> Iterator[dict[str, Any]]:
+        """More text, or calls, which are added to the `items`; there was `text` before."""
+        if more and not text:
+            yield from self._text_begins()
+        if more:
+            yield self._of_part("output_text.delta", delta=more, logprobs=[])
+        text += more
+        for call in calls:
+            if text and not items:
+                yield from self._text_ends(text)
+            items.append(_call_item(call_id(), call))
+            yield from self._called(items[-1], bool(text) + len(items) - 1)
+
+    def _text_begins(self) -> Iterator[dict[str, Any]]:
+        yield self._of_item("added", 0, self._message("in_progress", []))
+        yield self._of_part("content_part.added", part=_part(""))
+
+    def _text_ends(self, text: str) -> Iterator[dict[str, Any]]:
         yield self._of_part("output_text.done", text=text, logprobs=[])
         yield self._of_part("content_part.done", part=_part(text))
-        yield self._of_item("done", self._message("completed", [_part(text)]))
-        status = _ended(reason)
-        yield self._event(status, response=self._response(status, text, usage))
+        yield self._of_item("done", 0, self._message("completed", [_part(text)]))
 
-    def _beginning(self) -> list[dict[str, Any]]:
-        empty = self._response("in_progress", None, None)
-        return [
-            self._event("created", response=empty),
-            self._event("in_progress", response=empty),
-            self._of_item("added", self._message("in_progress", [])),
-            self._of_part("content_part.added", part=_part("")),
-        ]
+    def _called(self, item: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        """A call, which comes as a whole."""
+        place, said = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        empty = {**item, "status": "in_progress", "arguments": ""}
+        yield self._of_item("added", index, empty)
+        yield self._event("function_call_arguments.delta", **place, delta=said)
+        yield self._event(
+            "function_call_arguments.done", **place, name=item["name"], arguments=said
+        )
+        yield self._of_item("done", index, item)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": f"response.{kind}", "sequence_number": self._number, **fields}
 
-    def _of_item(self, kind: str, item: dict[str, Any]) -> dict[str, Any]:
-        return self._event(f"output_item.{kind}", output_index=0, item=item)
+    def _of_item(self, kind: str, index: int, item: dict[str, Any]) -> dict[str, Any]:
+        return self._event(f"output_item.{kind}", output_index=index, item=item)
 
     def _of_part(self, kind: str, **fields: Any) -> dict[str, Any]:
         place = {"item_id": self._item, "output_index": 0, "content_index": 0}
@@ -138,21 +185,23 @@ class ResponseAnswer:
         kind = {"id": self._item, "type": "message", "role": "assistant"}
         return {**kind, "status": status, "content": content}
 
-    def _keep(self, text: str) -> None:
+    def _keep(self, text: str, calls: Sequence[dict[str, Any]]) -> None:
         if self.request.store is not False:
+            said = [Item.model_validate(each).plain(0) for each in calls]
             answer = {"role": "assistant", "content": text}
-            self._said.add(self._id, [*self._messages, answer])
+            self._said.add(self._id, joined([*self._messages, answer, *said]))
 
-    def _response(self, status: str, text: str | None, usage: Usage | None) -> dict[str, Any]:
+    def _response(
+        self, status: str, output: list[dict[str, Any]], usage: Usage | None
+    ) -> dict[str, Any]:
         request, settings = self.request, self.model.ready().settings
         chosen = settings.replace(self.ask.settings)
         lacking = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        output = [] if text is None else [self._message(status, [_part(text)])]
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": int(time.time()) if text is not None else None,
+            "completed_at": None if usage is None else int(time.time()),
             "status": status,
             "background": False,
             "error": None,
@@ -163,7 +212,7 @@ class ResponseAnswer:
             "metadata": request.metadata or {},
             "model": self.model.names[0],
             "output": output,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "previous_response_id": request.previous_response_id,
@@ -172,8 +221,8 @@ class ResponseAnswer:
             "store": request.store is not False,
             "temperature": chosen.temperature,
             "text": {"format": request.format or {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
             "top_logprobs": 0,
             "top_p": chosen.top_p,
             "truncation": "disabled",
@@ -183,6 +232,11 @@ class ResponseAnswer:
 
 def _ended(reason: str) -> str:
     return "incomplete" if reason == "length" else "completed"
+
+
+def _call_item(name: str, call: Call) -> dict[str, Any]:
+    kind = {"id": f"fc_{name}", "type": "function_call", "status": "completed"}
+    return {**kind, "call_id": name, "name": call.name, "arguments": call.arguments}
 
 
 def _part(text: str) -> dict[str, Any]:
@@ -202,5 +256,5 @@ def _counted(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _length(messages: Sequence[dict[str, str]]) -> int:
-    return sum(len(each["content"]) for each in messages)
+def _length(messages: Messages) -> int:
+    return sum(len(each["content"]) + len(str(each.get("tool_calls", ""))) for each in messages)

@@ -1,7 +1,8 @@
 """What an answer cost, and answers as a whole."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,8 +12,10 @@ from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
 from kvlite.server.chances import Chances
+from kvlite.server.messages import Plain
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
+from kvlite.server.tools import require_form
 
 
 @dataclass
@@ -23,6 +26,12 @@ class Choice:
     reason: str = "stop"
     tokens: list[Token] = field(default_factory=list)
     prompt: tuple[Chances, ...] = ()
+
+    @property
+    def pieces(self) -> Iterator[tuple[int | None, str]]:
+        """The token and the text of each piece."""
+        found = (each.piece for each in self.tokens if each.piece is not None)
+        return ((each.token_id, each.text) for each in found)
 
 
 @dataclass
@@ -130,12 +139,17 @@ async def prompt_ids(model: ServedModel, encode: Callable[[], list[int]], text: 
     return ids
 
 
-async def message_ids(model: ServedModel, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The tokens of a chat, after the server's system prompt if the chat has none. Errors are those
-    of `prompt_ids` and `chat_tokens`."""
+async def message_ids(
+    model: ServedModel, messages: Sequence[Plain], tools: Sequence[dict[str, Any]] = ()
+) -> list[int]:
+    """The tokens of a chat, after the server's system prompt if the chat has none. Args and errors
+    are those of `prompt_ids` and `chat_tokens`."""
     runner = model.ready()
     system = runner.settings.system
+    if any(each["role"] == "tool" or "tool_calls" in each for each in messages):
+        require_form(runner.tokenizer)
     if system and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system}, *messages]
-    encode = partial(chat_tokens, runner.tokenizer, messages)
-    return await prompt_ids(model, encode, "\n".join(each["content"] for each in messages))
+    encode = partial(chat_tokens, runner.tokenizer, messages, tools)
+    texts = [each["content"] for each in messages] + [json.dumps(each) for each in tools]
+    return await prompt_ids(model, encode, "\n".join(texts))

@@ -1,0 +1,152 @@
+"""Messages of requests, as chat templates take them."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kvlite.server.refusals import Refusal
+
+# Kinds of parts of messages that are text.
+_TEXTS = ("text", "input_text", "output_text")
+
+Plain = dict[str, Any]
+"""A message for a chat template: role and text, calls and what they came to."""
+
+
+class Fields(BaseModel):
+    """Fields of a request; others are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False)
+
+
+class TextPart(Fields):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Called(Fields):
+    """The function that a call named."""
+
+    name: str
+    arguments: str
+
+    def plain(self) -> dict[str, Any]:
+        """As templates are told it: arguments that are JSON as what they say."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(Fields):
+    """A call that an earlier answer made."""
+
+    id: str = ""
+    function: Called
+
+    def plain(self) -> dict[str, Any]:
+        """As templates are told it."""
+        return {"id": self.id, "type": "function", "function": self.function.plain()}
+
+
+Content = str | list[TextPart] | None
+
+
+def text_of(content: Content, where: str, param: str) -> str:
+    """The text of a message, or of what a tool came to.
+
+    Raises:
+        Refusal: it has something other than text.
+    """
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.type not in _TEXTS or part.text is None:
+            said = f"{where} has a part of type {part.type[:40]!r}: this server reads text alone"
+            raise Refusal(said, param=param, code="unsupported_content")
+    return "".join(part.text or "" for part in content)
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class Message(Fields):
+    """A message of a chat."""
+
+    role: Role
+    content: Content = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def plain(self, number: int, within: str = "messages") -> Plain:
+        """For the chat template.
+
+        Args:
+            within: the field of the request that lists it.
+
+        Raises:
+            Refusal: it has something other than text, or nothing.
+        """
+        where = f"{within}[{number}]"
+        if self.role == "function":
+            said = f"{where} is of a function: send it as role tool, with tool_call_id"
+            raise Refusal(said, param=within)
+        if self.content is None and self.role != "assistant":
+            said = f'{where} has no content: send its text ("" for none)'
+            raise Refusal(said, param=within)
+        role = "system" if self.role == "developer" else self.role
+        made: Plain = {"role": role, "content": text_of(self.content, where, within)}
+        if self.tool_calls:
+            made["tool_calls"] = [each.plain() for each in self.tool_calls]
+        if role == "tool":
+            made |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return made
+
+
+class Item(Fields):
+    """A message, a call or what it came to, as responses have them."""
+
+    type: str | None = None
+    role: Role | None = None
+    content: Content = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: Content = None
+
+    def plain(self, number: int) -> Plain:
+        """As of a message; other kinds of items are refused."""
+        if self.type == "function_call":
+            called = Called(name=self.name, arguments=self.arguments)
+            call = ToolCall(id=self.call_id, function=called)
+            return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
+        if self.type == "function_call_output":
+            text = text_of(self.output, f"input[{number}]", "input")
+            return {"role": "tool", "content": text, "tool_call_id": self.call_id, "name": ""}
+        is_message = self.type in (None, "message")
+        if not is_message or self.role is None:
+            kind = "has no role" if is_message else f"is of type {str(self.type)[:40]!r}"
+            raise Refusal(f"input[{number}] {kind}: send messages and calls", param="input")
+        return Message(role=self.role, content=self.content).plain(number, "input")
+
+
+def joined(messages: list[Plain]) -> list[Plain]:
+    """Messages with the calls of one answer in one message, as templates expect them; a result
+    without the name of its tool gets that of its call."""
+    made, names = list[Plain](), dict[str, str]()
+    for each in messages:
+        calls = each.get("tool_calls", [])
+        names |= {call["id"]: call["function"]["name"] for call in calls}
+        if each["role"] == "tool" and not each["name"]:
+            each = {**each, "name": names.get(each["tool_call_id"], "")}
+        before = made[-1] if made else {"role": ""}
+        if calls and before["role"] == "assistant" and not each["content"]:
+            made[-1] = {**before, "tool_calls": [*before.get("tool_calls", []), *calls]}
+        else:
+            made.append(each)
+    return made
