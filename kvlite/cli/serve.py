@@ -40,8 +40,8 @@ def serve(
 ) -> None:
     """Serve a model to other programs: OpenAI's API at http://127.0.0.1:8000/v1.
 
-    Requests are answered one after the other. What a request has in common with an earlier one is
-    not read again, whoever sent it. Ctrl-C ends it.
+    Requests are read one after the other and answered together. What a request has in common with
+    an earlier one is not read again, whoever sent it. Ctrl-C ends it.
 
     Only this machine can reach it unless --host says otherwise. An answer has at most 2,048 tokens
     unless the request or --max-tokens says more.

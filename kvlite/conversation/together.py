@@ -192,7 +192,7 @@ class _AnswerBatch:
             if self.callbacks.cancel is not None and self.callbacks.cancel.is_set():
                 self.waiting.clear()
             if len(self.going) > 1:
-                _step(self.talk.model, [each.turn for each in self.going])
+                step_together(self.talk.model, [each.turn for each in self.going])
             for each in [*self.going]:
                 yield self._next_piece(each)
 
@@ -245,7 +245,7 @@ class _AnswerBatch:
         return fits and self.largest + self.reading + copies <= free
 
 
-def _step(model: LoadedModel, turns: Sequence[Turn]) -> None:
+def step_together(model: LoadedModel, turns: Sequence[Turn]) -> None:
     """One decode step for turns with a pending token. Where memory runs out, a turn tries again by
     itself when its next piece is asked for."""
     with ExitStack() as stack:

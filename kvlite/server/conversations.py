@@ -39,6 +39,7 @@ class Kept:
         settings: that matter to what is kept of it.
         talk: None while it is on disk, at `path`.
         used: when, as a number that grows.
+        busy: whether an answer is coming in it.
         nbytes: in memory or on disk.
     """
 
@@ -48,6 +49,7 @@ class Kept:
     path: Path | None = None
     used: int = 0
     nbytes: int = 0
+    busy: bool = False
 
     @property
     def is_short(self) -> bool:
@@ -83,7 +85,7 @@ class Conversations:
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
-        now.used = self._used
+        now.ids, now.used, now.busy = [*ids], self._used, True
         self._make_room(now, len(ids))
         broken = True
         try:
@@ -98,15 +100,24 @@ class Conversations:
             raise
         finally:
             now.ids = [] if now.talk is None else known_ids(now.talk)
+            now.busy = False
             if broken or not now.ids:
                 self.kept.remove(now)
             self._make_room(now, len(now.ids))
 
+    def waits(self, ids: Sequence[int], settings: Mapping[str, Any]) -> bool:
+        """Whether a prompt had better wait for a conversation in which an answer is coming: else
+        much of it were read again."""
+        lasting = self._lasting(self.runner.settings.after_load(settings))
+        busy = (each for each in self.kept if each.busy and each.settings == lasting)
+        return any(_goes_on(same := common(each.ids, ids), each) and same > SHORT for each in busy)
+
     def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
         """The conversation to go on with: it has most of the prompt, and loses less than that."""
-        alike = [(common(each.ids, ids), each) for each in self.kept if each.settings == settings]
+        free = (each for each in self.kept if each.settings == settings and not each.busy)
+        alike = [(common(each.ids, ids), each) for each in free]
         for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
-            if same >= _FEW and 2 * same >= len(each.ids):
+            if _goes_on(same, each):
                 if same < min(len(ids), len(each.ids)):
                     _LOG.info(
                         "%d of %d tokens are known; the first different token is %d of the %d of "
@@ -139,8 +150,10 @@ class Conversations:
         go first."""
         if now.talk is not None:
             now.nbytes = held_bytes(now.talk)
-        others = sorted((each for each in self.kept if each is not now), key=_recent)
-        short, total, places = SHORT_ONES - 1, now.nbytes, len(others)
+        idle = (each for each in self.kept if each is not now and not each.busy)
+        others = sorted(idle, key=_recent)
+        short, places = SHORT_ONES - 1, len(others)
+        total = now.nbytes + sum(each.nbytes for each in self.kept if each.busy and each is not now)
         if _planned_for_one(self.runner):
             short, places = 0, int(count <= SHORT)
         for each in [each for each in others if each.is_short][short:]:
@@ -216,6 +229,12 @@ def held_bytes(talk: Conversation) -> int:
     """Bytes of memory that a conversation takes, on the device and on the host."""
     store = 0 if talk.store is None or talk.store.on_disk else talk.store.nbytes
     return talk.cache.nbytes + store + talk.checkpoint_bytes
+
+
+def _goes_on(same: int, kept: Kept) -> bool:
+    """Whether a prompt that has `same` tokens in common with a conversation goes on with it: it
+    loses less than that."""
+    return same >= _FEW and 2 * same >= len(kept.ids)
 
 
 def _planned_for_one(runner: Runner) -> bool:

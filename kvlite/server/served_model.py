@@ -2,18 +2,31 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvlite.cache.segment import bytes_held
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
+from kvlite.conversation.turn import Turn
+from kvlite.memory.device_budget import ERROR
+from kvlite.memory.free import free_bytes
 from kvlite.model.text_limit import text_limit, too_long
+from kvlite.server.answering import Answering
 from kvlite.server.chances import Chances, chances, prompt_chances
 from kvlite.server.config import ServerConfig
 from kvlite.server.conversations import Conversations
@@ -78,6 +91,7 @@ class ServedModel:
         self.text_limit = 0
         self.conversations: Conversations | None = None
         self.engine = Engine()
+        self.answering = Answering(self.engine, self._has_room)
         self._ending = False
         self._waits = set[asyncio.Timeout]()
         self.loading = self.engine.submit(
@@ -129,12 +143,8 @@ class ServedModel:
             if shown.ended:
                 put(None)
 
-        def task(work: Work) -> None:
-            for token in self._answers(ask, work):
-                put(token)
-
         self.counters.waiting += 1
-        work = self.engine.submit(task, "Reading")
+        work = self.answering.submit(partial(self._answers, ask, put), partial(self._free, ask))
         work.on_show = shows
         shows(work.shown)
         try:
@@ -197,11 +207,15 @@ class ServedModel:
         self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
         self.runner = runner
 
-    def _answers(self, ask: Ask, work: Work) -> Iterator[Token]:
+    def _answers(
+        self, ask: Ask, put: Callable[[Token], None], work: Work
+    ) -> Generator[Turn | None]:
+        """As `answering.Answer`."""
         assert self.conversations is not None and self.runner is not None
         if ask.scored:
             scores = prompt_chances(self.runner.model, ask.ids, ask.top or 0, work.callbacks)
-            yield Token(prompt=tuple(scores))
+            put(Token(prompt=tuple(scores)))
+            yield None
         for choice in range(ask.choices if ask.answers else 0):
             settings = {**ask.settings}
             if choice and settings.get("seed") is not None:
@@ -212,8 +226,23 @@ class ServedModel:
                     counted = True
                     self.counters.read(len(ids), piece.metrics)
                 self.counters.generated += piece.token_id is not None
-                yield Token(choice, piece, _chances(talk, piece, ask.top))
+                put(Token(choice, piece, _chances(talk, piece, ask.top)))
+                yield talk.context.turn if piece.metrics.finish_reason is None else None
             self.counters.last = piece.metrics
+
+    def _free(self, ask: Ask) -> bool:
+        """Whether nothing is being used that a request would better go on with."""
+        return self.conversations is None or not self.conversations.waits(ask.ids, ask.settings)
+
+    def _has_room(self, turns: Sequence[Turn]) -> bool:
+        """Whether one more answer may begin beside those of these turns."""
+        runner = self.ready()
+        if runner.model.device.type != "cpu" or runner.settings.vram != "auto":
+            return False  # planned for one
+        weights = bytes_held(runner.model.tensors())
+        planned = max((each.run_stats.planned or 0 for each in turns), default=0)
+        held = max((each.cache.nbytes for each in turns), default=0)
+        return max(held, planned - weights) <= (1 - ERROR) * free_bytes(runner.model.device)
 
     def _end(self, work: Work) -> None:
         if self.conversations is not None:

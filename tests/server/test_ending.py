@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.server import conversations, http_server
+from kvlite.server import answering, conversations, http_server
 from kvlite.server.config import ServerConfig
 from tests.server.conftest import Server, said, serving
 from tests.server.test_refusing import require_error, tuple_of
@@ -24,7 +24,8 @@ STREAMED = {**LONG, "stream": True}
 
 @pytest.fixture(autouse=True)
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that take half a minute."""
+    """Answers that take half a minute, one at a time."""
+    monkeypatch.setattr(answering, "MOST", 1)
     answer = conversations.answer_prompt
 
     def slowly(*args: Any, **given: Any) -> Iterator[Any]:

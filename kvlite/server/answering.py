@@ -1,0 +1,173 @@
+"""Requests that are answered together: one reads at a time, all decode in the same steps.
+
+A request may join, and leave, between any two tokens. Its answer is the one that it would get
+alone, to rounding (`engine.batch`).
+"""
+
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from kvlite.conversation.together import step_together
+from kvlite.conversation.turn import Turn
+from kvlite.errors import OutOfMemory
+from kvlite.web.engine_thread import Engine
+from kvlite.web.work import Shown, Work
+
+Answer = Callable[[Work], Generator[Turn | None]]
+"""Begins an answer, which sends its own tokens. After each it yields the turn that goes on from
+there, if one does."""
+
+# Answers that come together, at most: beyond it a step takes as long as one more of them saves.
+MOST = 16
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, which waits, or whose answer is coming.
+
+    Attributes:
+        may_begin: whether nothing that it needs is in use; asked when that may have changed.
+        steps: its answer, once it has begun.
+        came: whether any of it has come.
+        turn: that made the last token, if the answer goes on from there.
+    """
+
+    work: Work
+    answer: Answer
+    may_begin: Callable[[], bool]
+    steps: Generator[Turn | None] | None = None
+    turn: Turn | None = None
+    came: bool = False
+
+
+class Answering:
+    """All requests that wait or are answered. The engine's thread does the work.
+
+    Attributes:
+        waiting: in the order in which they came.
+        going: whose answers are coming.
+        has_room: whether one more answer may begin beside those of these turns.
+    """
+
+    def __init__(self, engine: Engine, has_room: Callable[[list[Turn]], bool]) -> None:
+        self.waiting: list[Request] = []
+        self.going: list[Request] = []
+        self.has_room = has_room
+        self._engine, self._lock = engine, threading.Lock()
+        self._before = 0  # work of others, while the engine has not come to this
+        self._running = self._changed = False
+
+    def submit(self, answer: Answer, may_begin: Callable[[], bool]) -> Work:
+        """Have a request answered; the work ends with it. Args are those of `Request`."""
+        request = Request(Work(_nothing, "Reading"), answer, may_begin)
+        with self._lock:
+            self.waiting.append(request)
+            begins, self._running, self._changed = not self._running, True, True
+            self._count()
+        if begins:
+            host = self._engine.submit(self._run, "Reading", failed=self._give_up)
+            host.on_show = self._moved
+            self._moved(host.shown)
+        return request.work
+
+    def _moved(self, host: Shown) -> None:
+        if host.before != self._before:
+            with self._lock:
+                self._before = host.before
+                self._count()
+
+    def _count(self) -> None:
+        """Show all that wait their place in the queue."""
+        for number, each in enumerate(self.waiting):
+            each.work.show(before=self._before + len(self.going) + number)
+
+    def _run(self, host: Work) -> None:
+        """Answer until there is nobody left."""
+        while True:
+            if host.cancel.is_set():
+                for each in (*self.waiting, *self.going):
+                    each.work.cancel.set()
+                self._changed = True
+            if (request := self._next()) is not None:
+                self._begin(request)
+            with self._lock:
+                if not self.waiting and not self.going:
+                    self._running = False
+                    return
+            turns = [each.turn for each in self.going if each.turn is not None]
+            if len(turns) > 1:
+                step_together(turns[0].model, turns)
+            for each in [*self.going]:
+                self._go_on(each)
+
+    def _next(self) -> Request | None:
+        """Take the first request that may begin now, or that nobody waits for any more."""
+        cancelled = any(each.work.cancel.is_set() for each in self.waiting)
+        if not (self._changed or cancelled or not self.going):
+            return None
+        self._changed = False
+        turns = [each.turn for each in self.going if each.turn is not None]
+        room = len(self.going) < MOST and (not self.going or self.has_room(turns))
+        for request in [*self.waiting]:
+            if request.work.cancel.is_set() or (room and request.may_begin()):
+                with self._lock:
+                    self.waiting.remove(request)
+                    self._changed = True
+                return request
+        return None
+
+    def _begin(self, request: Request) -> None:
+        request.work.show(before=0)
+        request.steps, request.came = request.answer(request.work), False
+        self.going.append(request)
+        with self._lock:
+            self._count()
+        self._go_on(request)
+
+    def _go_on(self, request: Request) -> None:
+        """One more token of an answer, or its end."""
+        assert request.steps is not None
+        steps, more, short = request.steps, False, False
+
+        def advance(work: Work) -> None:
+            nonlocal more, short
+            request.turn = None
+            try:
+                for request.turn in steps:
+                    more = request.came = True
+                    return
+            except OutOfMemory:
+                short = not request.came and len(self.going) > 1
+                if not short:
+                    raise
+
+        ended = not request.work.prepare(advance)
+        if more and not ended:
+            return
+        steps.close()
+        request.steps = request.turn = None
+        self.going.remove(request)
+        if short:  # it waits until one of the others ends
+            with self._lock:
+                self.waiting.insert(0, request)
+                self._count()
+            return
+        self._changed = True
+        if not ended:
+            request.work.do()
+
+    def _give_up(self, host: Work) -> None:
+        """End all requests, as the engine has ended or something went wrong."""
+        with self._lock:
+            left, self.waiting, self.going = [*self.waiting, *self.going], [], []
+            self._running = False
+        for each in left:
+            if each.steps is not None:
+                each.steps.close()
+            each.work.abandon()
+            each.work.do()
+
+
+def _nothing(work: Work) -> None:
+    """A work whose parts are done one by one ends with nothing."""
