@@ -18,6 +18,9 @@ from .tabs import Tabs, owner_of
 from .views.history import History, answered
 from .views.status import sentence_html, status_html
 
+# The temperature of another answer where the settings leave nothing to chance.
+_WARMER = 0.7
+
 
 class ConversationEvents:
     """The page's events about the conversation that is shown. Each begins something, `follow` shows
@@ -90,10 +93,22 @@ class ConversationEvents:
             files.append(str(path))
         return self.say(id, start, query, {"text": text, "files": files}, request)
 
-    def regenerate(self, id: str, start: int, request: gr.Request) -> Updates:
-        """Answer the last message again."""
+    def continue_answer(self, id: str, start: int, request: gr.Request) -> Updates:
+        """Go on with the last answer."""
         view = self._view(request, id, start)
-        return self._do(view, lambda: self.service.regenerate(view.owner, id))
+        return self._do(view, lambda: self.service.continue_answer(view.owner, id))
+
+    def regenerate(self, id: str, start: int, request: gr.Request) -> Updates:
+        """Answer the last message again, in another way."""
+        view = self._view(request, id, start)
+        warmer = {}
+        if not self.service.settings_of(view.owner, id).temperature:
+            warmer["temperature"] = _WARMER
+            gr.Info(
+                "At temperature 0 the same answer would come again: this one is drawn at "
+                f"{_WARMER}. The settings change it for all answers."
+            )
+        return self._do(view, lambda: self.service.regenerate(view.owner, id, **warmer))
 
     def edit(self, id: str, start: int, event: gr.EditData, request: gr.Request) -> Updates:
         """Answer a message in other words."""

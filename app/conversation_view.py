@@ -9,7 +9,7 @@ import gradio as gr
 from kvlite.web.work import Work
 
 from .engine.service import Service
-from .layout import Parts
+from .layout import Parts, model_name
 from .storage.record import Record, titles
 from .storage.store import ConversationStore
 from .tabs import owner_of
@@ -24,6 +24,8 @@ BEGUN, ENDED = "begun", "ended"
 _IDLE: dict[str, Any] = {"submit_btn": True, "stop_btn": False}
 _BUSY: dict[str, Any] = {"submit_btn": False, "stop_btn": True}
 _EMPTY: dict[str, Any] = {"value": None}
+# Why an answer ended that can go on.
+_CUT = ("interrupted", "length")
 
 # New values, by the component that shows them.
 Updates = dict[Any, Any]
@@ -117,6 +119,7 @@ class ConversationView:
             parts.stage: BEGUN,
             parts.box: gr.MultimodalTextbox(**_BUSY | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
+            parts.go_on: gr.Button(visible=False),
         }
 
     def unreadable(self, error: Exception) -> Updates:
@@ -159,6 +162,8 @@ class ConversationView:
 
     def _around(self, record: Record, shown: History) -> Updates:
         keys, parts = shown.answer_keys(), self.parts
+        account, html = self.account(keys[-1] if keys else None)
+        ended = account.get("ledger", {}).get("finish_reason")
         branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
         return {
             parts.branches: gr.Dropdown(
@@ -166,7 +171,9 @@ class ConversationView:
             ),
             parts.name: record.title if record.said or record.name else "",
             parts.chosen: record.questions,
-            parts.answer: self.account(keys[-1] if keys else None)[1],
+            parts.model: model_name(self.service.model_host.settings.model),
+            parts.go_on: gr.Button(visible=ended in _CUT),
+            parts.answer: html,
             parts.difference: self.difference(),
         }
 

@@ -1,5 +1,6 @@
 """The page's components, and where they are."""
 
+from pathlib import PurePath
 from typing import Any
 
 import gradio as gr
@@ -19,6 +20,11 @@ _LATEX: list[dict[str, str | bool]] = [
 ]
 
 
+def model_name(model: str) -> str:
+    """A model as a page calls it: without the folders that it lies in."""
+    return PurePath(model).name or model
+
+
 class Parts:
     """The page's components, by what they are for; made inside a `gr.Blocks`."""
 
@@ -36,6 +42,9 @@ class Parts:
         with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
             self._conversations()
         with gr.Column(elem_id="middle"):
+            self.model = gr.Button(
+                model_name(settings.model), size="sm", variant="secondary", elem_id="model"
+            )
             self._conversation()
         with gr.Sidebar(
             label="Memory, answer, settings", position="right", width=430, elem_id="side"
@@ -70,6 +79,8 @@ class Parts:
             self.branches,
             self.listing,
             self.name,
+            self.model,
+            self.go_on,
             self.chosen,
             self.answer,
             self.difference,
@@ -115,6 +126,7 @@ class Parts:
             placeholder="### Ask anything, or drop a document anywhere on this page",
             examples=EXAMPLES,
         )
+        self.go_on = gr.Button("Continue", visible=False, size="sm", elem_id="continue")
         self.status = gr.HTML(elem_id="status", padding=False)
         self.box = gr.MultimodalTextbox(
             label="Message",

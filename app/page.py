@@ -9,12 +9,13 @@ from .conversation_events import ConversationEvents
 from .engine.live import Live
 from .engine.service import Service
 from .form import Models
-from .layout import Parts
+from .layout import SETTINGS_TAB, Parts
 from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
 from .tabs import owner_of
 from .views.live import live_html
 from .web.scripts import (
+    ADDRESSED,
     CHOSEN,
     COPIED,
     DROPPED,
@@ -22,8 +23,10 @@ from .web.scripts import (
     NARROW,
     NEW,
     ONE_STOP,
+    OPENED,
     SAVE_AS_FILE,
     SURE,
+    TITLED,
     UNFOLDED,
 )
 from .web.validation import ValidatedPage
@@ -80,11 +83,15 @@ class _Wiring:
         for script in (NARROW, UNFOLDED, COPIED, ONE_STOP, DROPPED):
             page.load(None, None, None, js=script)
         parts.box.change(None, [parts.box], None, js=NAMED)
+        parts.model.click(lambda: gr.Tabs(selected=SETTINGS_TAB), None, [parts.side], **_AT_ONCE)
+        parts.model.click(None, None, None, js=OPENED)
+        gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
 
     def _conversation(self) -> None:
         parts, events, here = self.parts, self.events, self.parts.here
         shown = [here, parts.start]
-        loaded = self.page.load(events.load, [parts.kept_here, parts.search], parts.view, **_WORK)
+        asked = [parts.kept_here, parts.search]
+        loaded = self.page.load(events.load, asked, parts.view, js=ADDRESSED, **_WORK)
         self._follow(loaded)
         loaded.then(
             **self.fill_controls
@@ -94,6 +101,7 @@ class _Wiring:
             (parts.box.submit, events.say, [*shown, parts.search, parts.box]),
             (parts.chat.example_select, events.try_sample, [*shown, parts.search]),
             (parts.chat.retry, events.regenerate, shown),
+            (parts.go_on.click, events.continue_answer, shown),
             (parts.chat.undo, events.undo, shown),
             (parts.chat.edit, events.edit, shown),
             (parts.fork.click, events.branch, [*shown, parts.chosen]),

@@ -135,14 +135,25 @@ class Service:
         request = WorkRequest(text, len(self.record(owner, id).said), unread)
         return self._with(owner, id, "Reading", task, request, opened if files else None)
 
-    def regenerate(self, owner: str, id: str) -> Work:
-        """Answer the last message again. If that fails, and no other answer is left, it becomes the
-        draft."""
+    def continue_answer(self, owner: str, id: str) -> Work:
+        """Go on with the last answer, which was stopped or came to its length limit."""
+
+        def task(now: ActiveConversation, work: Work) -> None:
+            begin = now.session.continue_answer()
+            work.show(text=now.talk.messages[-1]["content"])
+            now.answer(work, begin)
+
+        above = max(0, len(self.record(owner, id).said) - 1)
+        return self._with(owner, id, "Going on", task, WorkRequest(above=above))
+
+    def regenerate(self, owner: str, id: str, **settings: Any) -> Work:
+        """Answer the last message again, with settings for this answer alone. If that fails, and no
+        other answer is left, it becomes the draft."""
 
         def task(now: ActiveConversation, work: Work) -> None:
             number, message = now.session.message(None)
             try:
-                now.answer(work, now.session.regenerate())
+                now.answer(work, now.session.regenerate(**settings))
             finally:
                 if len(now.session.messages) < number:
                     now.record.draft = message.text

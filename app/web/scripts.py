@@ -91,6 +91,22 @@ DROPPED = """() => {
     input.dispatchEvent(new Event('change', {bubbles: true}));
   });
 }"""
+# A conversation has an address of its own, which a tab goes back to, and gives the tab its title.
+ADDRESSED = """(kept, ...others) => {
+  window.onhashchange = () => location.reload();
+  return [location.hash.slice(1) || kept, ...others];
+}"""
+TITLED = """(id, name) => {
+  document.title = name ? `${name} · kvlite` : 'kvlite';
+  history.replaceState(null, '', id ? '#' + id : location.pathname);
+  return [];
+}"""
+# The settings, in sight.
+OPENED = """() => {
+  const side = document.getElementById('side');
+  if (!side?.classList.contains('open')) side?.querySelector('.toggle-button')?.click();
+  return [];
+}"""
 SURE = """() => {
   if (confirm('Delete this conversation for good?'))
     document.getElementById('delete-now').click();

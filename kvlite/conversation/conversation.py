@@ -13,7 +13,7 @@ from kvlite.conversation import snapshot
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
-from kvlite.conversation.history import Branch, BranchView, History, Message
+from kvlite.conversation.history import Branch, BranchView, History, Message, Node
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.together import ask_each
 from kvlite.conversation.turn import Turn
@@ -249,7 +249,18 @@ class Conversation:
         if turn is None:
             yield from self._stream(last.text, callbacks, chosen)
         else:
-            yield from self._answered(last.start, last.text, turn, callbacks.cancel)
+            node = self.history.say(last.start, last.text)
+            yield from self._answered(node, turn, callbacks.cancel)
+
+    @alone_by_steps
+    def continue_answer(
+        self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
+    ) -> Iterator[Piece]:
+        """Go on with the last answer where it was stopped, or came to its length limit; errors are
+        those of `stream`, and SettingError if it ended by itself, or is held to a schema."""
+        chosen = self.config.after_load(settings)
+        turn = self.history.continue_answer(chosen, callbacks)
+        yield from self._answered(self._branch.nodes[-1], turn, callbacks.cancel)
 
     @alone_by_steps
     def check(self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any) -> Iterator[Piece]:
@@ -341,12 +352,9 @@ class Conversation:
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
         self.history.prompt = self.context.checkpoint(chosen, answering=True)
-        yield from self._answered(start, text, turn, callbacks.cancel)
+        yield from self._answered(self.history.say(start, text), turn, callbacks.cancel)
 
-    def _answered(
-        self, start: Checkpoint, text: str, turn: Turn, cancel: Event | None
-    ) -> Iterator[Piece]:
-        node = self.history.say(start, text)
+    def _answered(self, node: Node, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
         for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
             node.answer += piece.text
             yield piece

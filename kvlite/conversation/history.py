@@ -223,6 +223,26 @@ class History:
         self._moved()
         return left
 
+    def continue_answer(self, config: EngineConfig, callbacks: Callbacks) -> Turn:
+        """Read what is pending of the last answer; returns the turn that goes on with it.
+
+        Raises:
+            SettingError: it has ended, or is held to a schema; and as `Turn`.
+        """
+        self.branch.require(len(self.branch.nodes))
+        self.context.end_step(config)
+        pending = [*self.context.pending_ids]
+        if not pending or pending[-1] in self.context.model.stop_ids:
+            raise SettingError("the last answer has ended: there is nothing to go on with")
+        if config.settings.schema:
+            raise SettingError(
+                "an answer by a schema cannot go on where it was cut: answer it again, with more "
+                "tokens"
+            )
+        turn = self.next_turn(pending, config)
+        self.read(turn, callbacks)
+        return turn
+
     def redraw(self, config: EngineConfig, callbacks: Callbacks) -> Turn | None:
         """Go back before the last answer, for another. Returns the turn to answer again; None if
         the message has to be read again, and the context is before it."""

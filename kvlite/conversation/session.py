@@ -188,10 +188,15 @@ class Session:
 
         return begin
 
-    def regenerate(self) -> Begin:
-        """Answer the last message again."""
+    def regenerate(self, **settings: Any) -> Begin:
+        """Answer the last message again, with settings for this answer alone."""
         number, message = self.message(None)
-        return self._again(number, message, self.talk.regenerate)
+        return self._again(number, message, partial(self.talk.regenerate, **settings))
+
+    def continue_answer(self) -> Begin:
+        """Go on with the last answer, which was stopped or came to its length limit."""
+        self.message(None)
+        return lambda callbacks: self._heard(self.talk.continue_answer(callbacks=callbacks))
 
     def edit(self, number: int, text: str) -> Begin:
         """Answer message `number` in other words, about the same documents."""

@@ -61,6 +61,23 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
 
     page.reload()
     assert answered(page, 1) == [answer]
+    assert page.title() == "What is a cache? · kvlite"
+    expect(page.locator("#model")).to_have_text("smollm2-135m")
+
+
+@pytest.mark.long
+def test_an_answer_that_came_to_its_limit_goes_on(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    send(page, "Count to one hundred, in words.")
+    (answer,) = answered(page, 1)
+    page.locator("#continue").click()
+    waited(lambda: len(answered(page, 1)[0]) > len(answer))
+    assert answered(page, 1)[0].startswith(answer[:20])
+    address = page.url
+    page.locator("#new").click()
+    assert page.url != address
+    elsewhere = visitor.open(address)
+    assert answered(elsewhere, 1)[0].startswith(answer[:20])
 
 
 @pytest.mark.long

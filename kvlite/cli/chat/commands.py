@@ -182,6 +182,11 @@ def _regenerate(session: Session, terminal: "ChatTerminal", argument: str) -> No
     terminal.answer(session.regenerate())
 
 
+@_command("continue", "", "goes on with an answer that was stopped, or came to --max-new-tokens")
+def _continue(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    terminal.answer(session.continue_answer())
+
+
 @_command("check", "", "answers it once more from everything that was read, and says what differs")
 def _check(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     begin, heard = session.check(), list[str]()
