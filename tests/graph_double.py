@@ -57,7 +57,12 @@ class _Recorder(TorchDispatchMode):
         by_mask = name == "index" and any(
             each is not None and each.dtype == torch.bool for each in args[1]
         )
-        if name in WAITS or by_mask or func.name() == "aten::repeat_interleave.Tensor":
+        filled = name == "lift_fresh" and not args[0].dim()  # by `x[...] = 0`, from no tensor
+        if (
+            (name in WAITS and not filled)
+            or by_mask
+            or func.name() == "aten::repeat_interleave.Tensor"
+        ):
             raise HostWait(func.name())
         self.before += [(each, each.clone()) for each in _written(func, args)]
         out = func(*args, **kwargs)
@@ -69,8 +74,11 @@ def capture(program: StepProgram) -> Callable[[], Tensor]:
     """Record a run, which leaves everything as it was; what is returned makes it, every time into
     the same output."""
     program.rehearse()
+    generator = program.sampler.generator
+    drawn = generator.get_state()
     with _Recorder() as recorder:
         out = program.run()
+    generator.set_state(drawn)
     for written, before in reversed(recorder.before):
         written.copy_(before)
 

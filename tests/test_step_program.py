@@ -10,10 +10,10 @@ from torch import Tensor
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
-from kvlite.conversation.turn import Turn
-from kvlite.engine.cuda_graph import WORTHWHILE, GraphDecoder, Replay
+from kvlite.engine.cuda_graph import WORTHWHILE, Capture, GraphDecoder, Replay
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.sampling import Sampler
 from kvlite.engine.step_program import StepProgram
 from kvlite.methods.budget import method_and_budget
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
@@ -28,6 +28,9 @@ PROMPT, BUDGET, STEPS = 150, 48, 70
 GROWS = 2
 
 
+GREEDY = Settings(temperature=0)
+
+
 @dataclass
 class Read:
     """A prompt that was read, and what decodes goes on from."""
@@ -36,6 +39,29 @@ class Read:
     cache: KVCache
     policies: list[LayerPolicy]
     logits: Tensor
+    token_ids: list[int]
+
+    def decoder(
+        self, settings: Settings = GREEDY, capture: Capture = graph_double.capture
+    ) -> GraphDecoder:
+        """One that goes on from it."""
+        return GraphDecoder(self.model, Sampler(settings, self.model.device), capture)
+
+    def enter(self, token: int) -> None:
+        """Take a plain step."""
+        given = torch.tensor([token])
+        self.logits = decode_step(self.model, self.cache, given, self.policies)
+        self.token_ids.append(token)
+
+    def replay(self, graphs: GraphDecoder, token: int, *, ahead: bool = False) -> None:
+        """Take a step of a graph, or else a plain one."""
+        given = self.cache, self.policies, token, self.token_ids
+        logits = graphs.step(*given, ahead=ahead)
+        if logits is None:
+            self.enter(token)
+        else:
+            self.logits = logits
+            self.token_ids.append(token)
 
 
 def read(tiny: Tiny, method: str, budget: int = BUDGET, prompt: int = PROMPT) -> Read:
@@ -44,7 +70,8 @@ def read(tiny: Tiny, method: str, budget: int = BUDGET, prompt: int = PROMPT) ->
     cache = model.empty_cache()
     policies = layer_policies(chosen, model.shape, budget, prompt)
     ids = torch.randint(3, 199, (1, prompt), generator=torch.Generator().manual_seed(1))
-    return Read(model, cache, policies, prefill(model, cache, ids, policies))
+    logits = prefill(model, cache, ids, policies)
+    return Read(model, cache, policies, logits, ids[0].tolist())
 
 
 def state(cache: KVCache) -> list[Any]:
@@ -54,18 +81,27 @@ def state(cache: KVCache) -> list[Any]:
     return [cache.seen, [(group.used, group.history_index) for group in groups], held]
 
 
-def compare(tiny: Tiny, method: str, steps: int = STEPS, **options: int) -> GraphDecoder:
+def compare(
+    tiny: Tiny,
+    method: str,
+    steps: int = STEPS,
+    settings: Settings = GREEDY,
+    *,
+    ahead: bool = False,
+    **options: int,
+) -> GraphDecoder:
     """Answer twice from the same prompt; nothing may differ."""
     plain, mine = read(tiny, method, **options), read(tiny, method, **options)
-    graphs = GraphDecoder(mine.model, graph_double.capture)
+    graphs, sampler = mine.decoder(settings), Sampler(settings, tiny.model.device)
     for _ in range(steps):
-        token = int(plain.logits.argmax())
-        given = torch.tensor([token])
-        plain.logits = decode_step(plain.model, plain.cache, given, plain.policies)
-        logits = graphs.step(mine.cache, mine.policies, token)
-        if logits is None:
-            logits = decode_step(mine.model, mine.cache, given, mine.policies)
-        assert torch.allclose(logits, plain.logits, atol=1e-5), (method, plain.cache.seen)
+        token = sampler(plain.logits, plain.token_ids)
+        drawn = graphs.drawn()
+        if drawn is None:
+            drawn = graphs.sampler(mine.logits, mine.token_ids)
+        assert drawn == token, (method, plain.cache.seen)
+        plain.enter(token)
+        mine.replay(graphs, token, ahead=ahead)
+        assert torch.allclose(mine.logits, plain.logits, atol=1e-5), (method, plain.cache.seen)
         same_state = state(mine.cache) == state(plain.cache)
         assert same_state, (method, plain.cache.seen)
     for own, other in zip(mine.cache.layers, plain.cache.layers, strict=True):
@@ -141,14 +177,9 @@ def test_a_graph_is_recorded_anew_where_storage_moves(llama: Tiny) -> None:
         return graph_double.capture(program)
 
     each = read(llama, "full")
-    graphs = GraphDecoder(each.model, counting)
+    graphs = each.decoder(capture=counting)
     for _ in range(140):
-        token = int(each.logits.argmax())
-        logits = graphs.step(each.cache, each.policies, token)
-        given = torch.tensor([token])
-        each.logits = (
-            decode_step(each.model, each.cache, given, each.policies) if logits is None else logits
-        )
+        each.replay(graphs, int(each.logits.argmax()))
     # Room for 64 tokens, the first of which a plain step writes.
     assert len(recorded) == 3
     assert graphs.steps == 140 - 3
@@ -160,11 +191,49 @@ def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:
 
     each = read(llama, "h2o")
     before = state(each.cache)
-    graphs = GraphDecoder(each.model, failing)
-    assert graphs.step(each.cache, each.policies, 5) is None
+    graphs = each.decoder(capture=failing)
+    assert graphs.step(each.cache, each.policies, 5, each.token_ids) is None
     assert graphs.reason.startswith("it failed: operation not permitted")
     assert state(each.cache) == before and not each.cache.writing
-    assert graphs.step(each.cache, each.policies, 5) is None
+    assert graphs.step(each.cache, each.policies, 5, each.token_ids) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"top_k": 20, "top_p": 0.9},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.3},
+        {"temperature": 0, "repetition_penalty": 1.3},
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_as_by_plain_steps(llama: Tiny, given: dict[str, Any]) -> None:
+    """Whether or not the next step is launched before its token is known."""
+    settings = Settings(**{"temperature": 0.9, "seed": 3, **given})
+    for ahead in (False, True):
+        assert compare(llama, "snapkv", settings=settings, ahead=ahead).steps >= STEPS - GROWS
+
+
+def test_what_was_launched_ahead_need_not_count(llama: Tiny) -> None:
+    """A plain step in its place, and the next draw, are as if it had not been."""
+    settings = Settings(temperature=0.9, seed=3)
+    plain, mine = read(llama, "snapkv"), read(llama, "snapkv")
+    graphs, sampler = mine.decoder(settings), Sampler(settings, llama.model.device)
+    said: list[int] = []
+    for _ in range(40):
+        said.append(sampler(plain.logits, plain.token_ids))
+        plain.enter(said[-1])
+    for place, token in enumerate(said):
+        drawn = graphs.drawn()
+        assert token == (graphs.sampler(mine.logits, mine.token_ids) if drawn is None else drawn)
+        if place % 5 == 4:
+            mine.enter(token)
+        else:
+            mine.replay(graphs, token, ahead=True)
+    assert state(mine.cache) == state(plain.cache)
+    assert graphs.steps > 30
 
 
 @pytest.mark.parametrize("method", ["h2o", "streaming"])
@@ -179,7 +248,7 @@ def test_layers_that_were_moved_are_not_served(
     llama: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = read(llama, "streaming")
-    program = StepProgram(each.model, each.cache, each.policies)
+    program = StepProgram(each.model, each.cache, each.policies, each.decoder().sampler, [3])
     assert program.serves(each.cache, each.policies)
     monkeypatch.setattr(each.model, "layers", Layers(each.model.layers.modules))
     assert not program.serves(each.cache, each.policies)
@@ -199,23 +268,21 @@ def test_conversations_go_through_graphs(llama: Tiny, monkeypatch: pytest.Monkey
         texts.append(list(talking.stream("11 12")))
         return [said, [[piece.token_id for piece in each] for each in texts], state(talking.cache)]
 
-    plain, made = talk(), []
-    reading = Turn.read
+    plain, made = talk(), list[GraphDecoder]()
 
-    def read_and_record(turn: Turn, callbacks: Any) -> None:
-        reading(turn, callbacks)
-        turn.graphs = GraphDecoder(turn.model, graph_double.capture)
-        made.append(turn.graphs)
+    def decoder(model: LoadedModel, sampler: Sampler) -> GraphDecoder:
+        made.append(GraphDecoder(model, sampler, graph_double.capture))
+        return made[-1]
 
-    monkeypatch.setattr(Turn, "read", read_and_record)
+    monkeypatch.setattr("kvlite.conversation.turn.graph_decoder", decoder)
     assert talk() == plain
     assert all(graphs.steps > 10 for graphs in made)
 
 
 def test_few_tokens_are_not_worth_a_graph(llama: Tiny) -> None:
     each = read(llama, "full")
-    decode_step(each.model, each.cache, torch.tensor([5]), each.policies)
+    each.enter(5)
     room = min(group.room for layer in each.cache.layers for group in layer.head_groups)
     for _ in range(room - WORTHWHILE + 1):
-        decode_step(each.model, each.cache, torch.tensor([5]), each.policies)
-    assert GraphDecoder(each.model, graph_double.capture).step(each.cache, each.policies, 5) is None
+        each.enter(5)
+    assert each.decoder().step(each.cache, each.policies, 5, each.token_ids) is None

@@ -15,7 +15,7 @@ from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.run_stats import RunStats, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
-from kvlite.engine.cuda_graph import graph_decoder
+from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
 from kvlite.engine.grammar import Grammar
@@ -98,7 +98,7 @@ class Turn:
         self.prompt: PromptState | None = None
         self.step: Step | None = None
         self.together = 1
-        self.graphs = graph_decoder(model)
+        self.graphs: GraphDecoder | None = None
         self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
@@ -237,12 +237,16 @@ class Turn:
         self.prompt = PromptState(logits, [*self.policies], self.notes, fallbacks)
         grammar = self.grammar
         sampler = Sampler(self.settings, self.model.device, grammar)
+        self.graphs = graph_decoder(self.model, sampler)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         self.speculation = speculation = self._speculation(ends)
         try:
             while True:
-                token = self._safely(lambda: sampler(self.logits, self.token_ids))
+                drawn = None if self.graphs is None else self.graphs.drawn()
+                if drawn is None:
+                    drawn = self._safely(lambda: sampler(self.logits, self.token_ids))
+                token = drawn
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 speculation.drawn()
@@ -284,7 +288,7 @@ class Turn:
         self.grammar = self._grammar()
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
-        self.pending_ids, self.step, self.graphs = [], None, graph_decoder(self.model)
+        self.pending_ids, self.step = [], None
         self.run_stats.begin_again()
 
     def _grammar(self) -> Grammar | None:
@@ -302,7 +306,8 @@ class Turn:
         with self.run_stats.work(self.model):
             logits = speculation.enter(token, most)
             if logits is None and self.graphs is not None:
-                logits = self.graphs.step(self.cache, self.policies, token, self.recall)
+                given = self.cache, self.policies, token, self.token_ids, self.recall
+                logits = self.graphs.step(*given, ahead=speculation.resting and most > 1)
             if logits is None:
                 self.step = self.next_step()
         if logits is None:

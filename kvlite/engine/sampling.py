@@ -71,12 +71,25 @@ class Sampler:
         if self.grammar is not None:
             logits = self.grammar.masked(logits)
         context = torch.tensor([seen if self.penalized else []], device=logits.device)
-        scores: Tensor = self.processors(cast(torch.LongTensor, context.long()), logits)
-        if self.greedy:
-            return int(scores.argmax(-1))
-        chances, before = scores.softmax(-1), self.generator.get_state()
+        before = self.generator.get_state()
         try:
-            return int(torch.multinomial(chances, 1, generator=self.generator))
+            return int(self.draw(logits, context.long()))
         except BaseException:
             self.generator.set_state(before)  # a draw that fails is none
             raise
+
+    def draw(self, logits: Tensor, context: Tensor) -> Tensor:
+        """The next token of one sequence, `(1,)` int64 on the device; nobody waits for it.
+
+        Args:
+            logits: `(1, vocab)` float32.
+            context: `(1, n)` int64, tokens that were seen, in any order and however often; looked
+                at only where repetition is penalized.
+        """
+        scores: Tensor = self.processors(cast(torch.LongTensor, context), logits)
+        if self.greedy:
+            return scores.argmax(-1)
+        chances = scores.softmax(-1)
+        # As torch.multinomial draws, but for its checks: these wait for the device.
+        times = torch.empty_like(chances).exponential_(generator=self.generator)
+        return (chances / times).argmax(-1)

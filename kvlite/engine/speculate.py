@@ -33,6 +33,8 @@ WIDEST, WORTH = 8, 1.1
 SECOND, FURTHER = 0.35, 0.1
 # Times that are remembered of passes, and of single steps; and how many it takes to know anything.
 REMEMBERED, FEWEST = 9, 3
+# After so many single steps, another one is expected.
+RESTS = 16
 
 
 class LayerAhead:
@@ -195,6 +197,12 @@ class Speculation:
         self.steps = self.proposed = self.accepted = 0
         self._ahead: Ahead | None = None
         self._width, self._spent, self._began = 1, 0.0, 0.0
+        self._single = 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next step is one of a single token, as far as one can tell."""
+        return bool(self.off) or self._single >= RESTS
 
     def enter(self, token: int, most: int) -> Tensor | None:
         """Let a token that was drawn be in the cache, if that takes no step of its own.
@@ -219,6 +227,7 @@ class Speculation:
         token_ids = [token, *takewhile(lambda each: each not in self.ends, proposed)]
         self._ahead, self._width, self._spent = None, len(token_ids), 0.0
         self.steps += 1
+        self._single = self._single + 1 if self._width == 1 else 0
         return None if self._width == 1 else self._unless_short(partial(self._pass, token_ids))
 
     def release(self) -> None:

@@ -1,8 +1,9 @@
 """A decode step as one program: what changes from token to token is on the device.
 
-The token, its position and the slots it is written to are tensors, so that the same launches serve
-every token, and a CUDA graph can replay them. What the host has to decide happens between programs,
-in `decode.Step`: more room, methods that settle or trim, what is quantized, masked or recalled.
+The token, its position and the slots it is written to are tensors, and the next token is drawn
+there, so that the same launches serve every token, and a CUDA graph can replay them. What the host
+has to decide happens between programs, in `decode.Step`: more room, methods that settle or trim,
+what is quantized, masked or recalled.
 """
 
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.engine.sampling import Sampler
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
@@ -181,22 +183,43 @@ class LayerProgram:
 
 
 class StepProgram:
-    """One token's way through all layers, for as many tokens as the cache's storage serves.
+    """One token's way through all layers to the next token, for as many tokens as the cache's
+    storage serves.
 
     Attributes:
-        token, position: `(1,)` int64, of the token that goes through.
+        token, position: `(1,)` int64, of the token that goes through; a run leaves those of the
+            next one.
+        sampler: draws it.
+        context: `(1, n)` int64, all tokens before it, if the sampler looks at them.
     """
 
-    def __init__(self, model: LoadedModel, cache: KVCache, policies: list[LayerPolicy]) -> None:
-        """For a cache of one sequence that `refusal` has no reason against."""
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        policies: list[LayerPolicy],
+        sampler: Sampler,
+        seen: list[int],
+    ) -> None:
+        """For a cache of one sequence that `refusal` has no reason against, of the tokens
+        `seen`."""
         self.model, self.cache, self.policies = model, cache, [*policies]
-        self.modules = model.layers
+        self.modules, self.sampler = model.layers, sampler
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
         self.layers = [
             LayerProgram(layer, policy, self.position, cache.seen)
             for layer, policy in zip(cache.layers, policies, strict=True)
         ]
+        # A token that is there twice is penalized once.
+        known = [*seen, *seen[:1] * self.room] if sampler.penalized else []
+        self.context = torch.tensor([known], dtype=torch.int64, device=model.device)
+        self.before = cache.seen - len(seen)
+
+    @property
+    def appends(self) -> bool:
+        """Whether a run changes nothing that was there, so that it need not count."""
+        return not any(layer.evicts for layer in self.layers)
 
     @property
     def room(self) -> int:
@@ -219,29 +242,39 @@ class StepProgram:
         )
 
     def run(self) -> Tensor:
-        """Put the token through the model: logits of the next one, `(1, vocab)` float32."""
+        """Put the token through the model: logits of the next one, `(1, vocab)` float32, which is
+        drawn from them."""
         hidden = self.model.embed(self.token[:, None])
         rotations = self.model.rotations_at(self.position, self.model.dtype)
         for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):
             module = self.model.step_layer(index)
             hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
-        return self.model.logits(hidden[:, -1])
+        logits = self.model.logits(hidden[:, -1])
+        if self.sampler.penalized:
+            self.context.index_copy_(1, self.position - self.before, self.token[None])
+        self.token.copy_(self.sampler.draw(logits, self.context))
+        self.position.add_(1)
+        return logits
 
     def rehearse(self) -> None:
-        """Do all that `run` does but write, so that what is set up at first use is."""
+        """Do all that `run` does but write to the cache, so that what is set up at first use is."""
+        generator = self.sampler.generator
+        drawn = generator.get_state()
         for layer in self.layers:
             layer.writes = False
         try:
             self.run()
         finally:
+            generator.set_state(drawn)
             for layer in self.layers:
                 layer.writes = True
 
-    def begin(self, token: int) -> None:
-        """Let a token go through next."""
-        self.cache.writing = True
+    def begin(self, token: int, seen: list[int]) -> None:
+        """Let a token go through next, after those `seen`."""
         self.token.fill_(token)
         self.position.fill_(self.cache.seen)
+        if self.sampler.penalized:
+            self.context[0, : len(seen)] = torch.tensor(seen)
 
     def end(self) -> None:
         """Count the token that went through."""

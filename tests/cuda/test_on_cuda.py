@@ -14,8 +14,11 @@ from torch import Tensor
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
+from kvlite.engine.cuda_graph import GraphDecoder, Replay
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.sampling import Sampler
+from kvlite.engine.step_program import StepProgram
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
@@ -41,6 +44,9 @@ LAYERS = SIZES["num_hidden_layers"]
 def cuda() -> Iterator[FakeCuda]:
     with fake_cuda() as device:
         yield device
+
+
+DRAWING = Settings(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=1)
 
 
 @dataclass
@@ -125,6 +131,34 @@ def test_layers_taken_apart_are_those_of_a_cpu(cuda: FakeCuda, name: str) -> Non
     again = read(model, "full", count=40)  # through the modules
     assert torch.allclose(again.logits.cpu(), expected.logits, rtol=1e-4, atol=1e-5)
     assert torch.allclose(logits, expected.step(), rtol=1e-4, atol=1e-5)
+
+
+# What a step launches in a layer as a program, at most, and beside the layers, with drawing.
+PROGRAMS = {"full": 35, "snapkv": 35, "h2o": 51, "heads of several lengths": 37}
+BESIDE_PROGRAM = 74
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_waits_for_nothing_but_its_token(cuda: FakeCuda, name: str) -> None:
+    model = make_tiny("llama", "cuda", torch.bfloat16, **SIZES).model
+    reading, seen = read(model, **STEPS[name][0]), [*range(3, 163)]
+    reading.step()
+
+    def captured(program: StepProgram) -> Replay:
+        program.rehearse()
+        return program.run
+
+    graphs = GraphDecoder(model, Sampler(DRAWING, model.device), captured)
+    token: int | None = 5
+    for _ in range(3):
+        assert token is not None
+        cuda.forget()
+        graphs.step(reading.cache, reading.policies, token, seen, reading.recall)
+        seen, waits, launched = [*seen, token], {*cuda.waits}, cuda.launched
+        token = graphs.drawn()
+    assert graphs.reason == "" and not waits
+    assert launched <= LAYERS * PROGRAMS[name] + BESIDE_PROGRAM
 
 
 WAYS: list[dict[str, Any]] = [
