@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache
+from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.cuda_graph import WORTHWHILE, Capture, GraphDecoder, Replay
@@ -64,20 +64,26 @@ class Read:
             self.token_ids.append(token)
 
 
-def read(tiny: Tiny, method: str, budget: int = BUDGET, prompt: int = PROMPT) -> Read:
+def read(
+    tiny: Tiny, method: str, budget: int = BUDGET, prompt: int = PROMPT, bits: str = "16"
+) -> Read:
     model = tiny.model
     chosen = method_and_budget(method, str(budget))[0].fitted(model.shape, model.calibration)
     cache = model.empty_cache()
-    policies = layer_policies(chosen, model.shape, budget, prompt)
+    policies = layer_policies(chosen, model.shape, budget, prompt, bits=parse_kv_bits(bits))
     ids = torch.randint(3, 199, (1, prompt), generator=torch.Generator().manual_seed(1))
     logits = prefill(model, cache, ids, policies)
+    with torch.inference_mode():  # free slots may be anything
+        for group in (group for layer in cache.layers for group in layer.head_groups):
+            group.residual_keys[:, :, group.residual_len :] = torch.nan
+            group.residual_values[:, :, group.residual_len :] = torch.nan
     return Read(model, cache, policies, logits, ids[0].tolist())
 
 
 def state(cache: KVCache) -> list[Any]:
     """All that later steps depend on."""
     groups = [group for layer in cache.layers for group in layer.head_groups]
-    held = [group.residual_positions[:, :, : group.used].tolist() for group in groups]
+    held = [group.positions[:, :, : group.used].tolist() for group in groups]
     return [cache.seen, [(group.used, group.history_index) for group in groups], held]
 
 
@@ -88,7 +94,7 @@ def compare(
     settings: Settings = GREEDY,
     *,
     ahead: bool = False,
-    **options: int,
+    **options: Any,
 ) -> GraphDecoder:
     """Answer twice from the same prompt; nothing may differ."""
     plain, mine = read(tiny, method, **options), read(tiny, method, **options)
@@ -107,10 +113,7 @@ def compare(
     for own, other in zip(mine.cache.layers, plain.cache.layers, strict=True):
         for group, same in zip(own.head_groups, other.head_groups, strict=True):
             filled = slice(0, group.used)
-            for each, as_before in (
-                (group.residual_keys, same.residual_keys),
-                (group.residual_values, same.residual_values),
-            ):
+            for each, as_before in ((group.keys, same.keys), (group.values, same.values)):
                 assert torch.allclose(each[:, :, filled], as_before[:, :, filled], atol=1e-5)
             if group.rows is not None and same.rows is not None:
                 assert torch.allclose(group.rows, same.rows, atol=1e-4)
@@ -142,6 +145,39 @@ def compare(
 def test_replays_are_plain_steps(llama: Tiny, method: str) -> None:
     graphs = compare(llama, method)
     assert graphs.steps >= STEPS - GROWS
+    assert graphs.reason == ""
+
+
+@pytest.fixture
+def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiled loops, which only a CPU has."""
+    for module in ("cache.quantized", "engine.quantized_attention"):
+        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+
+
+# Of a quantized cache a plain step quantizes what is no longer recent, for every 32 tokens.
+@pytest.mark.cases(4)
+@pytest.mark.parametrize(
+    ("method", "bits", "budget"),
+    [
+        ("spans", "4", 80),
+        ("h2o", "8", 80),
+        ("full", "kivi2", 80),
+        ("snapkv:per_head=true", "k8v4", 60),
+        ("streaming", "4", 80),
+        ("kvx:recent=4", "4", 80),
+        ("full", "8", 80),
+        ("minicache", "16", 80),
+        ("minicache", "4", 80),
+        ("snapkv:per_head=true", "4", 40),
+        ("uncomp", "4", 80),
+    ],
+)
+def test_quantized_entries(
+    llama: Tiny, plain_torch: None, method: str, bits: str, budget: int
+) -> None:
+    graphs = compare(llama, method, bits=bits, budget=budget)
+    assert graphs.steps >= STEPS - GROWS - 1
     assert graphs.reason == ""
 
 

@@ -185,9 +185,14 @@ class KVHeadGroup:
         self.residual_positions.narrow(2, at, count).copy_(positions)
         self.used += count
 
-    def overwrite(self, slots: Tensor, keys: Tensor, values: Tensor, position: int) -> None:
+    def overwrite(
+        self, slots: Tensor, keys: Tensor, values: Tensor, position: int | Tensor
+    ) -> None:
         """Put one new entry a head, `(batch, heads, 1, dim)`, in place of `slots` (batch, heads),
         none of a segment's that is fixed.
+
+        Args:
+            position: its own, a number or `(1,)` on the device.
 
         What is new is exact: where a quantized entry gives way, the oldest exact one that is not
         among the first takes its place there, and the new one that one's.
@@ -210,7 +215,10 @@ class KVHeadGroup:
             move()
         self.residual_keys.scatter_(2, place, keys)
         self.residual_values.scatter_(2, place, values)
-        self.residual_positions.scatter_(2, own, position)
+        if isinstance(position, Tensor):
+            self.residual_positions.scatter_(2, own, position.int().expand(own.shape))
+        else:
+            self.residual_positions.scatter_(2, own, position)
         if self.rows is not None:
             self.rows.scatter_(3, index[:, :, None].expand(-1, -1, self.rows.shape[2], 1), 0.0)
 

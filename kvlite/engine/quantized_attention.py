@@ -18,7 +18,12 @@ MOST_CODES = 1 << 21
 
 
 def attend_segment(
-    q: Tensor, head_group: KVHeadGroup, softmax: Softmax, *, remembers: bool
+    q: Tensor,
+    head_group: KVHeadGroup,
+    softmax: Softmax,
+    *,
+    remembers: bool,
+    last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Decode attention over what a head group holds, its segment a part at a time.
 
@@ -26,18 +31,20 @@ def attend_segment(
         q: `(batch, heads, 1, dim)`.
         softmax: of the head group's heads.
         remembers: whether the probabilities are wanted.
+        last: on the device, which of the head group's own slots is its last filled one; values in
+            those after it are finite. None where the host knows.
 
     Returns:
         output in the shape of q, and the probabilities averaged over a KV head's queries,
         `(batch, kv heads, used)` float32.
     """
     queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * softmax.scale
-    attend = in_parts
     if q.is_cuda and has_kernel(head_group):
-        attend = fused
-    elif compiles(head_group):
-        attend = compiled
-    out, weights = attend(queries, head_group, softmax, remembers)
+        out, weights = fused(queries, head_group, softmax, remembers, last)
+    elif last is None and compiles(head_group):
+        out, weights = compiled(queries, head_group, softmax, remembers)
+    else:
+        out, weights = in_parts(queries, head_group, softmax, remembers, last)
     row = None if weights is None else weights.mean(2)
     return out.flatten(1, 2)[:, :, None].to(q.dtype), row
 
@@ -64,21 +71,38 @@ def compiles(head_group: KVHeadGroup) -> bool:
 
 
 def in_parts(
-    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
+    queries: Tensor,
+    head_group: KVHeadGroup,
+    softmax: Softmax,
+    remembers: bool,
+    last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """On any device: `queries` are `(batch, kv heads, heads per KV head, dim)` float32, scaled; the
     output has their shape, and the probabilities are `(batch, kv heads, heads per KV head,
     used)`."""
-    segment, held = head_group.segment, slice(0, head_group.residual_len)
+    segment = head_group.segment
     assert segment is not None
-    near = queries @ head_group.residual_keys[:, :, held].float().mT
+    near, values = _exact(queries, head_group, softmax, last)
     before, after = near.tensor_split([segment.start], -1)
-    logits = softmax.capped(torch.cat([before, segment.dot(queries), after], -1))
+    logits = torch.cat([before, softmax.capped(segment.dot(queries)), after], -1)
     weights = softmax.probabilities(logits)
     sizes = [before.shape[-1], head_group.segment_len, after.shape[-1]]
     first, older, recent = weights.split(sizes, -1)
-    out = torch.cat([first, recent], -1) @ head_group.residual_values[:, :, held].float()
+    out = torch.cat([first, recent], -1) @ values
     return out + segment.weigh(older), weights if remembers else None
+
+
+def _exact(
+    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, last: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Logits and values of a head group's own slots, float32."""
+    own = slice(0, head_group.residual_len if last is None else None)
+    keys, values = head_group.residual_keys[:, :, own], head_group.residual_values[:, :, own]
+    near = softmax.capped(queries @ keys.float().mT)
+    if last is not None:
+        slots = torch.arange(near.shape[-1], device=near.device)
+        near.masked_fill_(slots > last, -torch.inf)
+    return near, values.float()
 
 
 def compiled(
@@ -98,22 +122,26 @@ def compiled(
 
 
 def fused(
-    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
+    queries: Tensor,
+    head_group: KVHeadGroup,
+    softmax: Softmax,
+    remembers: bool,
+    last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `in_parts`, the segment by one kernel on CUDA, merged with the exact entries."""
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_decode import attend_quantized
 
-    segment, held = head_group.segment, slice(0, head_group.residual_len)
+    segment = head_group.segment
     assert isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
-    near = softmax.capped(queries @ head_group.residual_keys[:, :, held].float().mT)
+    near, values = _exact(queries, head_group, softmax, last)
     hadamard = rotation(queries.shape[-1], queries.device)
     shift = (queries @ segment.mean[..., None]).squeeze(-1)
     far = queries.new_empty(*queries.shape[:3], segment.count) if remembers else None
     older, lse = attend_quantized(
         queries, segment.keys, segment.values, hadamard, shift, softmax.softcap, logits=far
     )
-    exact = near.softmax(-1) @ head_group.residual_values[:, :, held].float()
+    exact = near.softmax(-1) @ values
     own = near.logsumexp(-1)
     out = torch.lerp(exact, older, torch.sigmoid(lse - own)[..., None])
     if far is None and softmax.sinks is None:

@@ -2,8 +2,8 @@
 
 The token, its position and the slots it is written to are tensors, and the next token is drawn
 there, so that the same launches serve every token, and a CUDA graph can replay them. What the host
-has to decide happens between programs, in `decode.Step`: more room, methods that settle or trim,
-what is quantized, masked or recalled.
+has to decide happens between programs, in `decode.Step`: more room, entries that are quantized once
+the recent ones are many, methods that settle or trim, what is masked or recalled.
 """
 
 from importlib.util import find_spec
@@ -11,14 +11,13 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.cache import KVCache, LayerCache
+from kvlite.engine.layer_program import LayerProgram
 from kvlite.engine.sampling import Sampler
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
 from kvlite.offload import Recall
-from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
-from kvlite.ops.softmax import Softmax
 
 
 def refusal(
@@ -51,8 +50,6 @@ def refusal(
 
 def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
     method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
-    if policy.bits is not None or layer.packed or layer.computed:
-        return "the cache is quantized or merged"
     if policy.mask is not None:
         return f"{method.name} attends under a mask"
     if method.decoding.trim is not None:
@@ -67,119 +64,6 @@ def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
     if any(size > capacity for size, capacity in zip(wanted, capacities, strict=True)):
         return "a layer has to grow"
     return f"{method.name} compares heads" if method.decoding.host_position else None
-
-
-class LayerProgram:
-    """One layer of a program; a token is appended to all of its head groups or, if they are full,
-    overwrites an entry in each.
-
-    Attributes:
-        layer: whose storage it writes to.
-        evicts: whether it is full, so that each token overwrites an entry.
-        writes: whether tokens are written; else they are only attended with.
-    """
-
-    def __init__(self, layer: LayerCache, policy: LayerPolicy, position: Tensor, seen: int) -> None:
-        self.layer, self.policy, self.position = layer, policy, position
-        self.writes = True
-        groups, device = layer.head_groups, position.device
-        self.heads = heads = [head for group in groups for head in group.heads]
-        capacities = [group.capacity for group in groups for _ in group.heads]
-        used = [group.used for group in groups for _ in group.heads]
-        starts = [sum(capacities[:index]) for index in range(len(heads))]
-        self.longest = max(capacities)
-        self.evicts = not groups[0].room
-        self.remembers = self.evicts and policy.remembers(layer)
-
-        def on_device(numbers: list[int]) -> Tensor:
-            return torch.tensor(numbers, device=device)
-
-        self.starts = on_device(starts)
-        # Where the token at position 0 would have been appended.
-        self.first = on_device([at + n - seen for at, n in zip(starts, used, strict=True)])
-        self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
-        self.oldest_row = groups[0].history_index + 1 - seen
-        # Storage has heads in an order of its own, and those with an alias not at all.
-        every = len(heads) + len(layer.head_alias)
-        self.order = None if heads == list(range(every)) else on_device(heads)
-        taken = [heads.index(layer.head_alias.get(head, head)) for head in range(every)]
-        self.back = None if self.order is None else on_device(taken)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
-        """As `model.attention_interface.Attender`, for one token of one sequence."""
-        queries = grouped(q, k.shape[1])[:, :, :, 0]
-        if self.order is not None:
-            softmax = softmax.of_heads(self.heads, k.shape[1])
-            queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
-        slots = self._evicted() if self.evicts else self.first + self.position
-        if self.writes:
-            self._write(slots, k[:, :, 0], v[:, :, 0])
-        if self.remembers:
-            out = self._remembering(queries, softmax)
-        else:
-            keys, values = self.layer.keys, self.layer.values
-            last = self.ends if self.evicts else slots
-            runs = self.starts, last, self.longest
-            out = attend_ragged(queries, keys, values, *runs, softmax)
-        if self.back is not None:
-            out = out.index_select(1, self.back)
-        return out.flatten(1, 2)[:, :, None]
-
-    def _evicted(self) -> Tensor:
-        """The slots of the entries that the token overwrites, one a KV head."""
-        evict, budget = self.policy.method.decoding.evict, self.policy.budget
-        assert evict is not None
-        each = [evict(group, budget, self.position)[0] for group in self.layer.head_groups]
-        return self.starts + torch.cat(each)
-
-    def _write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        layer = self.layer
-        layer.keys.index_copy_(1, slots, keys)
-        layer.values.index_copy_(1, slots, values)
-        layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))
-        if self.evicts and layer.rows:
-            for group, own in zip(
-                layer.head_groups, self._by_group(slots - self.starts), strict=True
-            ):
-                assert group.rows is not None
-                gone = own[None, :, None, None].expand(-1, -1, layer.rows, -1)
-                group.rows.scatter_(3, gone, 0.0)
-
-    def _remembering(self, queries: Tensor, softmax: Softmax) -> Tensor:
-        """Attention over full head groups, which remember it."""
-        outs, first = [], 0
-        for group, own in zip(self.layer.head_groups, self._by_group(queries, 1), strict=True):
-            heads = range(first, first := first + len(group.heads))
-            q = own.flatten(1, 2)[:, :, None]
-            keys, values = group.residual_keys, group.residual_values
-            own_softmax = softmax.of_heads(heads, len(self.heads))
-            out, row = attend_with_rows(q, keys, values, own_softmax)
-            outs.append(grouped(out, own.shape[1])[:, :, :, 0])
-            if self.writes:
-                self._remember(group, row)
-        return torch.cat(outs, 1)
-
-    def _remember(self, group: KVHeadGroup, row: Tensor) -> None:
-        """Add an attention row, `(batch, heads, 1, capacity)`, to what a head group remembers."""
-        assert group.rows is not None
-        if self.policy.method.decoding.cumulative:
-            group.rows.add_(row)
-        else:
-            newest = (self.position + self.oldest_row) % group.rows.shape[2]
-            group.rows.index_copy_(2, newest, row)
-
-    def _by_group(self, each: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        """Rows of KV heads, in the order of the storage, by head group."""
-        return torch.split(each, [len(group.heads) for group in self.layer.head_groups], dim)
-
-    def advance(self) -> None:
-        """Count a token that was written."""
-        for group in self.layer.head_groups:
-            if not self.evicts:
-                group.used += 1
-            elif self.remembers and not self.policy.method.decoding.cumulative:
-                assert group.rows is not None
-                group.history_index = (group.history_index + 1) % group.rows.shape[2]
 
 
 class StepProgram:

@@ -134,7 +134,7 @@ def test_layers_taken_apart_are_those_of_a_cpu(cuda: FakeCuda, name: str) -> Non
 
 
 # What a step launches in a layer as a program, at most, and beside the layers, with drawing.
-PROGRAMS = {"full": 35, "snapkv": 35, "h2o": 51, "heads of several lengths": 37}
+PROGRAMS = {"full": 35, "snapkv": 35, "h2o": 51, "heads of several lengths": 37, "4 bits": 55}
 BESIDE_PROGRAM = 74
 
 

@@ -1,0 +1,148 @@
+"""A layer of a step that is a program: a token is written and attends by device tensors alone."""
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.engine.quantized_attention import attend_segment
+from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
+from kvlite.ops.softmax import Softmax
+
+
+class LayerProgram:
+    """One layer of a program; a token is appended to all of its head groups or, if they are full,
+    overwrites an entry in each.
+
+    Attributes:
+        layer: whose storage it writes to.
+        evicts: whether it is full, so that each token overwrites an entry.
+        writes: whether tokens are written; else they are only attended with.
+    """
+
+    def __init__(self, layer: LayerCache, policy: LayerPolicy, position: Tensor, seen: int) -> None:
+        self.layer, self.policy, self.position = layer, policy, position
+        self.writes = True
+        groups, device = layer.head_groups, position.device
+        self.heads = heads = [head for group in groups for head in group.heads]
+        capacities = [group.residual_keys.shape[2] for group in groups for _ in group.heads]
+        used = [group.residual_len for group in groups for _ in group.heads]
+        starts = [sum(capacities[:index]) for index in range(len(heads))]
+        self.longest = max(capacities)
+        self.evicts = not groups[0].room
+        self.remembers = self.evicts and policy.remembers(layer)
+        self.segmented = any(group.segment is not None for group in groups)
+        if self.segmented:
+            for group in groups:  # weights of 0 do not make nothing of what is no number
+                group.residual_values[:, :, group.residual_len :] = 0
+
+        def on_device(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, device=device)
+
+        self.starts = on_device(starts)
+        # Where the token at position 0 would have been appended.
+        self.first = on_device([at + n - seen for at, n in zip(starts, used, strict=True)])
+        self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
+        self.oldest_row = groups[0].history_index + 1 - seen
+        # Storage has heads in an order of its own, and those with an alias not at all.
+        every = len(heads) + len(layer.head_alias)
+        self.order = None if heads == list(range(every)) else on_device(heads)
+        taken = [heads.index(layer.head_alias.get(head, head)) for head in range(every)]
+        self.back = None if self.order is None else on_device(taken)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+        """As `model.attention_interface.Attender`, for one token of one sequence."""
+        queries = grouped(q, k.shape[1])[:, :, :, 0]
+        if self.order is not None:
+            softmax = softmax.of_heads(self.heads, k.shape[1])
+            queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
+        last = self._overwritten(k, v) if self.evicts else self._appended(k, v)
+        if self.remembers or self.segmented:
+            out = self._by_group(queries, last, softmax)
+        else:
+            out = self._ragged(queries, slice(None), last, softmax)
+        if self.back is not None:
+            out = out.index_select(1, self.back)
+        return out.flatten(1, 2)[:, :, None]
+
+    def _appended(self, k: Tensor, v: Tensor) -> Tensor:
+        """Append the token; the slot of each KV head that is its."""
+        slots = self.first + self.position
+        if self.writes:
+            self._write(slots, k, v)
+        return slots
+
+    def _overwritten(self, k: Tensor, v: Tensor) -> Tensor:
+        """Overwrite an entry of each KV head; the last slot of each."""
+        evict, budget = self.policy.method.decoding.evict, self.policy.budget
+        assert evict is not None
+        groups = self.layer.head_groups
+        slots = [evict(group, budget, self.position) for group in groups]
+        if not self.writes:
+            return self.ends
+        if self.segmented:
+            every = zip(groups, slots, self._split(k, 1), self._split(v, 1), strict=True)
+            for group, own, keys, values in every:
+                group.overwrite(own, keys, values, self.position)
+            return self.ends
+        self._write(torch.cat([own[0] for own in slots]) + self.starts, k, v)
+        for group, own in zip(groups, slots, strict=True):
+            if group.rows is not None:
+                gone = own[:, :, None, None].expand(-1, -1, group.rows.shape[2], -1)
+                group.rows.scatter_(3, gone, 0.0)
+        return self.ends
+
+    def _write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        layer = self.layer
+        layer.keys.index_copy_(1, slots, k[:, :, 0])
+        layer.values.index_copy_(1, slots, v[:, :, 0])
+        layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))
+
+    def _ragged(self, queries: Tensor, heads: slice, last: Tensor, softmax: Softmax) -> Tensor:
+        """Attention of some KV heads whose entries all lie in the layer's own slots."""
+        keys, values = self.layer.keys, self.layer.values
+        runs = self.starts[heads], last[heads], self.longest
+        return attend_ragged(queries, keys, values, *runs, softmax)
+
+    def _by_group(self, queries: Tensor, last: Tensor, softmax: Softmax) -> Tensor:
+        """Attention over head groups that remember it, or have segments."""
+        outs, first = [], 0
+        for group, asked in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
+            heads = slice(first, first := first + len(group.heads))
+            own = softmax.of_heads(range(heads.start, heads.stop), len(self.heads))
+            q = asked.flatten(1, 2)[:, :, None]
+            if group.segment is None and not self.remembers:
+                outs.append(self._ragged(asked, heads, last, own))
+                continue
+            if group.segment is None:
+                out, rows = attend_with_rows(q, group.residual_keys, group.residual_values, own)
+                row: Tensor | None = rows[:, :, 0]
+            else:
+                end = None if self.evicts else last[heads][0] - self.starts[heads][0]
+                out, row = attend_segment(q, group, own, remembers=self.remembers, last=end)
+            outs.append(out.view_as(asked))
+            if self.writes and row is not None:
+                self._remember(group, row)
+        return torch.cat(outs, 1)
+
+    def _remember(self, group: KVHeadGroup, row: Tensor) -> None:
+        """Add an attention row, `(batch, heads, capacity)`, to what a head group remembers."""
+        assert group.rows is not None
+        if self.policy.method.decoding.cumulative:
+            group.add(row)
+        else:
+            newest = (self.position + self.oldest_row) % group.rows.shape[2]
+            group.rows.index_copy_(2, newest, row[:, :, None])
+
+    def _split(self, each: Tensor, dim: int) -> tuple[Tensor, ...]:
+        """What there is of KV heads, in the order of the storage, by head group."""
+        return torch.split(each, [len(group.heads) for group in self.layer.head_groups], dim)
+
+    def advance(self) -> None:
+        """Count a token that was written."""
+        for group in self.layer.head_groups:
+            if not self.evicts:
+                group.used += 1
+            elif self.remembers and not self.policy.method.decoding.cumulative:
+                assert group.rows is not None
+                group.history_index = (group.history_index + 1) % group.rows.shape[2]
