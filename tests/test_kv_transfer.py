@@ -30,7 +30,7 @@ WAYS = ["staged", *(["mapped"] if find_spec("triton") and DEVICE == HOST else []
 class Mapped(KVTransfer):
     """A device that reads the host's memory by itself, as a CPU does."""
 
-    def _reads(self, head_group: KVHeadGroup) -> bool:
+    def reads(self, head_group: KVHeadGroup) -> bool:
         return True
 
 
@@ -362,3 +362,13 @@ def _stopped(talk: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         talk.read([3] * 200, callbacks=Callbacks(progress=stop))
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="needs triton")
+def test_a_token_goes_where_the_device_says() -> None:
+    target = torch.zeros(1, 3, 5, 48)
+    rows = torch.randn(1, 3, 1, 48, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    with kernels("kvlite.ops.triton_gather") as kernel:
+        target = target.pin_memory() if DEVICE != HOST else target
+        kernel.put_rows(rows, target, torch.tensor([3], device=DEVICE))
+    assert target[:, :, 3:4].equal(rows.cpu()) and not target[:, :, [0, 1, 2, 4]].any()

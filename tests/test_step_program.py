@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, parse_kv_bits
+from kvlite.cache import KVCache, KVHeadGroup, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.cuda_graph import WORTHWHILE, Capture, GraphDecoder, Replay
@@ -19,6 +19,7 @@ from kvlite.methods.budget import method_and_budget
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
+from kvlite.offload import HostKVStore, Recall
 from tests import graph_double
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 
@@ -40,6 +41,7 @@ class Read:
     policies: list[LayerPolicy]
     logits: Tensor
     token_ids: list[int]
+    recall: Recall | None = None
 
     def decoder(
         self, settings: Settings = GREEDY, capture: Capture = graph_double.capture
@@ -50,12 +52,12 @@ class Read:
     def enter(self, token: int) -> None:
         """Take a plain step."""
         given = torch.tensor([token])
-        self.logits = decode_step(self.model, self.cache, given, self.policies)
+        self.logits = decode_step(self.model, self.cache, given, self.policies, self.recall)
         self.token_ids.append(token)
 
     def replay(self, graphs: GraphDecoder, token: int, *, ahead: bool = False) -> None:
         """Take a step of a graph, or else a plain one."""
-        given = self.cache, self.policies, token, self.token_ids
+        given = self.cache, self.policies, token, self.token_ids, self.recall
         logits = graphs.step(*given, ahead=ahead)
         if logits is None:
             self.enter(token)
@@ -65,25 +67,34 @@ class Read:
 
 
 def read(
-    tiny: Tiny, method: str, budget: int = BUDGET, prompt: int = PROMPT, bits: str = "16"
+    tiny: Tiny,
+    method: str,
+    budget: int = BUDGET,
+    prompt: int = PROMPT,
+    bits: str = "16",
+    recall: int | None = None,
 ) -> Read:
     model = tiny.model
     chosen = method_and_budget(method, str(budget))[0].fitted(model.shape, model.calibration)
     cache = model.empty_cache()
     policies = layer_policies(chosen, model.shape, budget, prompt, bits=parse_kv_bits(bits))
     ids = torch.randint(3, 199, (1, prompt), generator=torch.Generator().manual_seed(1))
-    logits = prefill(model, cache, ids, policies)
+    store = None if recall is None else HostKVStore.empty(model.shape, model.dtype, None)
+    reserve = 0 if store is None else STEPS + WORTHWHILE
+    logits = prefill(model, cache, ids, policies, store=store, reserve=reserve)
     with torch.inference_mode():  # free slots may be anything
         for group in (group for layer in cache.layers for group in layer.head_groups):
             group.residual_keys[:, :, group.residual_len :] = torch.nan
             group.residual_values[:, :, group.residual_len :] = torch.nan
-    return Read(model, cache, policies, logits, ids[0].tolist())
+    own = None if store is None or recall is None else Recall(store, recall)
+    return Read(model, cache, policies, logits, ids[0].tolist(), own)
 
 
-def state(cache: KVCache) -> list[Any]:
-    """All that later steps depend on."""
+def state(cache: KVCache, recall: Recall | None = None) -> list[Any]:
+    """All that later steps depend on; which slot an entry comes back to is open."""
     groups = [group for layer in cache.layers for group in layer.head_groups]
-    held = [group.positions[:, :, : group.used].tolist() for group in groups]
+    lines = [group.positions[:, :, : group.used] for group in groups]
+    held = [(each if recall is None else each.sort(-1).values).tolist() for each in lines]
     return [cache.seen, [(group.used, group.history_index) for group in groups], held]
 
 
@@ -108,16 +119,44 @@ def compare(
         plain.enter(token)
         mine.replay(graphs, token, ahead=ahead)
         assert torch.allclose(mine.logits, plain.logits, atol=1e-5), (method, plain.cache.seen)
-        same_state = state(mine.cache) == state(plain.cache)
+        same_state = state(mine.cache, mine.recall) == state(plain.cache, plain.recall)
         assert same_state, (method, plain.cache.seen)
     for own, other in zip(mine.cache.layers, plain.cache.layers, strict=True):
         for group, same in zip(own.head_groups, other.head_groups, strict=True):
-            filled = slice(0, group.used)
-            for each, as_before in ((group.keys, same.keys), (group.values, same.values)):
-                assert torch.allclose(each[:, :, filled], as_before[:, :, filled], atol=1e-5)
-            if group.rows is not None and same.rows is not None:
-                assert torch.allclose(group.rows, same.rows, atol=1e-4)
+            for each, as_before in zip(in_order(group), in_order(same), strict=True):
+                assert torch.allclose(each, as_before, atol=1e-4)
+    if mine.recall is not None and plain.recall is not None:
+        same_store(mine.recall, plain.recall)
     return graphs
+
+
+def in_order(group: KVHeadGroup) -> list[Tensor]:
+    """What a head group holds, ascending in position."""
+    order = group.positions[:, :, : group.used].argsort(-1)
+    lines = order[..., None].expand(-1, -1, -1, group.residual_keys.shape[3])
+    held = [group.keys.gather(2, lines), group.values.gather(2, lines)]
+    rows = [] if group.rows is None else [group.rows]
+    return held + [
+        each.gather(3, order[:, :, None].expand(-1, -1, each.shape[2], -1)) for each in rows
+    ]
+
+
+def same_store(mine: Recall, plain: Recall) -> None:
+    """What was told and counted is the same."""
+    assert (mine.wanted, mine.brought) == (plain.wanted, plain.brought)
+    assert mine.brought > 0 or not mine.entries
+    for own, other in zip(mine.store.layers, plain.store.layers, strict=True):
+        both = zip(in_order(own.head_group), in_order(other.head_group), strict=True)
+        assert own.head_group.used == other.head_group.used
+        assert all(torch.allclose(one, two, atol=1e-5) for one, two in both)
+        assert own.index is not None and other.index is not None
+        known = own.index.used
+        assert known == other.index.used
+        assert own.index.signs[:, :, :known].equal(other.index.signs[:, :, :known])
+        assert torch.cat([*own.fresh, own.head_group.keys[:, :, :0]], 2).shape[2] < 16
+        assert all(
+            one.allclose(two, atol=1e-5) for one, two in zip(own.fresh, other.fresh, strict=True)
+        )
 
 
 @pytest.mark.cases(1)
@@ -151,8 +190,31 @@ def test_replays_are_plain_steps(llama: Tiny, method: str) -> None:
 @pytest.fixture
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiled loops, which only a CPU has."""
-    for module in ("cache.quantized", "engine.quantized_attention"):
+    modules = ("cache.quantized", "engine.quantized_attention", "offload.kv.index")
+    for module in (*modules, "offload.kv.recall"):
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("method", "budget", "entries"),
+    [
+        ("snapkv:per_head=true", 60, 8),
+        ("spans", 60, 0),
+        ("spans", 60, 10),
+        ("h2o", 60, 10),
+        ("streaming", 60, 10),
+        ("kvx:recent=4", 60, 10),
+        ("uncomp", 60, 8),
+    ],
+)
+def test_recall(plain_torch: None, method: str, budget: int, entries: int) -> None:
+    tiny = make_tiny("llama")
+    with torch.no_grad():  # a query of nothing, the padding's, wants all entries alike
+        tiny.model.module.model.embed_tokens.weight[0] = 0.02
+    graphs = compare(tiny, method, budget=budget, recall=entries)
+    assert graphs.steps >= STEPS - GROWS - 1
+    assert graphs.reason == ""
 
 
 # Of a quantized cache a plain step quantizes what is no longer recent, for every 32 tokens.
@@ -193,15 +255,24 @@ def test_every_architecture(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "reason"),
+    ("method", "given", "reason"),
     [
-        ("tova", "tova compares heads"),
-        ("lminfinite", "lminfinite attends under a mask"),
-        ("kvx:middle=example", "kvx trims a layer that has grown too long"),
+        ("tova", {}, "tova compares heads"),
+        ("lminfinite", {}, "lminfinite attends under a mask"),
+        ("kvx:middle=example", {}, "kvx trims a layer that has grown too long"),
+        ("spans", {"recall": 20}, "little was read"),
+        ("spans", {"recall": 40}, "the cache has fewer entries than a token may want"),
+        (
+            "spans",
+            {"recall": 8, "bits": "4"},
+            "recall brings entries into a quantized cache by way of the host",
+        ),
     ],
 )
-def test_what_needs_the_host_is_left_to_plain_steps(llama: Tiny, method: str, reason: str) -> None:
-    graphs = compare(llama, method, steps=4)
+def test_what_needs_the_host_is_left_to_plain_steps(
+    llama: Tiny, method: str, given: dict[str, Any], reason: str
+) -> None:
+    graphs = compare(llama, method, steps=4, **given)
     assert (graphs.steps, graphs.reason) == (0, reason)
 
 
@@ -249,7 +320,7 @@ def test_tokens_are_drawn_as_by_plain_steps(llama: Tiny, given: dict[str, Any]) 
     """Whether or not the next step is launched before its token is known."""
     settings = Settings(**{"temperature": 0.9, "seed": 3, **given})
     for ahead in (False, True):
-        assert compare(llama, "snapkv", settings=settings, ahead=ahead).steps >= STEPS - GROWS
+        assert compare(llama, "snapkv", 30, settings, ahead=ahead).steps >= 30 - GROWS
 
 
 def test_what_was_launched_ahead_need_not_count(llama: Tiny) -> None:

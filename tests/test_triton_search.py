@@ -48,6 +48,8 @@ def check(
         found[..., : index.used].cpu().numpy(), expected, rtol=close, atol=1e-12
     )
     assert (found[..., index.used :] == 0).all()
+    used = torch.tensor([index.used], device=DEVICE)
+    assert kernel.search(turned, index.signs, index.sizes, used, entries).equal(found)
 
 
 @pytest.mark.cases(4)

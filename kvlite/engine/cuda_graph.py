@@ -193,7 +193,7 @@ class GraphDecoder:
         if self.reason:
             return
         try:
-            program = StepProgram(self.model, cache, policies, self.sampler, seen)
+            program = StepProgram(self.model, cache, policies, self.sampler, seen, recall)
             if program.room < WORTHWHILE:
                 self.reason = "a layer has to grow"
                 return

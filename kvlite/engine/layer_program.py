@@ -6,6 +6,8 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.offload import Recall
+from kvlite.offload.kv.recall_program import RecallProgram
 from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
 from kvlite.ops.softmax import Softmax
 
@@ -16,11 +18,20 @@ class LayerProgram:
 
     Attributes:
         layer: whose storage it writes to.
+        recall: what it recalls, if it does.
         evicts: whether it is full, so that each token overwrites an entry.
         writes: whether tokens are written; else they are only attended with.
     """
 
-    def __init__(self, layer: LayerCache, policy: LayerPolicy, position: Tensor, seen: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        layer: LayerCache,
+        policy: LayerPolicy,
+        position: Tensor,
+        seen: int,
+        recall: Recall | None,
+    ) -> None:
         self.layer, self.policy, self.position = layer, policy, position
         self.writes = True
         groups, device = layer.head_groups, position.device
@@ -30,6 +41,9 @@ class LayerProgram:
         starts = [sum(capacities[:index]) for index in range(len(heads))]
         self.longest = max(capacities)
         self.evicts = not groups[0].room
+        self.recall = None
+        if recall is not None and recall.store.layers[index].index is not None:
+            self.recall = RecallProgram(recall, index, layer, position, evicts=self.evicts)
         self.remembers = self.evicts and policy.remembers(layer)
         self.segmented = any(group.segment is not None for group in groups)
         if self.segmented:
@@ -50,13 +64,33 @@ class LayerProgram:
         taken = [heads.index(layer.head_alias.get(head, head)) for head in range(every)]
         self.back = None if self.order is None else on_device(taken)
 
+    @property
+    def changes(self) -> bool:
+        """Whether a token changes more than slots that are free."""
+        return self.evicts or (self.recall is not None and bool(self.recall.reached))
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that can still go through; None if any number can."""
+        rooms = [] if self.evicts else [group.room for group in self.layer.head_groups]
+        if self.recall is not None:
+            rooms.append(self.recall.room)
+        return min(rooms, default=None)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`, for one token of one sequence."""
         queries = grouped(q, k.shape[1])[:, :, :, 0]
+        scores, scale = None, softmax.scale
+        if self.recall is not None:
+            self.recall.tell(k, v)
+            if self.recall.reached:
+                scores = self.recall.scores(queries.float() * scale)
         if self.order is not None:
             softmax = softmax.of_heads(self.heads, k.shape[1])
             queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
         last = self._overwritten(k, v) if self.evicts else self._appended(k, v)
+        if scores is not None:
+            self._recalled(queries.float() * scale, scores)
         if self.remembers or self.segmented:
             out = self._by_group(queries, last, softmax)
         else:
@@ -91,6 +125,13 @@ class LayerProgram:
                 gone = own[:, :, None, None].expand(-1, -1, group.rows.shape[2], -1)
                 group.rows.scatter_(3, gone, 0.0)
         return self.ends
+
+    def _recalled(self, queries: Tensor, scores: Tensor) -> None:
+        """Bring back what the token wants most of what scores `(batch, all KV heads, n)`."""
+        assert self.recall is not None
+        for group, own in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
+            if any(group is each for each in self.recall.reached):
+                self.recall.bring_back(group, own, scores, writes=self.writes)
 
     def _write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         layer = self.layer
@@ -138,8 +179,10 @@ class LayerProgram:
         """What there is of KV heads, in the order of the storage, by head group."""
         return torch.split(each, [len(group.heads) for group in self.layer.head_groups], dim)
 
-    def advance(self) -> None:
-        """Count a token that was written."""
+    def advance(self, seen: int) -> None:
+        """Count a token that was written, after `seen` others."""
+        if self.recall is not None:
+            self.recall.advance(seen)
         for group in self.layer.head_groups:
             if not self.evicts:
                 group.used += 1

@@ -18,14 +18,13 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
 from kvlite.offload import Recall
+from kvlite.offload.kv.recall_program import recall_refusal
 
 
 def refusal(
     model: LoadedModel, cache: KVCache, policies: list[LayerPolicy], recall: Recall | None
 ) -> str | None:
     """Why the next step of a cache is no program, in a few words; None if it is one."""
-    if recall is not None:
-        return "recall looks for entries at every token"
     if model.shape.recurrent_layers:
         return "recurrent layers carry a state from token to token"
     if model.device.type == "cuda" and find_spec("triton") is None:
@@ -41,14 +40,16 @@ def refusal(
     return next(
         (
             reason
-            for layer, policy in zip(cache.layers, policies, strict=True)
-            if (reason := _layer_refusal(layer, policy))
+            for index, (layer, policy) in enumerate(zip(cache.layers, policies, strict=True))
+            if (reason := _layer_refusal(index, layer, policy, recall))
         ),
         None,
     )
 
 
-def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
+def _layer_refusal(
+    index: int, layer: LayerCache, policy: LayerPolicy, recall: Recall | None
+) -> str | None:
     method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
     if policy.mask is not None:
         return f"{method.name} attends under a mask"
@@ -56,6 +57,8 @@ def _layer_refusal(layer: LayerCache, policy: LayerPolicy) -> str | None:
         return f"{method.name} trims a layer that has grown too long"
     if method.across.resolves_at == "step":
         return f"{method.name} chooses a method for each layer"
+    if recall is not None and (reason := recall_refusal(recall, index, layer)):
+        return reason
     if any(rooms):
         waits = not all(rooms) or policy.remembers(layer)
         return "a layer is not full yet" if waits else None
@@ -84,6 +87,7 @@ class StepProgram:
         policies: list[LayerPolicy],
         sampler: Sampler,
         seen: list[int],
+        recall: Recall | None = None,
     ) -> None:
         """For a cache of one sequence that `refusal` has no reason against, of the tokens
         `seen`."""
@@ -92,8 +96,8 @@ class StepProgram:
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
         self.layers = [
-            LayerProgram(layer, policy, self.position, cache.seen)
-            for layer, policy in zip(cache.layers, policies, strict=True)
+            LayerProgram(index, layer, policy, self.position, cache.seen, recall)
+            for index, (layer, policy) in enumerate(zip(cache.layers, policies, strict=True))
         ]
         # A token that is there twice is penalized once.
         known = [*seen, *seen[:1] * self.room] if sampler.penalized else []
@@ -103,13 +107,12 @@ class StepProgram:
     @property
     def appends(self) -> bool:
         """Whether a run changes nothing that was there, so that it need not count."""
-        return not any(layer.evicts for layer in self.layers)
+        return not any(layer.changes for layer in self.layers)
 
     @property
     def room(self) -> int:
         """Tokens that can still go through."""
-        appending = (layer.layer.head_groups for layer in self.layers if not layer.evicts)
-        rooms = [group.room for groups in appending for group in groups]
+        rooms = [room for layer in self.layers if (room := layer.room) is not None]
         return min(rooms, default=self.model.shape.max_context)
 
     def serves(self, cache: KVCache, policies: list[LayerPolicy]) -> bool:
@@ -163,6 +166,6 @@ class StepProgram:
     def end(self) -> None:
         """Count the token that went through."""
         for layer in self.layers:
-            layer.advance()
+            layer.advance(self.cache.seen)
         self.cache.seen += 1
         self.cache.writing = False

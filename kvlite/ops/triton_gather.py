@@ -46,17 +46,19 @@ def gather_rows(source: Tensor, heads: tuple[int, ...], places: Tensor, needed: 
     return out
 
 
-def put_rows(rows: Tensor, target: Tensor) -> None:
+def put_rows(rows: Tensor, target: Tensor, place: Tensor | None = None) -> None:
     """Write an entry a KV head, `(batch, kv heads, 1, dim)` on the device, into pinned memory.
 
     Args:
-        target: `(batch, kv heads, 1, dim)`, of the same dtype.
+        target: `(batch, kv heads, n, dim)`, of the same dtype.
+        place: which of the n it becomes, `(1,)` int64 on the device; the first by default.
     """
     batch, heads, _, dim = rows.shape
     with torch.cuda.device_of(rows):
         _put[heads, batch](
             rows,
             target,
+            place,
             *rows.stride()[:2],
             *target.stride()[:2],
             DIM=dim,
@@ -94,11 +96,23 @@ def _gather(
 
 
 @triton.jit
-def _put(rows, target, r_batch, r_head, t_batch, t_head, DIM: tl.constexpr, WIDE: tl.constexpr):
+def _put(
+    rows,
+    target,
+    place,
+    r_batch,
+    r_head,
+    t_batch,
+    t_head,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """An entry of one KV head."""
     head = tl.program_id(0).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, WIDE)
     held = channels < DIM
     numbers = tl.load(rows + batch * r_batch + head * r_head + channels, mask=held)
+    if place is not None:
+        target += tl.load(place) * DIM
     tl.store(target + batch * t_batch + head * t_head + channels, numbers, mask=held)

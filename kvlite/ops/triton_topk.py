@@ -19,7 +19,9 @@ PART = 8 * TILE
 MERGED_AT_ONCE = 128
 
 
-def search(turned: Tensor, signs: Tensor, sizes: Tensor, used: int, entries: int) -> Tensor:
+def search(
+    turned: Tensor, signs: Tensor, sizes: Tensor, used: int | Tensor, entries: int
+) -> Tensor:
     """Roughly the attention that every entry gets, the mean of a KV head's rows.
 
     What runs depends on shapes alone and nothing is read back.
@@ -28,15 +30,17 @@ def search(turned: Tensor, signs: Tensor, sizes: Tensor, used: int, entries: int
         turned: `(batch, kv heads, rows, dim)` float32, queries as `Index.turned` makes them.
         signs: `(batch, kv heads, capacity, bytes)` uint8, as `Index` has them.
         sizes: `(batch, kv heads, capacity)` float32.
-        used: how many entries are in the index, at least one, of `entries`.
+        used: how many entries are in the index, at least one, of `entries`: a number, or `(1,)`
+            int64 on the device.
 
     Returns:
         `(batch, kv heads, entries)` float32, 0 for those that are not in the index.
     """
     batch, heads, rows, dim = turned.shape
     capacity, width = signs.shape[2:]
-    lines, parts = batch * heads, -(-used // PART)
-    logits = turned.new_empty(lines, rows, used)
+    most = capacity if isinstance(used, Tensor) else used
+    lines, parts = batch * heads, -(-most // PART)
+    logits = turned.new_empty(lines, rows, most)
     lses = turned.new_empty(lines, rows, parts)
     scores = turned.new_empty(batch, heads, entries)
     # Triton launches on the current device, which need not be the one of this layer.
@@ -48,7 +52,9 @@ def search(turned: Tensor, signs: Tensor, sizes: Tensor, used: int, entries: int
             logits,
             lses,
             capacity,
+            most,
             used,
+            ON_DEVICE=isinstance(used, Tensor),
             ROWS=rows,
             LANES=max(8, 1 << (rows - 1).bit_length()),
             DIM=dim,
@@ -63,8 +69,10 @@ def search(turned: Tensor, signs: Tensor, sizes: Tensor, used: int, entries: int
             lses,
             scores,
             parts,
+            most,
             used,
             entries,
+            ON_DEVICE=isinstance(used, Tensor),
             ROWS=rows,
             BLOCK=MERGED_AT_ONCE,
             PART=PART,
@@ -73,7 +81,7 @@ def search(turned: Tensor, signs: Tensor, sizes: Tensor, used: int, entries: int
     return scores
 
 
-@triton.jit(do_not_specialize=["capacity", "used"])
+@triton.jit(do_not_specialize=["capacity", "most", "used"])
 def _logits_of(
     turned,
     signs,
@@ -81,7 +89,9 @@ def _logits_of(
     logits,
     lses,
     capacity,
+    most,
     used,
+    ON_DEVICE: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     DIM: tl.constexpr,
@@ -97,7 +107,8 @@ def _logits_of(
     turned += line * ROWS * DIM
     signs += line * capacity * WIDTH
     sizes += line * capacity
-    logits += line * ROWS * used
+    logits += line * ROWS * most
+    known = tl.load(used).to(tl.int32) if ON_DEVICE else used
     lanes = tl.arange(0, LANES)
     real = lanes < ROWS
     inside = tl.arange(0, WIDE)
@@ -122,9 +133,9 @@ def _logits_of(
 
     top = tl.full((LANES,), -float("inf"), tl.float32)
     mass = tl.zeros((LANES,), tl.float32)
-    for at in range(part * PART, tl.minimum((part + 1) * PART, used), TILE):
+    for at in range(part * PART, tl.minimum((part + 1) * PART, known), TILE):
         entries = at + tl.arange(0, TILE)
-        held = entries < used
+        held = entries < known
         places = signs + entries.to(tl.int64)[:, None] * WIDTH + inside[None, :]
         packed = tl.load(places, mask=held[:, None] & (inside < WIDTH)[None, :], other=0)
         size = tl.load(sizes + entries, mask=held, other=0.0)
@@ -134,7 +145,7 @@ def _logits_of(
             dot = tl.dot(bits, near[plane], dot)
             dot = tl.dot(bits, rest[plane], dot)
         logit = (2 * (dot / scale[None, :]) - total[None, :]) * size[:, None]
-        places = logits + lanes.to(tl.int64)[None, :] * used + entries[:, None]
+        places = logits + lanes.to(tl.int64)[None, :] * most + entries[:, None]
         tl.store(places, logit, mask=held[:, None] & real[None, :])
         logit = tl.where(held[:, None], logit, -float("inf"))
         # A tile has at least one entry, so the maximum is finite.
@@ -155,14 +166,16 @@ def _asked(
     return tl.load(turned + lanes[None, :] * DIM + channels[:, None], mask=held, other=0.0)
 
 
-@triton.jit(do_not_specialize=["parts", "used", "entries"])
+@triton.jit(do_not_specialize=["parts", "most", "used", "entries"])
 def _averaged(
     logits,
     lses,
     scores,
     parts,
+    most,
     used,
     entries,
+    ON_DEVICE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PART: tl.constexpr,
@@ -170,7 +183,7 @@ def _averaged(
     """Probabilities of some entries of one KV head, the mean of its rows."""
     line = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * PART + tl.arange(0, PART)
-    known = places < used
+    known = places < (tl.load(used).to(tl.int32) if ON_DEVICE else used)
     score = tl.zeros((PART,), tl.float32)
     for row in range(ROWS):
         own = lses + (line * ROWS + row) * parts
@@ -185,7 +198,7 @@ def _averaged(
             found = tl.load(own + each, mask=each < parts, other=-float("inf"))
             whole += tl.sum(tl.exp(found - top), 0)
         logit = tl.load(
-            logits + (line * ROWS + row) * used + places, mask=known, other=-float("inf")
+            logits + (line * ROWS + row) * most + places, mask=known, other=-float("inf")
         )
         score += tl.exp(logit - top) / whole
     tl.store(scores + line * entries + places, score / ROWS, mask=places < entries)

@@ -39,19 +39,20 @@ def merge_splits(given: Arguments) -> None:
 
 
 def logits_of(given: Arguments) -> None:
-    signs, sizes = given.signs[:, :, : given.used], given.sizes[:, :, None, : given.used]
-    assert given.capacity == given.signs.shape[2] >= given.used
+    used = int(given.used)
+    signs, sizes = given.signs[:, :, :used], given.sizes[:, :, None, :used]
+    assert given.capacity == given.signs.shape[2] >= given.most >= used
     ones = unpacked_codes(signs, 1)[..., : given.DIM]
     total = given.turned.sum(-1, keepdim=True)
-    given.logits.copy_(((2 * given.turned @ ones.mT - total) * sizes).flatten(0, 1))
+    given.logits[..., :used] = ((2 * given.turned @ ones.mT - total) * sizes).flatten(0, 1)
     given.lses.fill_(-torch.inf)
-    given.lses[..., 0] = given.logits.logsumexp(-1)
+    given.lses[..., 0] = given.logits[..., :used].logsumexp(-1)
 
 
 def averaged(given: Arguments) -> None:
-    whole = given.lses.logsumexp(-1, keepdim=True)
+    used, whole = int(given.used), given.lses.logsumexp(-1, keepdim=True)
     given.scores.zero_()
-    given.scores.flatten(0, 1)[:, : given.used] = (given.logits - whole).exp().mean(1)
+    given.scores.flatten(0, 1)[:, :used] = (given.logits[..., :used] - whole).exp().mean(1)
 
 
 def gather(given: Arguments) -> None:
@@ -74,7 +75,8 @@ def gather(given: Arguments) -> None:
 
 def put(given: Arguments) -> None:
     assert given.rows.dtype == given.target.dtype
-    given.target.copy_(given.rows)
+    place = 0 if given.place is None else int(given.place)
+    given.target[:, :, place : place + 1] = given.rows
 
 
 def attend_ragged(given: Arguments) -> None:

@@ -68,12 +68,13 @@ def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
     attend_ragged(queries, keys, keys, starts, starts + 40, 64, Softmax(0.1, softcap))
 
 
-def searched(rows: int = 4, dim: int = 128) -> None:
-    """A layer's index, by one token."""
+def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
+    """A layer's index, by one token; whether the host knows how much it holds."""
     keys = torch.zeros(1, KV_HEADS, ENTRIES, dim, device=DEVICE)
     queries = keys[:, :, :rows]
     index = Index.of(keys, queries.square().sum(2), 64)
-    search(index.turned(queries), index.signs, index.sizes, ENTRIES, ENTRIES + 16)
+    used = ENTRIES if known else torch.full((1,), ENTRIES, device=DEVICE)
+    search(index.turned(queries), index.signs, index.sizes, used, ENTRIES + 16)
 
 
 def moved() -> None:
@@ -82,6 +83,7 @@ def moved() -> None:
     places = torch.zeros(1, KV_HEADS, 528, dtype=torch.int64, device=DEVICE)
     gather_rows(host, tuple(range(KV_HEADS)), places, places == 0)
     put_rows(host[:, :, :1].to(DEVICE), host[:, :, :1])
+    put_rows(host[:, :, :1].to(DEVICE), host, places[0, 0, :1])
 
 
 def layer(dim: int = 128, width: int = 4096, *, gemma: bool = False) -> None:
@@ -119,6 +121,7 @@ WORK: dict[str, Callable[[], None]] = {
     "search": searched,
     "search, dim 64": lambda: searched(dim=64),
     "search, dim 256": lambda: searched(rows=2, dim=256),
+    "search in a program": lambda: searched(known=False),
     "gather": moved,
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),

@@ -86,7 +86,7 @@ STEPS: dict[str, tuple[dict[str, Any], int]] = {
     "h2o": ({"method": "h2o"}, 26),
     "heads of several lengths": ({"method": "snapkv:per_head=true"}, 14),
     "4 bits": ({"method": "spans", "bits": "4"}, 26),
-    "recall": ({"method": "spans", "recall": 40}, 80),
+    "recall": ({"method": "spans", "recall": 16}, 80),
 }
 BESIDE_LAYERS = 22
 MORE = ["qwen3", "gemma3", "phi3-partial"]
@@ -134,7 +134,14 @@ def test_layers_taken_apart_are_those_of_a_cpu(cuda: FakeCuda, name: str) -> Non
 
 
 # What a step launches in a layer as a program, at most, and beside the layers, with drawing.
-PROGRAMS = {"full": 35, "snapkv": 35, "h2o": 51, "heads of several lengths": 37, "4 bits": 55}
+PROGRAMS = {
+    "full": 35,
+    "snapkv": 35,
+    "h2o": 51,
+    "heads of several lengths": 37,
+    "4 bits": 55,
+    "recall": 136,
+}
 BESIDE_PROGRAM = 74
 
 

@@ -119,7 +119,7 @@ class Index:
         Returns:
             `(batch, kv heads, entries)` float32, 0 for those not in the index.
         """
-        batch, heads, _, dim = queries.shape
+        batch, heads = queries.shape[:2]
         if queries.is_meta:  # allocates what the compiled search does
             return queries.new_empty(batch, heads, entries)
         if has_compiled(queries.device):
@@ -128,17 +128,40 @@ class Index:
             asked = np.ascontiguousarray(_lines(queries))
             found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
-        turned = self.turned(queries)
+        return self.estimates(queries, self.used, entries)
+
+    def estimates(self, queries: Tensor, known: int | Tensor, entries: int) -> Tensor:
+        """As `scores`, by torch's operators or a kernel.
+
+        Args:
+            known: how many keys there are: a number, or `(1,)` int64 on the device.
+        """
+        turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
         if has_triton(queries.device):
             from kvlite.ops.triton_topk import search
 
-            return search(turned, self.signs, self.sizes, self.used, entries)
+            return search(turned, self.signs, self.sizes, known, entries)
+        most = known if isinstance(known, int) else min(entries, self.sizes.shape[2])
         total, logits = turned.sum(-1, keepdim=True), []
-        for part in blocks(self.used, batch * heads * dim):
+        for part in blocks(most, batch * heads * dim):
             ones = unpacked_codes(self.signs[:, :, part], 1)[..., :dim]
             logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
-        known = torch.cat(logits, -1).softmax(-1).mean(2)
-        return F.pad(known, (0, entries - self.used))
+        each = torch.cat(logits, -1)
+        if isinstance(known, Tensor):
+            each.masked_fill_(torch.arange(most, device=each.device) >= known, -torch.inf)
+        return F.pad(each.softmax(-1).mean(2), (0, entries - most))
+
+    def put(self, keys: Tensor, place: Tensor) -> None:
+        """Write a key a head, `(batch, kv heads, 1, dim)`, at a place `(1,)` int64 on the device,
+        which is not counted."""
+        dim = keys.shape[3]
+        centered = (keys.float() - self.mean[:, :, None]) * self.balance[:, :, None]
+        turned = centered @ rotation(dim, keys.device)
+        planes = F.pad(turned > 0, (0, -dim % WORD)).unflatten(-1, (8, -1)).int()
+        weights = torch.arange(8, device=keys.device)[:, None]
+        packed = (planes << weights).sum(-2, dtype=torch.int32).byte()
+        self.signs.index_copy_(2, place, packed)
+        self.sizes.index_copy_(2, place, turned.abs().mean(-1))
 
 
 def index_entry_bytes(dim: int) -> int:

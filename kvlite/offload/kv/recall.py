@@ -43,15 +43,28 @@ class Recall:
 
     def reaches(self, layer: int, head_group: KVHeadGroup) -> bool:
         """Whether a head group lacks entries, and may replace its own with them."""
-        source, segment = self.store.layers[layer], head_group.segment
+        source = self.store.layers[layer]
+        more = source.index is not None and head_group.used < source.head_group.used
+        return more and self.wants(head_group)
+
+    def wants(self, head_group: KVHeadGroup) -> bool:
+        """Whether a head group may replace entries with others."""
+        segment = head_group.segment
         tied = segment is not None and (
             segment.fixed or (isinstance(segment, Packed) and segment.bits.by_channel)
         )
-        more = source.index is not None and head_group.used < source.head_group.used
-        return more and not tied and self._count(head_group) > SINKS + RECENT
+        return not tied and self.count(head_group.used) > SINKS + RECENT
 
-    def _count(self, head_group: KVHeadGroup) -> int:
-        return min(self.entries + SINKS + RECENT, head_group.used) if self.entries else 0
+    def count(self, held: int) -> int:
+        """How many entries a token wants of a head group that holds so many, the first few and the
+        recent ones included."""
+        return min(self.entries + SINKS + RECENT, held) if self.entries else 0
+
+    def counter(self, device: torch.device) -> Tensor:
+        """What counts on a device how many were brought back, int64."""
+        if self._counted is None:
+            self._counted = torch.zeros((), dtype=torch.int64, device=device)
+        return self._counted
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
         """Estimated attention of queries `(batch, kv heads, rows, dim)` float32, scaled, to
@@ -74,14 +87,12 @@ class Recall:
         if queries.is_meta:  # takes next to no memory
             return
         source, transfer = self.store.layers[layer].head_group, self.store.transfer
-        count, ordered = self._count(head_group), _ordered(source)
+        count, ordered = self.count(head_group.used), is_ordered(source)
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
             self._known += _swap_in_compiled(head_group, queries, scores, source, count)
         elif ordered and _exact(head_group, source) and transfer is not None:
-            if self._counted is None:
-                self._counted = torch.zeros((), dtype=torch.int64, device=queries.device)
-            own = of_heads(scores, head_group.heads)
-            self._counted += swap_in_place(head_group, queries, own, source, count, transfer.fetch)
+            own, counter = of_heads(scores, head_group.heads), self.counter(queries.device)
+            counter += swap_in_place(head_group, queries, own, source, count, transfer.fetch)
         else:
             if transfer is not None:
                 transfer.wait()
@@ -91,7 +102,7 @@ class Recall:
         self.wanted += count * len(head_group.heads) * queries.shape[0]
 
 
-def _ordered(source: KVHeadGroup) -> bool:
+def is_ordered(source: KVHeadGroup) -> bool:
     """Whether places in the source are positions."""
     last = source.residual_positions.numpy()[0, 0, source.residual_len - 1]
     return bool(last == source.used - 1)

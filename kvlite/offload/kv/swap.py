@@ -1,6 +1,7 @@
 """Swapping the entries that a token wants most for the least wanted ones of a head group."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -69,7 +70,6 @@ def swap_in_place(
     """Like `swap_in`, if head group and source are exact and places in the source are positions.
     The work is the same whatever comes, so only `fetch` waits for the device, at most once.
 
-    The head group is searched first: neighboring steps want nearly the same entries.
     Nothing is written before all is allocated, and positions are written last, so that it may be
     tried again after an error.
 
@@ -80,55 +80,94 @@ def swap_in_place(
     Returns:
         How many came, over all heads and sequences, int64 on the device.
     """
-    scores, used = scores.nan_to_num(), head_group.used
-    places = head_group.residual_positions[:, :, :used].long()
-    candidates = _candidates(scores, count)
-    slot_of = torch.full_like(scores, -1, dtype=torch.int32)
-    every = torch.arange(used, dtype=torch.int32, device=scores.device)
-    slot_of.scatter_(2, places, every.expand(places.shape))
-    slots = slot_of.gather(2, candidates).long()
-    fetched = fetch(head_group, source, candidates, slots)
-    best = _best(queries, fetched.keys, candidates, scores.shape[2], count)
-    held = slots.gather(2, best)
-    missing = held < 0
-    # Entries that are not held are marked in an additional last place.
-    stays = torch.zeros(*places.shape[:2], used + 1, dtype=torch.bool, device=scores.device)
-    stays.scatter_(2, torch.where(missing, used, held), True)
-    worth = scores.gather(2, places).masked_fill_(stays[:, :, :used], torch.inf)
-    leaving = worth.topk(count, largest=False).indices
-    comes, order = _first(missing)
-    which = best.gather(2, order)
-    came = comes.sum()
-    new = candidates.gather(2, which)
-    keys = fetched.keys.gather(2, wide(which, fetched.keys))
-    _exchange(head_group, leaving, comes, keys, fetched.values(which, comes), new)
+    places = head_group.residual_positions[:, :, : head_group.used].long()
+    exchange = exchanged(head_group, places, queries, scores, source, count, fetch)
+    came = exchange.comes.sum()
+    exchange.make(head_group)
     return came
 
 
-def _exchange(
+def exchanged(
     head_group: KVHeadGroup,
-    slots: Tensor,
-    comes: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    positions: Tensor,
-) -> None:
-    """Put entries `(batch, heads, n, dim)` in the slots of an exact head group, `(batch, heads, n)`
-    and no slot twice, where they come; elsewhere what is there is written again."""
-    along, chosen = wide(slots, keys), comes[..., None]
-    new_keys = torch.where(chosen, keys, head_group.residual_keys.gather(2, along))
-    new_values = torch.where(chosen, values, head_group.residual_values.gather(2, along))
-    new_positions = torch.where(
-        comes, positions.int(), head_group.residual_positions.gather(2, slots)
-    )
-    if head_group.rows is not None:
-        rows = slots[:, :, None].expand(-1, -1, head_group.rows.shape[2], -1)
-        head_group.rows.scatter_(
-            3, rows, head_group.rows.gather(3, rows).masked_fill_(comes[:, :, None], 0.0)
+    places: Tensor,
+    queries: Tensor,
+    scores: Tensor,
+    source: KVHeadGroup,
+    count: int,
+    fetch: Fetch,
+    seen: Tensor | None = None,
+) -> "Exchange":
+    """What `swap_in_place` is about to do.
+
+    The head group is searched first: neighboring steps want nearly the same entries.
+
+    Args:
+        places: the positions of what is in the head group's first slots, `(batch, heads, slots)`
+            int64; in those that are free, one that no entry has.
+        seen: `(1,)` int64 on the device, how many entries the source has if these are fewer than
+            there are scores.
+    """
+    scores, slots = scores.nan_to_num(), places.shape[2]
+    entries: int | Tensor = scores.shape[2]
+    worth_of = scores
+    if seen is not None:
+        entries, every = seen, torch.arange(scores.shape[2], device=scores.device)
+        worth_of = scores.masked_fill(every >= seen, torch.inf)
+    candidates = _candidates(scores, count, seen)
+    slot_of = torch.full_like(scores, -1, dtype=torch.int32)
+    numbers = torch.arange(slots, dtype=torch.int32, device=scores.device)
+    slot_of.scatter_(2, places, numbers.expand(places.shape))
+    slots_of = slot_of.gather(2, candidates).long()
+    fetched = fetch(head_group, source, candidates, slots_of)
+    best = _best(queries, fetched.keys, candidates, entries, count)
+    held = slots_of.gather(2, best)
+    missing = held < 0
+    # Entries that are not held are marked in an additional last place.
+    stays = torch.zeros(*places.shape[:2], slots + 1, dtype=torch.bool, device=scores.device)
+    stays.scatter_(2, torch.where(missing, slots, held), True)
+    worth = worth_of.gather(2, places).masked_fill_(stays[:, :, :slots], torch.inf)
+    leaving = worth.topk(count, largest=False).indices
+    comes, order = _first(missing)
+    which = best.gather(2, order)
+    keys = fetched.keys.gather(2, wide(which, fetched.keys))
+    new = candidates.gather(2, which)
+    return Exchange(leaving, comes, keys, fetched.values(which, comes), new)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Entries that are about to come into an exact head group, for others.
+
+    Attributes:
+        slots: where, `(batch, heads, n)` int64, no slot twice.
+        comes: which of them do, `(batch, heads, n)` bool.
+        keys, values: theirs, `(batch, heads, n, dim)`.
+        positions: theirs, `(batch, heads, n)` int64.
+    """
+
+    slots: Tensor
+    comes: Tensor
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+
+    def make(self, head_group: KVHeadGroup) -> None:
+        """Put them there; where none comes, what is there is written again."""
+        slots, comes = self.slots, self.comes
+        along, chosen = wide(slots, self.keys), comes[..., None]
+        keys = torch.where(chosen, self.keys, head_group.residual_keys.gather(2, along))
+        values = torch.where(chosen, self.values, head_group.residual_values.gather(2, along))
+        positions = torch.where(
+            comes, self.positions.int(), head_group.residual_positions.gather(2, slots)
         )
-    head_group.residual_keys.scatter_(2, along, new_keys)
-    head_group.residual_values.scatter_(2, along, new_values)
-    head_group.residual_positions.scatter_(2, slots, new_positions)
+        if head_group.rows is not None:
+            rows = slots[:, :, None].expand(-1, -1, head_group.rows.shape[2], -1)
+            head_group.rows.scatter_(
+                3, rows, head_group.rows.gather(3, rows).masked_fill_(comes[:, :, None], 0.0)
+            )
+        head_group.residual_keys.scatter_(2, along, keys)
+        head_group.residual_values.scatter_(2, along, values)
+        head_group.residual_positions.scatter_(2, slots, positions)
 
 
 def _first(missing: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,16 +183,24 @@ def _slots(head_group: KVHeadGroup, source: KVHeadGroup) -> Tensor:
     return torch.searchsorted(order, head_group.positions[:, :, : head_group.used].contiguous())
 
 
-def _candidates(scores: Tensor, count: int) -> Tensor:
+def _candidates(scores: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
     """The entries that may be wanted, several times `count`, `(batch, heads, n)`; the first few and
-    the recent ones always among them."""
-    entries, forced = scores.shape[2], scores.clone()
-    forced[:, :, :SINKS] = torch.inf
-    forced[:, :, entries - RECENT :] = torch.inf
+    the recent ones always among them. `seen` as in `exchanged`."""
+    entries = scores.shape[2]
+    if seen is None:
+        forced = scores.clone()
+        forced[:, :, :SINKS] = torch.inf
+        forced[:, :, entries - RECENT :] = torch.inf
+    else:
+        every = torch.arange(entries, device=scores.device)
+        forced = scores.masked_fill((every < SINKS) | (every >= seen - RECENT), torch.inf)
+        forced.masked_fill_(every >= seen, -torch.inf)
     return forced.topk(min(entries, CANDIDATES * count), sorted=False).indices
 
 
-def _best(queries: Tensor, keys: Tensor, candidates: Tensor, entries: int, count: int) -> Tensor:
+def _best(
+    queries: Tensor, keys: Tensor, candidates: Tensor, entries: int | Tensor, count: int
+) -> Tensor:
     """Which `count` of the candidates, of so many entries, get most attention, `(batch, heads,
     count)`; the first few and the recent ones always among them."""
     weights = (queries @ keys.float().mT).softmax(-1).mean(2).nan_to_num()

@@ -12,6 +12,10 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.selection import wide
 from kvlite.offload.kv.pinned import pieces, pin, reads_pinned
+from kvlite.ops.heads import of_heads
+
+Rows = Callable[[Tensor, tuple[int, ...], Tensor, Tensor], Tensor]
+"""See `ops.triton_gather.gather_rows`."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class KVTransfer:
         that has the room; it is there after the next `fetch` or `wait`."""
         slot = head_group.residual_len
         own = slice(slot, slot + 1)
-        if self._reads(head_group):
+        if self.reads(head_group):
             from kvlite.ops.triton_gather import put_rows
 
             put_rows(keys, head_group.residual_keys[:, :, own])
@@ -113,8 +117,11 @@ class KVTransfer:
             places: which entries, `(batch, heads of the group, n)` int64.
             slots: where the head group holds them, -1 if it does not.
         """
-        if self._reads(source):
-            return _read(head_group, source, places, slots)
+        if self.reads(source):
+            # torch brings triton along on CUDA alone.
+            from kvlite.ops.triton_gather import gather_rows
+
+            return _read(head_group, source, places, slots, gather_rows)
         named = torch.empty(places.shape, dtype=places.dtype, pin_memory=self.stream is not None)
         named.copy_(places, non_blocking=True)
         if self.stream is not None:
@@ -147,7 +154,7 @@ class KVTransfer:
                 torch.index_select(own, 0, places[sequence, row], out=lines[row])
         return out.to(self.device, non_blocking=True)
 
-    def _reads(self, head_group: KVHeadGroup) -> bool:
+    def reads(self, head_group: KVHeadGroup) -> bool:
         """Whether the device itself reads and writes a head group in host memory."""
         return (
             self.maps
@@ -191,21 +198,50 @@ def transfer_to(device: torch.device) -> KVTransfer | None:
     return KVTransfer(device) if device.type == "cuda" else None
 
 
-def _read(head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor) -> FetchedKV:
-    """Entries that the device reads from pinned memory."""
-    # torch brings triton along on CUDA alone.
-    from kvlite.ops.triton_gather import gather_rows
-
+def _read(
+    head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor, rows: Rows
+) -> FetchedKV:
+    """As `KVTransfer.fetch`, from memory that the device itself reads."""
     missing = slots < 0
-    far = gather_rows(source.residual_keys, head_group.heads, places, missing)
+    far = rows(source.residual_keys, head_group.heads, places, missing)
     near = head_group.residual_keys.gather(2, wide(slots.clamp(min=0), far))
 
     def values_of(which: Tensor, needed: Tensor) -> Tensor:
-        return gather_rows(
-            source.residual_values, head_group.heads, places.gather(2, which), needed
-        )
+        return rows(source.residual_values, head_group.heads, places.gather(2, which), needed)
 
     return FetchedKV(torch.where(missing[..., None], far, near), values_of)
+
+
+def read_in_place(
+    head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
+) -> FetchedKV:
+    """As `KVTransfer.fetch`, from memory that the device itself reads, a CPU's own included."""
+    if not places.is_cuda:
+        return _read(head_group, source, places, slots, _all_rows)
+    from kvlite.ops.triton_gather import gather_rows
+
+    return _read(head_group, source, places, slots, gather_rows)
+
+
+def _all_rows(source: Tensor, heads: tuple[int, ...], places: Tensor, needed: Tensor) -> Tensor:
+    """As `ops.triton_gather.gather_rows`, but that all are read."""
+    own = of_heads(source, heads)
+    return own.gather(2, wide(places, own))
+
+
+def put_in_place(head_group: KVHeadGroup, keys: Tensor, values: Tensor, place: Tensor) -> None:
+    """Write a token, `(batch, kv heads, 1, dim)`, into a head group whose memory the device itself
+    writes, at a place `(1,)` int64 on the device."""
+    for rows, target in (
+        (keys, head_group.residual_keys),
+        (values, head_group.residual_values),
+    ):
+        if rows.is_cuda:
+            from kvlite.ops.triton_gather import put_rows
+
+            put_rows(rows, target, place)
+        else:
+            target.index_copy_(2, place, rows)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -1,0 +1,118 @@
+"""Recall as a part of a step that is a program: what changes from token to token is on the device.
+
+A token's key and value are written straight into the host store, and what comes back is read from
+there: both memories are one to the device. The storage has room for the whole answer, and how much
+of it is filled is computed from the token's position.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.offload.kv.recall import Recall, is_ordered
+from kvlite.offload.kv.store import INDEXED_AT_ONCE
+from kvlite.offload.kv.swap import CANDIDATES, exchanged
+from kvlite.offload.kv.transfer import put_in_place, read_in_place
+from kvlite.ops.heads import of_heads
+
+
+def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
+    """Why recall in a layer is no part of a program, in a few words; None if it is one."""
+    source, transfer = recall.store.layers[index], recall.store.transfer
+    if source.index is None:
+        return None
+    head_group = source.head_group
+    reads = not layer.keys.is_cuda or (transfer is not None and transfer.reads(head_group))
+    if head_group.segment is not None or not reads:
+        return "what was read is not where the GPU itself reads it"
+    if layer.packed and recall.entries:
+        return "recall brings entries into a quantized cache by way of the host"
+    if not recall.entries:
+        return None
+    if not is_ordered(head_group):
+        return "recall has only some of the tokens"
+    wanted = [recall.count(group.capacity) for group in layer.head_groups]
+    if any(count > group.used for count, group in zip(wanted, layer.head_groups, strict=True)):
+        return "the cache has fewer entries than a token may want"
+    return None if CANDIDATES * max(wanted) <= head_group.used else "little was read"
+
+
+class RecallProgram:
+    """What recall does with a token in one layer.
+
+    Attributes:
+        reached: the head groups that entries come back to.
+    """
+
+    def __init__(
+        self, recall: Recall, index: int, layer: LayerCache, position: Tensor, *, evicts: bool
+    ) -> None:
+        """For a layer that sees everything, if `recall_refusal` has no reason against it.
+
+        Args:
+            position: of the token, `(1,)` int64 on the device.
+            evicts: whether a token overwrites an entry of the layer.
+        """
+        self.recall, self.source, self.position = recall, recall.store.layers[index], position
+        source = self.source.head_group
+        assert self.source.index is not None
+        self.index = self.source.index
+        self.reached = [
+            group
+            for group in layer.head_groups
+            if recall.reaches(index, group) or (evicts and recall.wants(group))
+        ]
+        self.came = recall.counter(position.device)
+        # A place that no entry has, for slots that are free.
+        self.nowhere = source.capacity
+        for group in self.reached:
+            group.residual_positions[:, :, group.used :] = self.nowhere
+        first = source.residual_keys[:, :, :INDEXED_AT_ONCE]
+        self.fresh = torch.zeros_like(first, device=position.device)
+        for place, keys in enumerate(self.source.fresh):
+            self.fresh[:, :, place : place + 1] = keys
+            self.index.put(keys, torch.full_like(position, self.index.used + place))
+        self.begun = self.index.used
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still go through."""
+        held = self.source.head_group
+        return min(held.capacity, self.index.sizes.shape[2]) - held.used
+
+    def tell(self, keys: Tensor, values: Tensor) -> None:
+        """Let the host store have the token, `(1, kv heads, 1, dim)`, which does not count yet."""
+        put_in_place(self.source.head_group, keys, values, self.position)
+        self.fresh.index_copy_(2, (self.position - self.begun) % INDEXED_AT_ONCE, keys)
+        self.index.put(keys, self.position)
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """As `Recall.scores`, for every entry that there is room for and `nowhere`."""
+        seen = self.position + 1
+        known = seen - (seen - self.begun) % INDEXED_AT_ONCE
+        return self.index.estimates(queries, known, self.nowhere + 1)
+
+    def bring_back(
+        self, group: KVHeadGroup, queries: Tensor, scores: Tensor, *, writes: bool
+    ) -> None:
+        """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
+        source, count = self.source.head_group, self.recall.count(group.used)
+        places = group.residual_positions.long()
+        own, seen = of_heads(scores, group.heads), self.position + 1
+        given = queries, own, source, count, read_in_place, seen
+        exchange = exchanged(group, places, *given)
+        if writes:
+            self.came.add_(exchange.comes.sum())
+            exchange.make(group)
+
+    def advance(self, seen: int) -> None:
+        """Count a token that went through, after `seen` others."""
+        source = self.source.head_group
+        source.residual_positions[:, :, seen] = seen
+        source.used += 1
+        if source.used - self.index.used == INDEXED_AT_ONCE:
+            self.index.used = source.used
+        pending = source.used - self.index.used
+        self.source.fresh = [self.fresh[:, :, place : place + 1] for place in range(pending)]
+        for group in self.reached:
+            self.recall.wanted += self.recall.count(group.used) * len(group.heads)
