@@ -31,6 +31,7 @@ from kvlite.methods.scores import (
 )
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
+from kvlite.methods.types import Position
 from kvlite.ops.attention import attend
 from kvlite.ops.softmax import Softmax
 
@@ -436,15 +437,16 @@ def test_kvx_per_layer_keeps_the_same_slots_in_all_heads(layout: Layout, middle:
     assert all(line == lines[0] for lines in kept for line in lines)
 
 
-def test_heads_with_other_lines_share_their_votes_by_position() -> None:
+@pytest.mark.parametrize("end", [5, torch.tensor([5])])
+def test_heads_with_other_lines_share_their_votes_by_position(end: Position) -> None:
     """Positions 0 to 4 and 2 to 4, as earlier turns by other methods leave them."""
-    lines, votes = [[0, 1, 2, 3, 4], [2, 3, 4]], [[1.0, 2, 3, 4, 5], [10.0, 20, 30]]
+    lines, votes = [[0, 1, 2, 3, 4], [2, 4, 3]], [[1.0, 2, 3, 4, 5], [10.0, 30, 20]]
     shared = over_heads(
         [torch.tensor(each)[None, None] for each in votes],
         [torch.tensor(each, dtype=torch.int32)[None, None] for each in lines],
-        5,
+        end,
     )
-    assert [each[0, 0].tolist() for each in shared] == [[0.5, 1, 6.5, 12, 17.5], [6.5, 12, 17.5]]
+    assert [each[0, 0].tolist() for each in shared] == [[0.5, 1, 6.5, 12, 17.5], [6.5, 17.5, 12]]
 
 
 @pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)

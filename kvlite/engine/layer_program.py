@@ -5,7 +5,9 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.engine.quantized_attention import attend_segment
+from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
 from kvlite.offload.kv.recall_program import RecallProgram
 from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
@@ -20,6 +22,8 @@ class LayerProgram:
         layer: whose storage it writes to.
         recall: what it recalls, if it does.
         evicts: whether it is full, so that each token overwrites an entry.
+        mask: what a token sees of it, if not everything.
+        rotation: of the token.
         writes: whether tokens are written; else they are only attended with.
     """
 
@@ -28,12 +32,14 @@ class LayerProgram:
         index: int,
         layer: LayerCache,
         policy: LayerPolicy,
+        mask: SparseAttentionMask | None,
         position: Tensor,
         seen: int,
         recall: Recall | None,
     ) -> None:
         self.layer, self.policy, self.position = layer, policy, position
-        self.writes = True
+        self.mask, self.seen, self.writes = mask, seen, True
+        self.rotation: Rotation | None = None
         groups, device = layer.head_groups, position.device
         self.heads = heads = [head for group in groups for head in group.heads]
         capacities = [group.residual_keys.shape[2] for group in groups for _ in group.heads]
@@ -44,9 +50,9 @@ class LayerProgram:
         self.recall = None
         if recall is not None and recall.store.layers[index].index is not None:
             self.recall = RecallProgram(recall, index, layer, position, evicts=self.evicts)
-        self.remembers = self.evicts and policy.remembers(layer)
+        self.remembers = policy.remembers(layer)
         self.segmented = any(group.segment is not None for group in groups)
-        if self.segmented:
+        if self.segmented or self.remembers:
             for group in groups:  # weights of 0 do not make nothing of what is no number
                 group.residual_values[:, :, group.residual_len :] = 0
 
@@ -72,7 +78,10 @@ class LayerProgram:
     @property
     def room(self) -> int | None:
         """Tokens that can still go through; None if any number can."""
-        rooms = [] if self.evicts else [group.room for group in self.layer.head_groups]
+        groups, trims = self.layer.head_groups, self.policy.method.decoding.trim is not None
+        rooms = [] if self.evicts else [group.room for group in groups]
+        if trims:
+            rooms += [self.policy.budget - group.used for group in groups]
         if self.recall is not None:
             rooms.append(self.recall.room)
         return min(rooms, default=None)
@@ -91,7 +100,7 @@ class LayerProgram:
         last = self._overwritten(k, v) if self.evicts else self._appended(k, v)
         if scores is not None:
             self._recalled(queries.float() * scale, scores)
-        if self.remembers or self.segmented:
+        if self.remembers or self.segmented or self.mask is not None:
             out = self._by_group(queries, last, softmax)
         else:
             out = self._ragged(queries, slice(None), last, softmax)
@@ -146,20 +155,24 @@ class LayerProgram:
         return attend_ragged(queries, keys, values, *runs, softmax)
 
     def _by_group(self, queries: Tensor, last: Tensor, softmax: Softmax) -> Tensor:
-        """Attention over head groups that remember it, or have segments."""
+        """Attention over head groups that remember it, have segments, or are seen in part."""
         outs, first = [], 0
         for group, asked in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
             heads = slice(first, first := first + len(group.heads))
             own = softmax.of_heads(range(heads.start, heads.stop), len(self.heads))
             q = asked.flatten(1, 2)[:, :, None]
+            if self.mask is not None and self.rotation is not None:
+                seen = group.keys, group.values, self.seen, self.rotation
+                outs.append(self.mask.attend(q, *seen, own).view_as(asked))
+                continue
             if group.segment is None and not self.remembers:
                 outs.append(self._ragged(asked, heads, last, own))
                 continue
-            if group.segment is None:
+            end = None if self.evicts else last[heads][0] - self.starts[heads][0]
+            if group.segment is None and end is None:
                 out, rows = attend_with_rows(q, group.residual_keys, group.residual_values, own)
                 row: Tensor | None = rows[:, :, 0]
             else:
-                end = None if self.evicts else last[heads][0] - self.starts[heads][0]
                 out, row = attend_segment(q, group, own, remembers=self.remembers, last=end)
             outs.append(out.view_as(asked))
             if self.writes and row is not None:
@@ -170,7 +183,7 @@ class LayerProgram:
         """Add an attention row, `(batch, heads, capacity)`, to what a head group remembers."""
         assert group.rows is not None
         if self.policy.method.decoding.cumulative:
-            group.add(row)
+            group.rows[:, :, 0].add_(row)
         else:
             newest = (self.position + self.oldest_row) % group.rows.shape[2]
             group.rows.index_copy_(2, newest, row[:, :, None])
@@ -186,6 +199,6 @@ class LayerProgram:
         for group in self.layer.head_groups:
             if not self.evicts:
                 group.used += 1
-            elif self.remembers and not self.policy.method.decoding.cumulative:
+            if self.remembers and not self.policy.method.decoding.cumulative:
                 assert group.rows is not None
                 group.history_index = (group.history_index + 1) % group.rows.shape[2]

@@ -81,8 +81,10 @@ def in_parts(
     output has their shape, and the probabilities are `(batch, kv heads, heads per KV head,
     used)`."""
     segment = head_group.segment
-    assert segment is not None
     near, values = _exact(queries, head_group, softmax, last)
+    if segment is None:
+        weights = softmax.probabilities(near)
+        return weights @ values, weights if remembers else None
     before, after = near.tensor_split([segment.start], -1)
     logits = torch.cat([before, softmax.capped(segment.dot(queries)), after], -1)
     weights = softmax.probabilities(logits)

@@ -3,7 +3,7 @@
 The token, its position and the slots it is written to are tensors, and the next token is drawn
 there, so that the same launches serve every token, and a CUDA graph can replay them. What the host
 has to decide happens between programs, in `decode.Step`: more room, entries that are quantized once
-the recent ones are many, methods that settle or trim, what is masked or recalled.
+the recent ones are many, methods that settle or trim.
 """
 
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, LayerCache
 from kvlite.engine.layer_program import LayerProgram
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
@@ -51,22 +52,20 @@ def _layer_refusal(
     index: int, layer: LayerCache, policy: LayerPolicy, recall: Recall | None
 ) -> str | None:
     method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
-    if policy.mask is not None:
-        return f"{method.name} attends under a mask"
-    if method.decoding.trim is not None:
+    if method.decoding.trim is not None and max(used for _, used in layer.lengths) >= policy.budget:
         return f"{method.name} trims a layer that has grown too long"
     if method.across.resolves_at == "step":
         return f"{method.name} chooses a method for each layer"
     if recall is not None and (reason := recall_refusal(recall, index, layer)):
         return reason
     if any(rooms):
-        waits = not all(rooms) or policy.remembers(layer)
+        waits = not all(rooms) or policy.mask is not None
         return "a layer is not full yet" if waits else None
     capacities = [head_group.capacity for head_group in layer.head_groups]
     wanted = policy.capacities(layer.lengths)
     if any(size > capacity for size, capacity in zip(wanted, capacities, strict=True)):
         return "a layer has to grow"
-    return f"{method.name} compares heads" if method.decoding.host_position else None
+    return None
 
 
 class StepProgram:
@@ -96,8 +95,10 @@ class StepProgram:
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
         self.layers = [
-            LayerProgram(index, layer, policy, self.position, cache.seen, recall)
-            for index, (layer, policy) in enumerate(zip(cache.layers, policies, strict=True))
+            LayerProgram(index, layer, policy, mask, self.position, cache.seen, recall)
+            for index, (layer, policy, mask) in enumerate(
+                zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
+            )
         ]
         # A token that is there twice is penalized once.
         known = [*seen, *seen[:1] * self.room] if sampler.penalized else []
@@ -134,7 +135,7 @@ class StepProgram:
         hidden = self.model.embed(self.token[:, None])
         rotations = self.model.rotations_at(self.position, self.model.dtype)
         for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):
-            module = self.model.step_layer(index)
+            layer.rotation, module = rotation, self.model.step_layer(index)
             hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
         logits = self.model.logits(hidden[:, -1])
         if self.sampler.penalized:

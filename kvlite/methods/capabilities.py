@@ -141,16 +141,14 @@ class Decoding:
         evict: given a full head group, whose slots lie in any order, its budget, and the position
             of the new token, a number or a `(1,)` tensor on the device: the slots that this token
             overwrites, `(batch, heads)` int64. A layer then stays within its budget.
-        host_position: `evict` takes a number only.
         trim: given a head group and its budget, after a step: the slots that stay, `(batch, heads,
-            kept)` int64, ascending in position, or None to keep everything.
+            kept)` int64, ascending in position, or None to keep everything, as within the budget.
         drops: layers are left to methods that may drop entries, whatever the other fields say.
     """
 
     rows: int = 0
     cumulative: bool = False
     evict: Callable[[KVHeadGroup, int, Position], Tensor] | None = None
-    host_position: bool = False
     trim: "Callable[[KVHeadGroup, int], Tensor | None] | None" = None
     drops: bool = False
 

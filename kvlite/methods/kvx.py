@@ -88,7 +88,7 @@ class KVX(Observed):
         if self.decode == "grow":
             return Decoding()
         if self.middle == "budget":
-            return Decoding(rows=self.recent, evict=self.evict, host_position=self.heads_agree)
+            return Decoding(rows=self.recent, evict=self.evict)
         return Decoding(rows=self.recent, trim=self.trim)
 
     @property

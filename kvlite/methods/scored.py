@@ -178,7 +178,7 @@ class Scored(Method):
         scores = head_group.scores()
         if self.heads_agree:
             positions = head_group.positions[:, :, : head_group.used]
-            (scores,) = over_heads([scores], [positions], int(end))
+            (scores,) = over_heads([scores], [positions], end)
         return scores
 
     def select(self, view: LayerView) -> list[Selection]:
@@ -227,7 +227,9 @@ class Observed(Scored):
         return window_scores(head_group, window, self.queries, self.heads)
 
 
-def over_heads(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> list[Tensor]:
+def over_heads(
+    scores: Sequence[Tensor], positions: Sequence[Tensor], end: Position
+) -> list[Tensor]:
     """One score for all heads of a layer: the mean over them, by position, since lines of earlier
     turns may differ; in the shape of each head group's.
 
@@ -236,6 +238,8 @@ def over_heads(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) 
         end: the position after the last.
     """
     places = [each.flatten(1).long() for each in positions]
+    if not isinstance(end, int):  # the host does not know how many positions there are
+        places, end = _ranks(places), sum(each.shape[1] for each in places)
     total = scores[0].new_zeros(scores[0].shape[0], end)
     for place, each in zip(places, scores, strict=True):
         total.scatter_add_(1, place, each.flatten(1))
@@ -243,3 +247,15 @@ def over_heads(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) 
     return [
         total.gather(1, place).view_as(each) for place, each in zip(places, scores, strict=True)
     ]
+
+
+def _ranks(places: Sequence[Tensor]) -> list[Tensor]:
+    """Numbers `(batch, n)` by order, equal ones alike, so that none is as large as all are many."""
+    import torch
+
+    joined = torch.cat([*places], 1)
+    order = joined.sort(dim=1, stable=True)
+    rises = torch.zeros_like(joined)
+    rises[:, 1:] = order.values.diff(dim=1) > 0
+    ranks = torch.empty_like(joined).scatter_(1, order.indices, rises.cumsum(1))
+    return [*ranks.split([each.shape[1] for each in places], 1)]

@@ -31,7 +31,7 @@ class TOVA(Scored):
 
     @cached_property
     def decoding(self) -> Decoding:
-        return Decoding(rows=1, evict=self.evict, host_position=self.heads_agree)
+        return Decoding(rows=1, evict=self.evict)
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         return window_scores(head_group, window, "sum", "mean")
