@@ -11,6 +11,7 @@ from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
 from kvlite.offload.kv.recall_program import RecallProgram
 from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
+from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
 
@@ -144,6 +145,12 @@ class LayerProgram:
 
     def _write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         layer = self.layer
+        if has_triton(k.device):
+            from kvlite.ops.triton_write import write_token
+
+            into = layer.keys, layer.values, layer.positions
+            write_token(k[:, :, 0], v[:, :, 0], self.position, into, slots)
+            return
         layer.keys.index_copy_(1, slots, k[:, :, 0])
         layer.values.index_copy_(1, slots, v[:, :, 0])
         layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))

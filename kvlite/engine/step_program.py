@@ -131,13 +131,15 @@ class StepProgram:
 
     def run(self) -> Tensor:
         """Put the token through the model: logits of the next one, `(1, vocab)` float32, which is
-        drawn from them."""
+        drawn from them unless a grammar has to be asked."""
         hidden = self.model.embed(self.token[:, None])
         rotations = self.model.rotations_at(self.position, self.model.dtype)
         for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):
             layer.rotation, module = rotation, self.model.step_layer(index)
             hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
         logits = self.model.logits(hidden[:, -1])
+        if self.sampler.grammar is not None:  # which allows what it does once the token is known
+            return logits
         if self.sampler.penalized:
             self.context.index_copy_(1, self.position - self.before, self.token[None])
         self.token.copy_(self.sampler.draw(logits, self.context))

@@ -68,7 +68,7 @@ class RecallProgram:
         for group in self.reached:
             group.residual_positions[:, :, group.used :] = self.nowhere
         first = source.residual_keys[:, :, :INDEXED_AT_ONCE]
-        self.fresh = torch.zeros_like(first, device=position.device)
+        self.fresh = torch.zeros(first.shape, dtype=first.dtype, device=position.device)
         for place, keys in enumerate(self.source.fresh):
             self.fresh[:, :, place : place + 1] = keys
             self.index.put(keys, torch.full_like(position, self.index.used + place))
