@@ -54,6 +54,17 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"method": "simlayerkv+kvx", "recall": "off"},
     {"method": "uncomp", "recall": "off"},
 )
+# Steps that are programs of other kinds, and draw.
+DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 1}
+PROGRAMS: tuple[dict[str, Any], ...] = (
+    *WAYS,
+    {"method": "spans", "recall": "off", **DRAWN},
+    {"method": "h2o", "recall": "off"},
+    {"method": "h2o", "recall": "ram", **DRAWN},
+    {"method": "streaming", "recall": "off", "kv_bits": "4"},
+    {"method": "lminfinite", "recall": "off"},
+    {"method": "tova", "recall": "off"},
+)
 
 
 def equality(place: Place) -> Iterator[Row]:
@@ -156,7 +167,7 @@ def speed(place: Place) -> Iterator[Row]:
 def graphs(place: Place) -> Iterator[Row]:
     """Do CUDA graphs give the tokens of plain steps, and what do they save?"""
     model = place.large_model()
-    for way in WAYS:
+    for way in PROGRAMS[: 3 if place.rehearsal else None]:
         runner, row = place.runner(model, **way), {"tokens": place.short, **way}
         ids = place.tokens(place.short)
         answers = [runner.generate(ids, place.answer, ignore_eos=True)]
