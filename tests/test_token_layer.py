@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvlite.model.cpu import split_linears
 from kvlite.model.load import LoadedModel
+from kvlite.model.packed_token_layer import PackedTokenLayer
 from kvlite.model.packing import pack_linears
-from kvlite.model.token_layer import STRUCTURES, TokenLayer, step_layers
-from kvlite.ops import layer_ops, numba_layer_ops
-from kvlite.ops.layer_ops import Norm
+from kvlite.model.step_layers import step_layers
+from kvlite.model.token_layer import STRUCTURES, TokenLayer
 from kvlite.ops.softmax import Softmax
 from tests.conftest import ARCHITECTURES, make_tiny
 
@@ -66,11 +66,13 @@ def test_a_layer_taken_apart_gives_the_same_bits(name: str) -> None:
             assert all(one.equal(other) for one, other in pairs(model, batch))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "phi3-partial", "seed-oss"])
 def test_with_packed_weights_the_same_but_for_rounding(name: str) -> None:
     model = make_tiny(name).model
     pack_linears(model.module.model.layers, lossless=False)
-    for one, other in pairs(model, 3):
+    assert isinstance(model.step_layer(0), PackedTokenLayer) == (name != "gemma3")
+    for one, other in [*pairs(model, 1), *pairs(model, 3)]:
         assert (one - other).abs().max() <= 2e-6 * one.abs().max()
 
 
@@ -97,29 +99,3 @@ def test_a_layer_that_does_more_stays_whole(monkeypatch: pytest.MonkeyPatch) -> 
         assert step_layers(*given) == model.layers.modules
     del model.layers[3].mlp.up_proj
     assert step_layers(*given) == model.layers.modules
-
-
-@pytest.mark.parametrize("from_one", [False, True])
-def test_compiled_parts_are_torchs(from_one: bool) -> None:
-    random = torch.Generator().manual_seed(1)
-
-    def some(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random).mul(4)
-
-    norm, heads = Norm(some(96), 1e-6, from_one), (Norm(some(16), 1e-5), Norm(some(16), 1e-5))
-    cos, sin = some(2, 1, 12), some(2, 1, 12)
-    results = []
-    for ops in (layer_ops, numba_layer_ops):
-        random.manual_seed(2)
-        results.append(
-            [
-                ops.normed(some(2, 1, 96), norm),
-                *ops.added(some(2, 1, 96), some(2, 1, 96), norm),
-                *ops.turned(some(2, 4, 16), some(2, 2, 16), None, cos, sin),
-                *ops.turned(some(2, 4, 16), some(2, 2, 16), heads, cos, sin),
-                ops.gated(some(2, 1, 96) * 30, some(2, 1, 96), "SiLUActivation"),
-                ops.gated(some(2, 1, 96), some(2, 1, 96), "GELUTanh"),
-            ]
-        )
-    for expected, found in zip(*results, strict=True):
-        assert torch.allclose(found, expected, rtol=2e-6, atol=2e-6)

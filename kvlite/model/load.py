@@ -22,7 +22,7 @@ from kvlite.model.hybrid import engine_layers
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described, transformers_config
-from kvlite.model.token_layer import StepLayer, step_layers
+from kvlite.model.step_layers import StepLayer, step_layers
 from kvlite.model.weights import (
     Weights,
     held_tensors,

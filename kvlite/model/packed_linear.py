@@ -7,6 +7,7 @@ which costs little beside the product.
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,7 +47,7 @@ class PackedWeights(nn.Module):
     def product(self, rows: Tensor) -> Tensor:
         """`rows @ weight.T`, `(n, outputs)` float32, of `(n, inputs)` float32."""
         if len(rows) <= FEW_ROWS and not rows.is_meta:
-            return self._multiply(rows)
+            return torch.from_numpy(self.multiply(rows.contiguous().numpy()))
         out = rows.new_empty(len(rows), self.out_features)
         if len(rows) > FEW_ROWS:
             step = max(64, UNPACKED // self.in_features)
@@ -65,7 +66,8 @@ class PackedWeights(nn.Module):
         return unpack(self.codes, self.scales, self.offsets, self.bits, first, last)
 
     @cached_property
-    def _multiply(self) -> Callable[[Tensor], Tensor]:
+    def multiply(self) -> Callable[[np.ndarray], np.ndarray]:
+        """As `product`, of arrays of a few contiguous rows."""
         from kvlite.ops.numba_linear import multiplier
 
         return multiplier(self.codes, self.scales, self.offsets, self.bits)

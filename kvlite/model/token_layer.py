@@ -1,11 +1,10 @@
 """A decoder layer taken apart into its weights, for steps of one token a sequence.
 
 A step through transformers' module spends more time on calls than on products. Here the same
-products are joined by as few calls as can be. What a layer consists of is recognized by the name of
-its class, and believed if it then gives what the module gives.
+products are joined by as few calls as can be.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -23,7 +22,6 @@ from kvlite.ops.layer_ops import ACTIVATIONS, Norm
 from kvlite.ops.softmax import Softmax
 
 Rotation = tuple[Tensor, Tensor]
-StepLayer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -128,13 +126,7 @@ class TokenLayer:
 
 def _ops_for(product: nn.Module) -> Any:
     """What computes between the products of a layer, of which one is given."""
-    if isinstance(product, PackedLinear):
-        if product.weight.codes.is_meta:
-            return layer_ops
-        from kvlite.ops import numba_layer_ops
-
-        return numba_layer_ops
-    if not has_triton(product.weight.device):
+    if isinstance(product, PackedLinear) or not has_triton(product.weight.device):
         return layer_ops
     from kvlite.ops import triton_layer_ops
 
@@ -187,71 +179,3 @@ def _added_in_place(linear: nn.Linear, total: Tensor, x: Tensor) -> Tensor:
     """Likewise, in one launch and in the place of `total`."""
     total.view(len(total), -1).addmm_(x.view(len(x), -1), linear.weight.t())
     return total if linear.bias is None else total.add_(linear.bias)
-
-
-class _Recorder:
-    """Stands in for attention, and remembers what it was given."""
-
-    def __init__(self) -> None:
-        self.given: tuple[Tensor, ...] = ()
-        self.softmax: Softmax | None = None
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
-        self.given, self.softmax = (q, k, v), softmax
-        return q + v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-
-
-TINY = 1e-3
-# How far apart the results may be, of the largest number: products are rounded.
-NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-
-
-def step_layers(
-    modules: Sequence[Any], rotations: Sequence[Rotation], kv_heads: int
-) -> list[StepLayer]:
-    """Layers for one token a sequence: taken apart where that gives what the module gives, else the
-    modules. One of each class is compared.
-
-    Args:
-        rotations: of a position, for each layer.
-    """
-    given = list(zip(modules, rotations, strict=True))
-    # The last of each class, as it happens.
-    samples = {type(module).__name__: (module, rotation) for module, rotation in given}
-    known = {
-        name: STRUCTURES[name]
-        for name, sample in samples.items()
-        if name in STRUCTURES and _holds(STRUCTURES[name], *sample, kv_heads)
-    }
-    return [
-        TokenLayer(module, known[name], kv_heads)
-        if (name := type(module).__name__) in known
-        else module
-        for module in modules
-    ]
-
-
-@torch.inference_mode()
-def _holds(structure: Structure, module: Any, rotation: Rotation, kv_heads: int) -> bool:
-    """Whether a layer has a structure, and taken apart gives what it gives."""
-    try:
-        direct = TokenLayer(module, structure, kv_heads)
-    except (AttributeError, KeyError):
-        return False
-    weight = module.input_layernorm.weight
-    # So small that the layer's own part shows beside it.
-    hidden = torch.linspace(-TINY, TINY, len(weight), dtype=weight.dtype, device=weight.device)
-    one, other = _Recorder(), _Recorder()
-    expected = module(hidden[None, None], position_embeddings=rotation, kvlite=one)
-    found = direct(hidden[None, None], position_embeddings=rotation, kvlite=other)
-    pairs = zip((expected, *one.given), (found, *other.given), strict=True)
-    return one.softmax == other.softmax and all(_near(*pair) for pair in pairs)
-
-
-def _near(expected: Tensor, found: Tensor) -> bool:
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return False
-    if expected.is_meta:
-        return True
-    far = (expected.float() - found.float()).abs().max()
-    return bool(far <= NEAR[expected.dtype] * expected.float().abs().max())

@@ -1,68 +1,72 @@
-"""`layer_ops` on a CPU for float32, compiled by numba: each of torch's functions costs as much as
-all of this does, on one token.
+"""`layer_ops` on a CPU for float32 arrays, compiled by numba: each of torch's functions costs as
+much as all of this does, on one token.
 
 Numbers are those of `layer_ops` to rounding.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from kvlite.ops import layer_ops
 from kvlite.ops.layer_ops import Norm
 from kvlite.ops.numba_vectors import close_exp, jitted
 
+Array = np.ndarray
 
-def normed(x: Tensor, norm: Norm) -> Tensor:
-    """As `layer_ops.normed`."""
-    out = torch.empty_like(x)
-    _norm(_rows(x), norm.weight.numpy(), norm.eps, norm.from_one, _rows(out))
+
+class ArrayNorm(NamedTuple):
+    """`layer_ops.Norm` with an array `(dim,)` float32 and what is added to it."""
+
+    weight: Array
+    eps: float
+    more: float
+
+    @classmethod
+    def of(cls, norm: Norm) -> "ArrayNorm":
+        """The same norm."""
+        return cls(norm.weight.detach().numpy(), norm.eps, float(norm.from_one))
+
+
+NO_NORM = ArrayNorm(np.empty(0, np.float32), 0.0, 0.0)
+
+
+def normed(x: Array, norm: ArrayNorm) -> Array:
+    """Rows `(n, dim)`, normed."""
+    out = np.empty_like(x)
+    _norm(x, *norm, out)
     return out
 
 
-def added(x: Tensor, more: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """As `layer_ops.added`."""
-    out = torch.empty_like(x)
-    weight = norm.weight.numpy()
-    _add_and_norm(_rows(x), _rows(more), weight, norm.eps, norm.from_one, _rows(out))
-    return more, out
+def added(x: Array, more: Array, norm: ArrayNorm) -> Array:
+    """The sum of rows `(n, dim)`, normed; `more` becomes the sum."""
+    out = np.empty_like(x)
+    _add_and_norm(x, more, *norm, out)
+    return out
 
 
-def turned(
-    q: Tensor, k: Tensor, norms: tuple[Norm, Norm] | None, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `layer_ops.turned`."""
-    if norms is not None:
-        q, k = normed(q.contiguous(), norms[0]), normed(k.contiguous(), norms[1])
-    _turn(q.numpy(), k.numpy(), cos.numpy()[:, 0], sin.numpy()[:, 0])
-    return q, k
+def turn(q: Array, k: Array, norms: tuple[ArrayNorm, ArrayNorm], cos: Array, sin: Array) -> None:
+    """Queries `(batch, heads, dim)` and keys normed, unless by `NO_NORM`, and rotated, in place.
+
+    Args:
+        cos, sin: `(batch or 1, 1, turned)`, see `layer_ops.turned`.
+    """
+    _turn(q, k, *norms[0], *norms[1], cos, sin)
 
 
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """As `layer_ops.gated`."""
-    if activation != "SiLUActivation":
-        return layer_ops.gated(gate, up, activation)
-    _gate(_rows(gate), _rows(up))
-    return up
-
-
-def _rows(x: Tensor) -> Any:
-    """`(rows, dim)`."""
-    return x.view(-1, x.shape[-1]).numpy()
+def gate(x: Array, up: Array) -> None:
+    """`silu(x) * up` of rows `(n, width)`, in the place of `up`."""
+    _gate(x, up)
 
 
 @jitted
-def _norm(x, weight, eps, from_one, out):
-    one = np.float32(1) if from_one else np.float32(0)
+def _norm(x, weight, eps, more, out):
     for row in range(x.shape[0]):
         total = np.float32(0)
         for d in range(x.shape[1]):
             total += x[row, d] * x[row, d]
         size = np.float32(1 / np.sqrt(total / np.float32(x.shape[1]) + eps))
         for d in range(x.shape[1]):
-            out[row, d] = x[row, d] * size * (weight[d] + one)
+            out[row, d] = x[row, d] * size * (weight[d] + np.float32(more))
 
 
 @jitted
@@ -74,12 +78,14 @@ def _add_and_norm(x, more, weight, eps, from_one, out):
 
 
 @jitted
-def _turn(q, k, cos, sin):
-    """Rotate in place."""
+def _turn(q, k, q_weight, q_eps, q_more, k_weight, k_eps, k_more, cos, sin):
     for batch in range(q.shape[0]):
         table = batch if cos.shape[0] > 1 else 0
-        _turn_heads(q[batch], cos[table], sin[table])
-        _turn_heads(k[batch], cos[table], sin[table])
+        if q_weight.size:
+            _norm(q[batch], q_weight, q_eps, q_more, q[batch])
+            _norm(k[batch], k_weight, k_eps, k_more, k[batch])
+        _turn_heads(q[batch], cos[table, 0], sin[table, 0])
+        _turn_heads(k[batch], cos[table, 0], sin[table, 0])
 
 
 @jitted
@@ -93,10 +99,9 @@ def _turn_heads(x, cos, sin):
 
 
 @jitted
-def _gate(gate, up):
-    for row in range(gate.shape[0]):
-        for d in range(gate.shape[1]):
-            x = gate[row, d]
-            power = close_exp(-abs(x))
+def _gate(x, up):
+    for row in range(x.shape[0]):
+        for d in range(x.shape[1]):
+            power = close_exp(-abs(x[row, d]))
             share = np.float32(1) / (np.float32(1) + power)
-            up[row, d] *= x * (share if x >= 0 else power * share)
+            up[row, d] *= x[row, d] * (share if x[row, d] >= 0 else power * share)

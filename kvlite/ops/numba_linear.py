@@ -14,6 +14,7 @@ from torch import Tensor
 from kvlite.ops.numba_quant import in_threads, thread_parts
 from kvlite.ops.numba_vectors import jitted, jitted_in_order
 
+Array = np.ndarray
 GROUP, HALF = 32, 16
 # Outputs whose sums stay in the processor's cache; with several rows, the codes of a group, too.
 BLOCK, BLOCK_OF_ROWS = 1 << 14, 1 << 11
@@ -24,7 +25,7 @@ LOW, HIGH, LESS = np.uint8(15), np.uint8(240), np.float32(1 / 16)
 
 def multiplier(
     codes: Tensor, scales: Tensor, offsets: Tensor, bits: int
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[Array], Array]:
     """Products with packed weights; what need not be done for each is done here.
 
     Args:
@@ -34,19 +35,18 @@ def multiplier(
         bits: 4 or 8.
 
     Returns:
-        A function of rows `(n, inputs)` float32, which gives `(n, outputs)` float32.
+        A function of contiguous rows `(n, inputs)` float32, which gives `(n, outputs)` float32.
     """
     loop = _multiply_4bit if bits == 4 else _multiply_8bit
     given, outputs = _arrays(codes, scales, offsets), codes.shape[1]
     parts = thread_parts(outputs, len(scales) * GROUP)
 
-    def multiply(rows: Tensor) -> Tensor:
-        out = rows.new_empty(rows.shape[0], outputs)
-        x, made = rows.contiguous().numpy(), out.numpy()
+    def multiply(rows: Array) -> Array:
+        out = np.empty((len(rows), outputs), np.float32)
         if len(parts) == 1:
-            loop(x, *given, 0, outputs, made)
+            loop(rows, *given, 0, outputs, out)
         else:
-            in_threads(lambda part: loop(x, *given, *part, made), parts)
+            in_threads(lambda part: loop(rows, *given, *part, out), parts)
         return out
 
     return multiply
