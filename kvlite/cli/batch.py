@@ -1,6 +1,9 @@
 """`kvlite batch`: many questions about many documents, each answered once."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +19,15 @@ from kvlite.cli.screen import console, stop_on_interrupt
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.jobs.output import Written, job_of, writing
-from kvlite.jobs.tasks import questions_in, tasks_in
+from kvlite.jobs.tasks import Task, questions_in, tasks_in
 from kvlite.model.source import require_model
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kvlite.jobs.run import BatchAnswer
+
+Answers = Callable[[Sequence[Task], Callbacks], "Iterator[BatchAnswer]"]
 
 
 @with_settings
@@ -43,6 +48,14 @@ def batch(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="try rows again that have an error")
     ] = False,
+    ray: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="answer on a Ray cluster: `auto` for the one this machine is in, host:port, or "
+            "`local`; documents are where every node finds them",
+        ),
+    ] = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,11 +86,10 @@ def batch(
     path, job = Path(out), job_of(settings)
     Written.of(path).require(job, asked, path)  # before the model is loaded
     screen = console(quiet)
-    runner = load_for(settings, "", screen)
-    from kvlite.model.files import fingerprint
-
-    job["model"] = fingerprint(runner.model_path)
-    with writing(path, job, asked, retry=retry_errors) as writer, stop_on_interrupt() as cancel:
+    with ExitStack() as stack:
+        job["model"], answers = stack.enter_context(_engine(settings, ray, screen))
+        writer = stack.enter_context(writing(path, job, asked, retry=retry_errors))
+        cancel = stack.enter_context(stop_on_interrupt())
         left = [task for task in asked if task.id not in writer.written.done]
         tasks_by_id = {task.id: task for task in left}
         shown = _Progress(screen, len(asked), len(asked) - len(left))
@@ -87,9 +99,7 @@ def batch(
         summary = Summary(len(asked), documents, before, failed)
         callbacks = Callbacks(notify=shown.note, cancel=cancel)
         with shown.bar:
-            from kvlite.jobs.run import answered
-
-            for answer in answered(runner, left, callbacks):
+            for answer in answers(left, callbacks):
                 writer.add(answer.to_json(), tasks_by_id[answer.id])
                 summary.add(answer)
                 shown.advance()
@@ -99,6 +109,26 @@ def batch(
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
         raise typer.Exit(BAD_INPUT)
+
+
+@contextmanager
+def _engine(settings: Settings, ray: str, screen: "Console") -> Iterator[tuple[str, Answers]]:
+    """The model's fingerprint, and what answers tasks with it: here, or on a cluster."""
+    from kvlite.model.files import fingerprint
+
+    if ray:
+        from kvlite.jobs.cluster import answered_on_cluster, connected
+        from kvlite.model.source import find_model
+
+        with screen.status("Connecting to the cluster") as status, connected(ray):
+            weights = fingerprint(find_model(settings.model, status.update))
+            status.stop()
+            yield weights, partial(answered_on_cluster, settings, weights)
+        return
+    runner = load_for(settings, "", screen)
+    from kvlite.jobs.run import answered
+
+    yield fingerprint(runner.model_path), partial(answered, runner)
 
 
 class _Progress:

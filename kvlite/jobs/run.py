@@ -83,13 +83,11 @@ def answered(
 ) -> Iterator[BatchAnswer]:
     """Answer tasks; those about one document are read and answered together, in the order of the
     documents. Ends early if `callbacks.cancel` is set."""
-    groups: dict[tuple[str, str], list[Task]] = {}
-    for task in tasks:
-        groups.setdefault((task.document, task.text), []).append(task)
     limit = text_limit(runner.tokenizer, runner.shape.max_context)
-    for (path, text), group in groups.items():
+    for group in by_document(tasks):
+        path = group[0].document
         try:
-            document = Document(UNNAMED, text, ())
+            document = Document(UNNAMED, group[0].text, ())
             if path:
                 document = read_document(path, limit=limit, cancel=callbacks.cancel)
             talk = runner.conversation(**settings)
@@ -98,11 +96,19 @@ def answered(
         except Stopped:
             return
         except KvliteError as error:
-            yield from (_failed(task, error) for task in group)
+            yield from (failed(task, error) for task in group)
             continue
         yield from _about(talk, document, group, callbacks)
         if callbacks.cancel is not None and callbacks.cancel.is_set():
             return
+
+
+def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Tasks about the same document together, in the order of the documents."""
+    groups: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        groups.setdefault((task.document, task.text), []).append(task)
+    return [*groups.values()]
 
 
 def _about(
@@ -115,7 +121,7 @@ def _about(
         for index, heard in talk.ask_each(texts, callbacks=callbacks):
             task = tasks[index]
             if isinstance(heard, KvliteError):
-                yield _failed(left.pop(index), heard)
+                yield failed(left.pop(index), heard)
                 continue
             said[index] += heard.text
             reason, metrics = heard.metrics.finish_reason, heard.metrics
@@ -129,8 +135,9 @@ def _about(
     except Stopped:
         return
     except KvliteError as error:
-        yield from (_failed(task, error) for task in left.values())
+        yield from (failed(task, error) for task in left.values())
 
 
-def _failed(task: Task, error: KvliteError) -> BatchAnswer:
+def failed(task: Task, error: KvliteError) -> BatchAnswer:
+    """The answer to a task that has none."""
     return BatchAnswer(task.id, task.document, task.question, error=sentence(error))

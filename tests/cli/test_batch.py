@@ -220,7 +220,13 @@ def test_bad_rows(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_bad_arguments(refused: Refused, model: Path, reports: Path, tmp_path: Path) -> None:
+def test_bad_arguments(
+    refused: Refused,
+    model: Path,
+    reports: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = ["--out", tmp_path / "out.jsonl", "--model", model]
     refused(["batch", reports, *out], "there is no question", "--questions")
     refused(["batch", tmp_path / "none*", "--questions", "Who?", *out], "there is no document")
@@ -236,6 +242,9 @@ def test_bad_arguments(refused: Refused, model: Path, reports: Path, tmp_path: P
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"id,text\n\xff\xfe,\n")
     refused(["batch", binary, *out], "binary.csv", "UTF-8")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    asked = ["batch", reports, "--questions", "Who?", *out]
+    refused([*asked, "--ray", "auto"], "Ray Data", "kvlite[cluster]")
 
 
 def test_output_of_something_else(job: Job, refused: Refused, tmp_path: Path) -> None:

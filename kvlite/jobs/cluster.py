@@ -1,0 +1,172 @@
+"""A job on a Ray cluster: Ray Data hands documents to engines, one an actor, and rows come back.
+
+Ray computes, the one who asked writes (`jobs.output`): a row that comes twice is dropped here, one
+that never comes is answered when the job is begun again.
+"""
+
+import logging
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from typing import Any
+
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import open_runner
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.errors import KvliteError, ModelError, SettingError, reason
+from kvlite.jobs.run import BatchAnswer, answered, by_document, failed
+from kvlite.jobs.tasks import Task
+from kvlite.model.files import fingerprint
+
+# How often a document may end the process that answers it, by crashing it or with its node.
+TRIES = 3
+
+_LOST = ModelError(
+    f"the process that was to answer it ended {TRIES} times, each time without a word (out of "
+    "memory, a crash, a lost node): Ray's logs on that node may say why"
+)
+
+
+class Engine:
+    """A model in an actor of its own: answers all questions about one document at a time.
+
+    Args:
+        weights: fingerprint that the model on this node must have.
+    """
+
+    def __init__(self, settings: Settings, weights: str) -> None:
+        self.runner = open_runner(settings)
+        if fingerprint(self.runner.model_path) != weights:
+            raise ModelError(
+                f"the model in {self.runner.model_path} on {platform.node()} is another one "
+                "than where the job was begun: copy that"
+            )
+
+    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[BatchAnswer]]]:
+        """A batch is one document's tasks. Nothing is raised, which would end the whole job."""
+        (tasks,) = batch["tasks"]
+        left = {task.id: task for task in tasks}
+        try:
+            for answer in answered(self.runner, tasks, NO_CALLBACKS):
+                del left[answer.id]
+                yield {"answer": [answer]}
+        except Exception as error:
+            yield {"answer": [failed(task, ModelError(reason(error))) for task in left.values()]}
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connect to a cluster.
+
+    Args:
+        address: host:port of its head, `auto` for the one that this machine is in, or `local` for
+            one that begins here and ends with the job.
+
+    Raises:
+        SettingError: Ray is not installed, or there is no such cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingError(
+            "--ray needs Ray Data, which is not installed: pip install 'kvlite[cluster]'"
+        ) from error
+    host, _, port = address.rpartition(":")
+    try:
+        if host:  # Ray would try for minutes
+            socket.create_connection((host, int(port)), timeout=5).close()
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SettingError(
+            f"--ray {address}: there is no cluster ({reason(error)}): begin one with `ray start "
+            "--head`, or take --ray local"
+        ) from error
+    try:
+        with redirect_stdout(sys.stderr):  # where Ray prints what happens to nodes
+            yield
+    finally:
+        ray.shutdown()
+
+
+def answered_on_cluster(
+    settings: Settings, weights: str, tasks: Sequence[Task], callbacks: Callbacks
+) -> Iterator[BatchAnswer]:
+    """As `run.answered`, on all nodes of the connected cluster; documents come as they end.
+
+    Args:
+        weights: as of `Engine`.
+        callbacks: `cancel` ends it when the next row comes; other documents being answered are
+            lost.
+
+    Raises:
+        ModelError: no engine could begin, or Ray gave up.
+    """
+    import ray
+    from ray.data import ActorPoolStrategy, DataContext
+
+    context = DataContext.get_current()
+    context.max_errored_blocks = -1  # a document that ends its actor for good is missing below
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    # Files are named for processes that begin in another folder.
+    if os.path.exists(settings.model):
+        settings = settings.replace({"model": os.path.abspath(settings.model)})
+    shipped = [replace(t, document=t.document and os.path.abspath(t.document)) for t in tasks]
+    documents = by_document(shipped)
+    engines, needs = _engines(settings)
+    answers = ray.data.from_items(
+        [{"tasks": group} for group in documents], override_num_blocks=len(documents)
+    ).map_batches(
+        Engine,
+        fn_constructor_args=(settings, weights),
+        batch_size=1,
+        # One task at a time: an actor that ends takes no other document with it.
+        compute=ActorPoolStrategy(
+            size=min(engines, len(documents)), max_tasks_in_flight_per_actor=1
+        ),
+        max_task_retries=TRIES - 1,
+        **needs,
+    )
+    left = {task.id: task for task in tasks}
+    try:
+        for row in answers.iter_rows():
+            task = left.pop(row["answer"].id, None)
+            if task is not None:
+                yield replace(row["answer"], document=task.document)
+            if callbacks.cancel is not None and callbacks.cancel.is_set():
+                return
+    except ray.exceptions.RayError as error:
+        raise _ended(error) from error
+    yield from (failed(task, _LOST) for task in left.values())
+
+
+def _engines(settings: Settings) -> tuple[int, dict[str, float]]:
+    """How many engines the cluster has room for, and what each needs: a GPU, or where there is
+    none, all processors of its smallest node."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cards = sum(int(node.get("GPU", 0)) for node in nodes)
+    if cards and not settings.device.startswith("cpu"):
+        return cards, {"num_gpus": 1}
+    cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    if not cores:
+        raise SettingError("the cluster has neither GPUs nor processors: add a node that has some")
+    return sum(each // min(cores) for each in cores), {"num_cpus": min(cores)}
+
+
+def _ended(error: Exception) -> KvliteError:
+    """Why Ray gave up, in a sentence: what an engine said, if one did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KvliteError):
+            return cause
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    last = str(error).strip().rpartition("\n")[2]
+    return ModelError(
+        f"Ray ended the job ({type(error).__name__}: {last}): the same command goes on"
+    )
