@@ -10,8 +10,9 @@ import torch
 
 import kvlite
 from kvlite import Callbacks, Conversation, KvliteError, Runner
-from kvlite.conversation import together
+from kvlite.conversation import answer_batch
 from kvlite.conversation.context import Context
+from kvlite.conversation.together import ask_all
 from kvlite.engine.decode import LayerStep
 from kvlite.offload.kv.copies import StoreCopies
 from tests.cli.conftest import model_of
@@ -117,19 +118,51 @@ def test_one_after_another_with_the_reason(way: dict[str, Any], why: str, tmp_pa
 
 def test_as_many_as_fit(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
-    fits = together._AnswerBatch._has_room
+    fits = answer_batch.AnswerBatch._has_room
     monkeypatch.setattr(
-        together._AnswerBatch, "_has_room", lambda self: fits(self) and len(self.going) < 2
+        answer_batch.AnswerBatch, "_has_room", lambda self: fits(self) and len(self.going) < 2
     )
     made = heard(begun(runner, budget="64"))
     assert made.tokens == expected
     assert [metrics.together for metrics in made.metrics] == [2] * 4
 
 
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("scarce", [False, True])
+def test_conversations_join_while_others_answer(
+    runner: Runner, scarce: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question is asked of its own conversation, with settings of its own."""
+    documents = ["The owl slept.", DOCUMENT.strip(), "Nobody came to the party, so they left."]
+    lengths = ([3, 8, 5], [8], [2, 6])
+
+    def conversations() -> Iterator[tuple[Conversation, list[tuple[str, dict[str, Any]]]]]:
+        for document, own in zip(documents, lengths, strict=True):
+            talk = runner.conversation(budget="64")
+            talk.read_ahead(document)
+            texts = [f"{document}\n\n{question}" for question in QUESTIONS]
+            settings = [{"max_new_tokens": length} for length in own]
+            yield talk, [*zip(texts, settings, strict=False)]
+
+    if scarce:
+        monkeypatch.setattr(answer_batch, "free_bytes", lambda device: 0)
+    made = Heard(ask_all(conversations(), Callbacks()), 6)
+    alone = [
+        [piece.token_id for _, piece in talk.ask_each([text], **settings)]
+        for talk, questions in conversations()
+        for text, settings in questions
+    ]
+    assert made.tokens == alone
+    assert [len(tokens) for tokens in alone] == [3, 8, 5, 8, 2, 6]
+    assert [metrics.together for metrics in made.metrics] == (
+        [1] * 6 if scarce else [4, 5, 5, 5, 5, 5]  # the first has ended when the last begin
+    )
+
+
 @pytest.mark.long
 def test_what_is_free_says_how_many(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
-    monkeypatch.setattr(together, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(answer_batch, "free_bytes", lambda device: 0)
     made = heard(begun(runner, budget="64"))
     assert made.tokens == expected
     assert [metrics.together for metrics in made.metrics] == [1] * 4

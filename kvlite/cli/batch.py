@@ -37,7 +37,7 @@ def batch(
         str,
         typer.Argument(
             help="a folder or a glob of documents; or a .jsonl or .csv file with id, question, and "
-            "document (a file) or text"
+            "document (a file) or text, perhaps settings"
         ),
     ],
     out: Annotated[str, typer.Option(help="the .jsonl file that answers are added to")],
@@ -62,11 +62,11 @@ def batch(
     """Answer many questions about many documents.
 
     Each document is read once. Its questions are each answered as if it alone were asked, in the
-    same decode steps as far as memory allows. Every answer is on disk as soon as it has ended:
-    after Ctrl-C, a crash or a power cut the same command goes on where it was; with more documents
-    or questions than then, it answers what is new. A document that cannot be read has an error in
-    its rows, and the others go on; rows that lack something are refused before anything is read. A
-    document that changed since is not noticed.
+    same decode steps as others, of other documents too, as far as memory allows. Every answer is on
+    disk as soon as it has ended: after Ctrl-C, a crash or a power cut the same command goes on
+    where it was; with more documents or questions than then, it answers what is new. A document
+    that cannot be read has an error in its rows, and the others go on; rows that lack something are
+    refused before anything is read. A document that changed since is not noticed.
 
     Exit codes: 0; 2 where anything was refused or a row has an error; 130 after Ctrl-C.
 

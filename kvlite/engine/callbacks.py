@@ -53,6 +53,11 @@ class Callbacks:
                 f"cancel {self.cancel!r} is not a threading.Event: give one, or None"
             )
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was set."""
+        return self.cancel is not None and self.cancel.is_set()
+
     def say(self, note: str) -> None:
         """Notify, if anyone wants to know."""
         if self.notify is not None:

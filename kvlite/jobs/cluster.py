@@ -137,7 +137,7 @@ def answered_on_cluster(
             task = left.pop(row["answer"].id, None)
             if task is not None:
                 yield replace(row["answer"], document=task.document)
-            if callbacks.cancel is not None and callbacks.cancel.is_set():
+            if callbacks.cancelled:
                 return
     except ray.exceptions.RayError as error:
         raise _ended(error) from error

@@ -44,7 +44,8 @@ def job_of(settings: Settings) -> Job:
 
 def task_digest(task: Task) -> str:
     """What tells a task from others of the same id."""
-    return _digest([task.question, task.document, task.text])
+    own = [dict(task.settings)] if task.settings else []
+    return _digest([task.question, task.document, task.text, *own])
 
 
 def _digest(value: Any) -> str:

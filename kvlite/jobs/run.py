@@ -1,12 +1,15 @@
-"""Running a job: each document is read once, and its questions are answered together."""
+"""Running a job: each document is read once, and questions are answered together."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
+from kvlite.conversation.answer_batch import Question
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import FinishReason, GenerationMetrics
+from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner, load
+from kvlite.conversation.together import ask_all
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.errors import KvliteError, Stopped, sentence
@@ -28,7 +31,7 @@ class BatchAnswer:
         finish_reason: why it ended; None if there is no answer.
         metrics: what it was made from; None if there is no answer.
         error: why there is none, or only a part, in a sentence.
-        document_tokens: of its document, if it is the first one answered about that: they were read
+        document_tokens: of its document, if it is the first one asked about that: they were read
             once for all. 0 if the document was read with each question.
     """
 
@@ -58,14 +61,15 @@ def batch(
     answered as if it alone were asked, in the same decode steps as far as memory allows.
 
     Args:
-        rows: each with an `id` of its own, a `question`, and a `document` (a file) or a `text`.
+        rows: each with an `id` of its own, a `question`, and a `document` (a file) or a `text`; or
+            also `settings` of its answer, such as {"max_new_tokens": 20}.
         model: as of `load`, or a loaded one.
         callbacks: `cancel` ends it; answers that have begun are lost.
         settings: as of `load`.
 
     Returns:
-        Answers as they end, document by document. What is wrong with one document or question is in
-        its `error`; the others go on.
+        Answers as they end, roughly in the order of the documents. What is wrong with one document
+        or question is in its `error`; the others go on.
 
     Raises:
         SettingError: a row lacks something, or a setting is wrong; at once.
@@ -81,26 +85,15 @@ def batch(
 def answered(
     runner: Runner, tasks: Sequence[Task], callbacks: Callbacks, **settings: Any
 ) -> Iterator[BatchAnswer]:
-    """Answer tasks; those about one document are read and answered together, in the order of the
-    documents. Ends early if `callbacks.cancel` is set."""
-    limit = text_limit(runner.tokenizer, runner.shape.max_context)
-    for group in by_document(tasks):
-        path = group[0].document
-        try:
-            document = Document(UNNAMED, group[0].text, ())
-            if path:
-                document = read_document(path, limit=limit, cancel=callbacks.cancel)
-            talk = runner.conversation(**settings)
-            talk.documents = (document,)
-            talk.read_ahead(all_of([document]), callbacks=callbacks)
-        except Stopped:
-            return
-        except KvliteError as error:
-            yield from (failed(task, error) for task in group)
-            continue
-        yield from _about(talk, document, group, callbacks)
-        if callbacks.cancel is not None and callbacks.cancel.is_set():
-            return
+    """Answer tasks; a document is read once, in their order, as soon as there is room for its
+    answers beside those that come. Ends early if `callbacks.cancel` is set."""
+    reading = _Reading(runner, tasks, callbacks, settings)
+    for index, heard in ask_all(reading.conversations(), callbacks):
+        yield from reading.refused()
+        answer = reading.asked[index].hear(heard)
+        if answer is not None:
+            yield answer
+    yield from reading.refused()
 
 
 def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
@@ -111,31 +104,83 @@ def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
     return [*groups.values()]
 
 
-def _about(
-    talk: Conversation, document: Document, tasks: Sequence[Task], callbacks: Callbacks
-) -> Iterator[BatchAnswer]:
-    """The answers to all questions about a document that was read."""
-    texts = [question_about([document], task.question) for task in tasks]
-    read, said, left = len(talk.token_ids), [""] * len(tasks), dict(enumerate(tasks))
-    try:
-        for index, heard in talk.ask_each(texts, callbacks=callbacks):
-            task = tasks[index]
-            if isinstance(heard, KvliteError):
-                yield failed(left.pop(index), heard)
+class _Reading:
+    """Documents that are read as their turn comes.
+
+    Attributes:
+        asked: the questions about those that were read.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tasks: Sequence[Task],
+        callbacks: Callbacks,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.runner, self.tasks, self.callbacks = runner, tasks, callbacks
+        self.settings, self.asked = settings, list[_Asked]()
+        self._refused: list[BatchAnswer] = []
+
+    def conversations(self) -> Iterator[tuple[Conversation, list[Question]]]:
+        """Each document's, read, and the questions about it; those that cannot be read are left
+        out."""
+        runner, cancel = self.runner, self.callbacks.cancel
+        limit = text_limit(runner.tokenizer, runner.shape.max_context)
+        for tasks in by_document(self.tasks):
+            if self.callbacks.cancelled:
+                return
+            try:
+                document = document_of(tasks[0], limit, cancel)
+                talk = runner.conversation(**self.settings)
+                talk.documents = (document,)
+                talk.read_ahead(all_of([document]), callbacks=self.callbacks)
+            except Stopped:
+                return
+            except KvliteError as error:
+                self._refused += [failed(task, error) for task in tasks]
                 continue
-            said[index] += heard.text
-            reason, metrics = heard.metrics.finish_reason, heard.metrics
-            if reason is None or reason == "interrupted":
-                continue
-            del left[index]
-            error = metrics.notes[-1] if reason == "memory" else None
-            own = task.id, task.document, task.question
-            yield BatchAnswer(*own, said[index], reason, metrics, error, read)
-            read = 0
-    except Stopped:
-        return
-    except KvliteError as error:
-        yield from (failed(task, error) for task in left.values())
+            said = [question_about([document], task.question) for task in tasks]
+            self.asked += [_Asked(task) for task in tasks]
+            self.asked[-len(tasks)].document_tokens = len(talk.token_ids)
+            yield talk, [(text, task.settings) for text, task in zip(said, tasks, strict=True)]
+
+    def refused(self) -> Iterator[BatchAnswer]:
+        """Answers about documents that could not be read, each once."""
+        while self._refused:
+            yield self._refused.pop(0)
+
+
+def document_of(task: Task, limit: int | None, cancel: Event | None = None) -> Document:
+    """What a task is about; args and errors are those of `read_document`."""
+    if not task.document:
+        return Document(UNNAMED, task.text, ())
+    return read_document(task.document, limit=limit, cancel=cancel)
+
+
+@dataclass
+class _Asked:
+    """A question, and what has come of its answer.
+
+    Attributes:
+        document_tokens: as of `BatchAnswer`.
+    """
+
+    task: Task
+    said: str = ""
+    document_tokens: int = 0
+
+    def hear(self, heard: Piece | KvliteError) -> BatchAnswer | None:
+        """The answer, once it has ended by itself."""
+        if isinstance(heard, KvliteError):
+            return failed(self.task, heard)
+        self.said += heard.text
+        metrics, reason = heard.metrics, heard.metrics.finish_reason
+        if reason is None or reason == "interrupted":
+            return None
+        error = metrics.notes[-1] if reason == "memory" else None
+        own = self.task.id, self.task.document, self.task.question
+        return BatchAnswer(*own, self.said, reason, metrics, error, self.document_tokens)
 
 
 def failed(task: Task, error: KvliteError) -> BatchAnswer:

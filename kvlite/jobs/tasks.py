@@ -5,14 +5,21 @@ import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.settings import OPTIONS, checked
 from kvlite.documents.names import is_written_like_a_file
 from kvlite.errors import SettingError, reason
 
 COLUMNS = "id, question, and document (a file) or text"
+ANSWER = tuple(
+    name
+    for name, option in OPTIONS.items()
+    if option.metadata["panel"] == "Answer" and name != "system"
+)
+"""Settings of single answers: all others are of what is read."""
 _NAMES = ("id", "document", "text", "question")
 # A field of a CSV file may hold a whole document.
 _LONGEST_FIELD = 64 << 20
@@ -24,12 +31,14 @@ class Task:
 
     Attributes:
         document: the file it is about; "" if it comes with its `text`.
+        settings: of its answer alone, by their names in `Settings`.
     """
 
     id: str
     question: str
     document: str = ""
     text: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tasks_in(place: str, questions: Sequence[str] = (), out: str = "") -> list[Task]:
@@ -59,7 +68,7 @@ def tasks_in(place: str, questions: Sequence[str] = (), out: str = "") -> list[T
         raise SettingError(f"there is no document {place}: name a folder, a glob, or a file")
     folders = [os.path.dirname(os.path.abspath(each)) for each in documents]
     start = place if os.path.isdir(place) else os.path.commonpath(folders)
-    return _crossed([(os.path.relpath(each, start), each, "") for each in documents], asked)
+    return _crossed([(os.path.relpath(each, start), each, "") for each in documents], asked, {})
 
 
 def tasks_of(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
@@ -192,9 +201,10 @@ def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> l
                 f"{where} has a question, and so has --questions: leave one of them out"
             )
         path = str(folder / Path(document).expanduser()) if document else ""
-        made += _crossed([(name, path, text)], questions)
+        settings = _settings(row, where)
+        made += _crossed([(name, path, text)], questions, settings)
         if question:
-            made.append(Task(name, question, path, text))
+            made.append(Task(name, question, path, text, settings))
     if not made:
         raise SettingError(f"there are no rows: each needs {COLUMNS}")
     return made
@@ -204,10 +214,14 @@ def _missing(where: str, column: str) -> SettingError:
     return SettingError(f"{where} has no {column}: each row needs {COLUMNS}")
 
 
-def _crossed(documents: Iterable[tuple[str, str, str]], questions: Sequence[str]) -> list[Task]:
+def _crossed(
+    documents: Iterable[tuple[str, str, str]],
+    questions: Sequence[str],
+    settings: Mapping[str, Any],
+) -> list[Task]:
     """Every question about every document."""
     return [
-        Task(f"{name}#{number}", question, document, text)
+        Task(f"{name}#{number}", question, document, text, settings)
         for name, document, text in documents
         for number, question in enumerate(questions, 1)
     ]
@@ -221,3 +235,24 @@ def _field(row: Mapping[str, Any], name: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise SettingError(f"{where} has {value!r} for its {name}: give a text")
     return str(value).strip()
+
+
+def _settings(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings of a row's answer: an object, or its JSON."""
+    given = row.get("settings") or {}
+    try:
+        values = json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise SettingError(f"{where} has settings that are no JSON ({reason(error)})") from error
+    if not isinstance(values, Mapping):
+        raise SettingError(
+            f'{where} has {values!r} for its settings: give an object such as {{"max_new_tokens": '
+            "20}"
+        )
+    for name in values:
+        if name not in ANSWER:
+            raise SettingError(
+                f"{where} has the setting {name!r}: a row can have {', '.join(ANSWER)}; others are "
+                "given to the command"
+            )
+    return {name: checked(name, each, f"{where}: {name}") for name, each in values.items()}

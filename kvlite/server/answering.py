@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from kvlite.conversation.together import step_together
+from kvlite.conversation.answer_batch import step_together
 from kvlite.conversation.turn import Turn
 from kvlite.errors import OutOfMemory
 from kvlite.web.engine_thread import Engine

@@ -67,8 +67,9 @@ def test_answers_are_those_of_each_question_alone(job: Job, kvlite: Run, model: 
     for row in job.rows[2:4]:
         one = kvlite("ask", row["document"], row["question"], "--model", model, *FLAGS, "--json")
         assert one.json()["answer"] == row["answer"] and row["error"] is None
-        assert row["finish_reason"] == "length" and row["metrics"]["together"] == 3
-    assert [bool(row["document_tokens"]) for row in job.rows] == [True, False, False] * 3
+        assert row["finish_reason"] == "length" and row["metrics"]["together"] == 9
+    counted = [row["document"] for row in job.rows if row["document_tokens"]]
+    assert sorted(counted) == sorted({row["document"] for row in job.rows})  # each was read once
     read = sum(row["document_tokens"] + row["metrics"]["prompt_tokens"] for row in job.rows)
     assert summary["read_tokens"] == read
 
@@ -178,9 +179,10 @@ def test_a_full_disk_ends_it_and_it_goes_on(job: Job, monkeypatch: pytest.Monkey
 def test_rows_name_documents_from_their_own_folder(
     kvlite: Run, model: Path, reports: Path, kind: str
 ) -> None:
+    short = {"max_new_tokens": 2} if kind == "jsonl" else '{"max_new_tokens": 2}'
     rows = [
         {"id": "1", "document": "reports/a.txt", "question": "Who sat?"},
-        {"id": "2", "text": "Nobody was there.", "question": "Who was there?"},
+        {"id": "2", "text": "Nobody was there.", "question": "Who was there?", "settings": short},
         {"id": "3", "document": "reports/a.txt", "question": "Where?"},
     ]
     tasks = reports.parent / f"tasks.{kind}"
@@ -188,13 +190,14 @@ def test_rows_name_documents_from_their_own_folder(
         if kind == "jsonl":
             file.write("\n".join(map(json.dumps, rows)))
         else:
-            made = csv.DictWriter(file, ["id", "document", "text", "question"])
+            made = csv.DictWriter(file, ["id", "document", "text", "question", "settings"])
             made.writeheader()
             made.writerows(rows)
     job = Job(kvlite, model, tasks)
     assert job.run("-q").code == 0
-    assert [row["id"] for row in job.rows] == ["1", "3", "2"]  # document by document
-    assert job.rows[0]["metrics"]["together"] == 2 and all(row["answer"] for row in job.rows)
+    assert [row["id"] for row in job.rows] == ["2", "1", "3"]  # the shorter one ends first
+    assert all(row["metrics"]["together"] == 3 and row["answer"] for row in job.rows)
+    assert [row["metrics"]["generated_tokens"] for row in job.rows] == [2, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +212,13 @@ def test_rows_name_documents_from_their_own_folder(
         (["[1]"], "line 1 is no JSON object"),
         (['{"id": 1, "text": 2.5, "question": "c"}'], "has 2.5 for its text"),
         ([""], "there are no rows"),
+        (['{"id": 1, "text": "a", "question": "c", "settings": {"top_k": -1}}'], "1: top_k -1"),
+        (
+            ['{"id": 1, "text": "a", "question": "c", "settings": {"budget": 9}}'],
+            "can have max_new",
+        ),
+        (['{"id": 1, "text": "a", "question": "c", "settings": "top_k"}'], "that are no JSON"),
+        (['{"id": 1, "text": "a", "question": "c", "settings": [1]}'], "give an object"),
     ],
 )
 def test_bad_rows(

@@ -1,0 +1,264 @@
+"""Answers to questions about what conversations have read, in the same decode steps.
+
+Each question is read, and answered, in a context of its own, which begins as its conversation is
+now. So answers are those that each question alone would get, to rounding (`engine.batch`).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvlite.cache import KVCache
+from kvlite.cache.copying import copied
+from kvlite.cache.recurrent import copies_of
+from kvlite.cache.segment import bytes_held
+from kvlite.conversation.context import Context
+from kvlite.conversation.exclusive import held
+from kvlite.conversation.metrics import Piece
+from kvlite.conversation.turn import Turn
+from kvlite.engine.batch import run_together
+from kvlite.engine.callbacks import Callbacks
+from kvlite.errors import KvliteError, OutOfMemory, Stopped
+from kvlite.memory.device_budget import ERROR, ram_limit
+from kvlite.memory.free import free_bytes
+from kvlite.methods.engine_config import EngineConfig
+from kvlite.model.load import LoadedModel
+from kvlite.offload.kv.copies import StoreCopies
+
+if TYPE_CHECKING:
+    from kvlite.conversation.conversation import Conversation
+
+Question = tuple[str, Mapping[str, Any]]
+"""A message, and settings of its answer, as of `stream`."""
+
+Heard = tuple[int, Piece | KvliteError]
+"""A question, by its index, and a piece of its answer; or why there is none."""
+
+# With so many answers going, the next conversation waits: each costs memory, and a row more saves
+# less and less.
+_ENOUGH = 8
+
+
+@dataclass(eq=False)
+class _Source:
+    """A conversation whose questions are answered.
+
+    Attributes:
+        config: of its answers, apart from how they are drawn and how long they are.
+        copies: of its host store, if questions are read from there.
+        plans: of the first question of each answer's length, which others share.
+    """
+
+    talk: "Conversation"
+    config: EngineConfig
+    copies: StoreCopies | None = None
+    plans: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def share_store(self, longest: int) -> None:
+        """Prepare the host store for questions and answers of at most so many tokens together."""
+        talk, context, store = self.talk, self.talk.context, self.talk.store
+        recalls = self.config.settings.recall != "off" and not self.config.ignores_recall
+        if store is not None and store.begun and (recalls or context.emptied):
+            room = len(talk.token_ids) - store.seen + longest
+            self.copies = context.oom_policy.run(partial(StoreCopies, store, room), {})
+
+    @property
+    def copy_bytes(self) -> int:
+        """What the host store of one more answer takes."""
+        return 0 if self.copies is None else self.copies.own_bytes
+
+    @property
+    def store_bytes(self) -> int:
+        """What the conversation's own host store takes."""
+        store = self.talk.store
+        return 0 if store is None else store.nbytes
+
+    @torch.inference_mode()
+    def branched(self) -> Context:
+        """A context that goes on from where the conversation is."""
+        model, context = self.talk.model, self.talk.context
+        states = copies_of(context.cache.states, model.device)
+        if self.copies is None:
+            layers, store = copied(context.cache.layers, model.device), None
+        else:  # the next turn reads from the store
+            layers, store = model.empty_cache().layers, self.copies.copy()
+        before = context.cache
+        cache = KVCache(layers, before.seen, before.reconstructed, states=states)
+        own, given_up = Context(model), [*context.oom_policy.taken]
+        own.resume(cache, store, [*context.token_ids], [], context.notes, given_up)
+        own.told = {*context.told}
+        return own
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A question that nobody has read yet."""
+
+    index: int
+    source: _Source
+    text: str
+    ids: list[int]
+    config: EngineConfig
+
+
+@dataclass(eq=False)
+class _Answer:
+    """An answer that has begun."""
+
+    index: int
+    source: _Source
+    turn: Turn
+    pieces: Iterator[Piece]
+
+
+class AnswerBatch:
+    """Answers that come together; they begin and end at any token.
+
+    Attributes:
+        waiting: questions that nobody has read yet.
+        going: answers that have begun and not ended.
+        largest: bytes of the device that one of them takes, at most so far.
+        reading: bytes that reading takes besides, by the plan.
+    """
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self.callbacks = callbacks
+        self.waiting: deque[_Waiting] = deque()
+        self.going: list[_Answer] = []
+        self.largest = self.reading = 0
+
+    def add(
+        self,
+        talk: "Conversation",
+        config: EngineConfig,
+        questions: Sequence[Question],
+        first: int,
+    ) -> Iterator[Heard]:
+        """Let questions wait, counted from `first`; yields what is wrong with those that do not.
+        Raises Stopped."""
+        source, longest = _Source(talk, config), 0
+        waiting: list[_Waiting] = []
+        for index, (text, settings) in enumerate(questions, first):
+            try:
+                own = talk.config.after_load(settings)
+                ids = talk.message_ids(text, self.callbacks.cancel)
+            except Stopped:
+                raise
+            except KvliteError as error:
+                yield index, error.with_traceback(None)
+                continue
+            waiting.append(_Waiting(index, source, text, ids, own))
+            longest = max(longest, len(ids) + own.settings.max_new_tokens)
+        try:
+            with held(talk.busy):
+                talk.context.end_step(config)
+                source.share_store(longest)
+        except KvliteError as error:
+            yield from ((each.index, error.with_traceback(None)) for each in waiting)
+        else:
+            self.waiting.extend(waiting)
+
+    def answers(self) -> Iterator[Heard]:
+        """Answer all that waits and goes on."""
+        while self.waiting or self.going:
+            yield from self.advance()
+
+    def advance(self) -> Iterator[Heard]:
+        """Begin what fits, then one token of each answer."""
+        while self.waiting and self._has_room():
+            question = self.waiting.popleft()
+            try:
+                begun = self._begin(question)
+            except Stopped:
+                self.waiting.clear()
+            except OutOfMemory as error:
+                if self.going:  # it waits until one of them ends
+                    self.waiting.appendleft(question)
+                    break
+                yield question.index, error.with_traceback(None)
+            except KvliteError as error:
+                yield question.index, error.with_traceback(None)
+            else:
+                yield self._next_piece(begun)
+        if self.callbacks.cancelled:
+            self.waiting.clear()
+        if len(self.going) > 1:
+            step_together(self.going[0].source.talk.model, [each.turn for each in self.going])
+        for each in [*self.going]:
+            yield self._next_piece(each)
+
+    def _next_piece(self, answer: _Answer) -> Heard:
+        piece = next(answer.pieces)
+        if piece.metrics.finish_reason is not None:
+            self.going.remove(answer)
+        return answer.index, piece
+
+    def _begin(self, question: _Waiting) -> _Answer:
+        """Read a question in a context of its own."""
+        source, cancel, config = question.source, self.callbacks.cancel, question.config
+        talk, length = source.talk, config.settings.max_new_tokens
+        with held(talk.busy):
+            own = source.branched()
+        turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
+        turn.note(talk.not_read(question.text))
+        own.read(turn, self.callbacks)
+        taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
+        source.plans[length] = plan = turn.run_stats.planned_phases
+        planned = plan.get("read", 0)
+        self.largest = max(self.largest, taken)
+        self.reading = max(self.reading, planned - bytes_held(talk.model.tensors()) - taken)
+        pieces = own.answer(turn, ignore_eos=False, cancel=cancel)
+        begun = _Answer(question.index, source, turn, pieces)
+        self.going.append(begun)
+        return begun
+
+    def _has_room(self) -> bool:
+        """Whether the next answer fits; one by itself always begins."""
+        copy = self.waiting[0].source.copy_bytes
+        return not self.going or self._fits(copy, self.largest + self.reading + copy)
+
+    def has_room_for_another(self) -> bool:
+        """Whether a conversation as large as those so far may be read beside them."""
+        if not self.going:
+            return True
+        store = max(each.source.store_bytes for each in self.going)
+        fits = self._fits(store, 2 * self.largest + self.reading + store)
+        return len(self.going) < _ENOUGH and fits
+
+    def _fits(self, host_bytes: int, nbytes: int) -> bool:
+        """Whether host stores may take more, and memory has so much."""
+        first = self.going[0].source
+        sources = {each.source for each in self.going}
+        taken = sum(each.source.copy_bytes for each in self.going)
+        taken += sum(each.store_bytes for each in sources)
+        limit = ram_limit(first.config.settings.recall_limit, taken)
+        free = (1 - ERROR) * free_bytes(first.talk.model.device)
+        return taken + host_bytes <= limit and nbytes <= free
+
+
+def step_together(model: LoadedModel, turns: Sequence[Turn]) -> None:
+    """One decode step for turns with a pending token. Where memory runs out, a turn tries again by
+    itself when its next piece is asked for."""
+    with ExitStack() as stack:
+        for turn in turns:
+            stack.enter_context(turn.run_stats.work(model))
+        begun = []
+        for turn in turns:
+            turn.together = max(turn.together, len(turns))
+            try:
+                begun.append((turn, turn.next_step()))
+            except OutOfMemory:
+                continue
+        made = run_together(model, [step for _, step in begun])
+    for (turn, step), logits in zip(begun, made, strict=True):
+        if turn.speculation is not None:
+            turn.speculation.stepped()
+        if isinstance(logits, OutOfMemory):
+            turn.step = step
+        else:
+            turn.entered(logits)
