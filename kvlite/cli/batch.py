@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json
-from kvlite.cli.opening import load_for, require_out
+from kvlite.cli.opening import load_by, require_out
 from kvlite.cli.options import AsJson, Quiet, with_settings
 from kvlite.cli.screen import console, stop_on_interrupt
 from kvlite.config.settings import Settings
@@ -87,7 +87,7 @@ def batch(
     Written.of(path).require(job, asked, path)  # before the model is loaded
     screen = console(quiet)
     with ExitStack() as stack:
-        job["model"], answers = stack.enter_context(_engine(settings, ray, screen))
+        job["model"], answers = stack.enter_context(_engine(settings, asked, ray, screen))
         writer = stack.enter_context(writing(path, job, asked, retry=retry_errors))
         cancel = stack.enter_context(stop_on_interrupt())
         left = [task for task in asked if task.id not in writer.written.done]
@@ -112,7 +112,9 @@ def batch(
 
 
 @contextmanager
-def _engine(settings: Settings, ray: str, screen: "Console") -> Iterator[tuple[str, Answers]]:
+def _engine(
+    settings: Settings, tasks: Sequence[Task], ray: str, screen: "Console"
+) -> Iterator[tuple[str, Answers]]:
     """The model's fingerprint, and what answers tasks with it: here, or on a cluster."""
     from kvlite.model.files import fingerprint
 
@@ -125,9 +127,9 @@ def _engine(settings: Settings, ray: str, screen: "Console") -> Iterator[tuple[s
             status.stop()
             yield weights, partial(answered_on_cluster, settings, weights)
         return
-    runner = load_for(settings, "", screen)
-    from kvlite.jobs.run import answered
+    from kvlite.jobs.run import answered, open_for
 
+    runner = load_by(partial(open_for, settings, tasks), screen)
     yield fingerprint(runner.model_path), partial(answered, runner)
 
 
@@ -171,6 +173,7 @@ class Summary:
         before: rows that were there already.
         failed: rows with an error, those that were there included.
         written: rows that came since, of which `answered` have no error.
+        together: the most answers that came in the same decode steps.
     """
 
     rows: int
@@ -179,6 +182,7 @@ class Summary:
     failed: int
     written: int = 0
     answered: int = 0
+    together: int = 0
     read_tokens: int = 0
     generated_tokens: int = 0
     begun: float = field(default_factory=perf_counter)
@@ -197,6 +201,7 @@ class Summary:
         if answer.metrics is not None:
             self.read_tokens += answer.metrics.prompt_tokens
             self.generated_tokens += answer.metrics.generated_tokens
+            self.together = max(self.together, answer.metrics.together)
 
     def to_json(self) -> dict[str, Any]:
         """All figures."""
@@ -208,6 +213,7 @@ class Summary:
             "failed": self.failed,
             "left": self.left,
             "documents": self.documents,
+            "together": self.together,
             "read_tokens": self.read_tokens,
             "generated_tokens": self.generated_tokens,
             "seconds": seconds,
@@ -227,7 +233,7 @@ class Summary:
         rate = (
             f" {counted(self.documents, 'document')}, {self.read_tokens:,} tokens read, "
             f"{self.generated_tokens:,} generated, {made['generated_tokens_per_s']:,.1f} a second; "
-            f"{made['rows_per_hour']:,.0f} rows an hour."
+            f"{made['rows_per_hour']:,.0f} rows an hour, up to {self.together:,} at once."
         )
         said = f"{out}: {counted(self.answered, 'row')} answered{before}{failed}{left}."
         screen.print(said + (rate if self.generated_tokens else ""))

@@ -103,8 +103,13 @@ def load_for(settings: Settings, text: str, screen: "Console") -> "Runner":
 def _load(settings: Settings, reads: Callable[..., int] | None, screen: "Console") -> "Runner":
     from kvlite.conversation.runner import open_runner
 
+    return load_by(partial(open_runner, settings, reads=reads), screen)
+
+
+def load_by(opens: "Callable[..., Runner]", screen: "Console") -> "Runner":
+    """Load the model as `opens` does, given `notify`, and print what the plan changed."""
     with screen.status("Loading the model") as status:
-        runner = open_runner(settings, status.update, reads)
+        runner = opens(notify=status.update)
     for why in runner.plan.changes if runner.plan else ():
         screen.print(f"Plan: {why}", style="dim")
     return runner

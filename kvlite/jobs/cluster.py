@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvlite.config.settings import Settings
-from kvlite.conversation.runner import open_runner
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import KvliteError, ModelError, SettingError, reason
-from kvlite.jobs.run import BatchAnswer, answered, by_document, failed
+from kvlite.jobs.run import BatchAnswer, answered, by_document, failed, largest, open_for
 from kvlite.jobs.tasks import Task
 from kvlite.model.files import fingerprint
 
@@ -36,10 +35,11 @@ class Engine:
 
     Args:
         weights: fingerprint that the model on this node must have.
+        longest: tasks to plan for.
     """
 
-    def __init__(self, settings: Settings, weights: str) -> None:
-        self.runner = open_runner(settings)
+    def __init__(self, settings: Settings, weights: str, longest: Sequence[Task]) -> None:
+        self.runner = open_for(settings, longest)
         if fingerprint(self.runner.model_path) != weights:
             raise ModelError(
                 f"the model in {self.runner.model_path} on {platform.node()} is another one "
@@ -122,7 +122,7 @@ def answered_on_cluster(
         [{"tasks": group} for group in documents], override_num_blocks=len(documents)
     ).map_batches(
         Engine,
-        fn_constructor_args=(settings, weights),
+        fn_constructor_args=(settings, weights, largest(shipped)),
         batch_size=1,
         # One task at a time: an actor that ends takes no other document with it.
         compute=ActorPoolStrategy(

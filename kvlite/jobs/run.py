@@ -1,20 +1,23 @@
 """Running a job: each document is read once, and questions are answered together."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import Any
 
+from kvlite.config.settings import Settings
 from kvlite.conversation.answer_batch import Question
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
-from kvlite.conversation.runner import Runner, load
+from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.together import ask_all
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
-from kvlite.errors import KvliteError, Stopped, sentence
+from kvlite.errors import ContextError, KvliteError, SettingError, Stopped, sentence
 from kvlite.jobs.tasks import Task, tasks_of
-from kvlite.model.chat_template import all_of, question_about
+from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.text_limit import text_limit
 
 # A text without a name of its own, as the model is told.
@@ -77,9 +80,57 @@ def batch(
     """
     require_callbacks(callbacks)
     tasks = tasks_of(rows)
-    runner = model if isinstance(model, Runner) else load(model, **settings)
-    chosen = settings if isinstance(model, Runner) else {}
-    return answered(runner, tasks, callbacks, **chosen)
+    if isinstance(model, Runner):
+        return answered(model, tasks, callbacks, **settings)
+    if model is not None:
+        settings["model"] = model
+    return answered(open_for(Settings().replace(settings), tasks), tasks, callbacks)
+
+
+def open_for(
+    settings: Settings, tasks: Iterable[Task], notify: Callable[[str], None] | None = None
+) -> Runner:
+    """`open_runner`, planned for the longest document, or where that does not fit, as if nobody
+    knew: its rows will say so."""
+    text = longest_text(tasks)
+
+    def reads(tokenizer: Any, max_context: int) -> int:
+        try:
+            return tokens_of(tokenizer, text, max_context)
+        except ContextError:
+            return max_context
+
+    if text:
+        try:
+            return open_runner(settings, notify, reads)
+        except SettingError:
+            pass  # also if a setting is wrong, which is found again
+    return open_runner(settings, notify)
+
+
+def largest(tasks: Iterable[Task]) -> list[Task]:
+    """Of each format, the task with the largest document."""
+    found: dict[str, tuple[int, Task]] = {}
+    for task in tasks:
+        path = Path(task.document)
+        try:
+            size = path.stat().st_size if task.document else len(task.text)
+        except OSError:  # its rows will say so
+            continue
+        format = path.suffix.lower()
+        if format not in found or size > found[format][0]:
+            found[format] = size, task
+    return [task for _, task in found.values()]
+
+
+def longest_text(tasks: Iterable[Task]) -> str:
+    """What is said about the longest of the largest documents, without the template; "" if none can
+    be read."""
+    said = [""]
+    for task in largest(tasks):
+        with suppress(KvliteError):
+            said.append(question_about([document_of(task, None)], task.question))
+    return max(said, key=len)
 
 
 def answered(

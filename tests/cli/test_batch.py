@@ -17,6 +17,7 @@ import pytest
 import kvlite as library
 from kvlite.jobs.output import Writer
 from kvlite.jobs.tasks import Task
+from kvlite.planner.plan import Plan, Planner
 from tests.cli.conftest import Done, Refused, Run
 
 QUESTIONS = ("Who sat?", "Who lay by the door?", "Where?")
@@ -57,10 +58,22 @@ def job(kvlite: Run, model: Path, reports: Path) -> Job:
     return Job(kvlite, model, reports, "--questions", reports.parent / "questions.txt")
 
 
-def test_answers_are_those_of_each_question_alone(job: Job, kvlite: Run, model: Path) -> None:
+def test_answers_are_those_of_each_question_alone(
+    job: Job, kvlite: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, best = list[int](), Planner.best
+
+    def plans(self: Planner, tokens: int) -> Plan:
+        planned.append(tokens)
+        return best(self, tokens)
+
+    monkeypatch.setattr(Planner, "best", plans)
     done = job.run("--json")
     summary = done.json()
     assert done.code == 0 and summary["answered"] == 9 and summary["documents"] == 3
+    assert summary["together"] == 9
+    longest = max(row["document_tokens"] for row in job.rows)  # with the chat template
+    assert longest - 20 < planned[0] < longest
     assert {row["id"] for row in job.rows} == {
         f"{name}#{number}" for name in ("a.txt", "b.md", "c.txt") for number in (1, 2, 3)
     }
