@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,9 @@ from kvlite.cli.options import AsJson, Quiet, with_settings
 from kvlite.cli.screen import console, stop_on_interrupt
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
-from kvlite.jobs.output import Written, job_of, writing
+from kvlite.errors import SettingError
+from kvlite.jobs.output import Written, job_of, publish, record_of, writing
+from kvlite.jobs.rows import READERS, is_batch_file, pyarrow
 from kvlite.jobs.tasks import Task, questions_in, tasks_in
 from kvlite.model.source import require_model
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from kvlite.jobs.run import BatchAnswer
 
 Answers = Callable[[Sequence[Task], Callbacks], "Iterator[BatchAnswer]"]
+RowOf = Callable[["BatchAnswer"], dict[str, Any]]
 
 
 @with_settings
@@ -36,11 +40,17 @@ def batch(
     tasks: Annotated[
         str,
         typer.Argument(
-            help="a folder or a glob of documents; or a .jsonl or .csv file with id, question, and "
-            "document (a file) or text, perhaps settings"
+            help="a folder or a glob of documents; or a .jsonl, .csv or .parquet file with id, "
+            "question, and document (a file) or text, perhaps settings; or OpenAI's batch file"
         ),
     ],
-    out: Annotated[str, typer.Option(help="the .jsonl file that answers are added to")],
+    out: Annotated[
+        str,
+        typer.Option(
+            help="the .jsonl file that answers are added to; or a .parquet file, made from "
+            "FILE.parquet.jsonl whenever the command ends"
+        ),
+    ],
     questions: Annotated[
         list[str] | None,
         typer.Option(help="a question about each document, or a file with one a line; repeatable"),
@@ -68,6 +78,8 @@ def batch(
     that cannot be read has an error in its rows, and the others go on; rows that lack something are
     refused before anything is read. A document that changed since is not noticed.
 
+    Of OpenAI's batch file, requests for /v1/chat/completions are answered, in OpenAI's form.
+
     Exit codes: 0; 2 where anything was refused or a row has an error; 130 after Ctrl-C.
 
     Examples:
@@ -80,10 +92,12 @@ def batch(
 
       kvlite batch bills/ --questions "What is to be paid?" --schema bill.json --out bills.jsonl
     """
-    asked = tasks_in(tasks, questions_in(questions or ()), out)
+    path, job = record_of(Path(out)), job_of(settings)
+    asked, row_of = _asked(tasks, questions or (), settings, (out, path))
     require_out(out)
     require_model(settings.model)
-    path, job = Path(out), job_of(settings)
+    if path != Path(out):
+        pyarrow()
     Written.of(path).require(job, asked, path)  # before the model is loaded
     screen = console(quiet)
     with ExitStack() as stack:
@@ -100,15 +114,32 @@ def batch(
         callbacks = Callbacks(notify=shown.note, cancel=cancel)
         with shown.bar:
             for answer in answers(left, callbacks):
-                writer.add(answer.to_json(), tasks_by_id[answer.id])
+                writer.add(row_of(answer), tasks_by_id[answer.id])
                 summary.add(answer)
                 shown.advance()
         stopped = cancel.is_set() and summary.left > 0
+        publish(path, Path(out))
     summary.print(screen, out, as_json=as_json)
     if stopped:
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
         raise typer.Exit(BAD_INPUT)
+
+
+def _asked(
+    place: str, questions: Sequence[str], settings: Settings, outs: Sequence[str | Path]
+) -> tuple[list[Task], RowOf]:
+    """The tasks, and what makes rows of their answers."""
+    if not is_batch_file(place):
+        return tasks_in(place, questions_in(questions), outs), methodcaller("to_json")
+    if questions:
+        raise SettingError(
+            f"{place} has requests, with questions of their own: leave out --questions"
+        )
+    from kvlite.server.batch_file import answer_line, tasks_of_requests
+
+    asked = tasks_of_requests(READERS[".jsonl"](place), settings)
+    return asked, partial(answer_line, model=settings.model)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from kvlite.config.atomic_file import replaced
 from kvlite.config.paths import cache_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, SnapshotError, reason
+from kvlite.jobs.rows import pyarrow
 from kvlite.jobs.tasks import Task
 
 Job = dict[str, str]
@@ -180,6 +181,33 @@ def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iter
         raise _unwritable(path, error) from error
 
 
+def record_of(out: Path) -> Path:
+    """The file that rows are added to: --out itself, or beside a Parquet file, which cannot grow
+    row by row."""
+    return out.with_name(f"{out.name}.jsonl") if out.suffix.lower() == ".parquet" else out
+
+
+def publish(record: Path, out: Path) -> None:
+    """Make --out from its record, if it is another file: a column a field; metrics are JSON.
+
+    Raises:
+        SettingError: pyarrow is not installed.
+        SnapshotError: it cannot be written.
+    """
+    if out == record:
+        return
+    arrow, parquet = pyarrow()
+    try:
+        with record.open("rb") as lines:
+            rows = [json.loads(line) for line in lines]
+        for row in rows:
+            row["metrics"] = json.dumps(row.get("metrics"))
+        with replaced(out) as file:
+            parquet.write_table(arrow.Table.from_pylist(rows), file)
+    except (arrow.ArrowException, OSError) as error:
+        raise _unwritable(out, error) from error
+
+
 def _without(path: Path, written: Written, names: set[str]) -> Written:
     with path.open("rb") as before, replaced(path) as file:
         for line in before.read(written.nbytes).splitlines(keepends=True):
@@ -188,8 +216,9 @@ def _without(path: Path, written: Written, names: set[str]) -> Written:
     return Written.of(path)
 
 
-def _unwritable(path: Path, error: OSError) -> SnapshotError:
+def _unwritable(path: Path, error: Exception) -> SnapshotError:
+    why = getattr(error, "strerror", None) or error
     return SnapshotError(
-        f"{path} cannot be written ({error.strerror or error}): what is there stays, and the same "
-        "command goes on from it"
+        f"{path} cannot be written ({why}): what is there stays, and the same command goes on from "
+        "it"
     )

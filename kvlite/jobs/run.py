@@ -114,7 +114,7 @@ def largest(tasks: Iterable[Task]) -> list[Task]:
     for task in tasks:
         path = Path(task.document)
         try:
-            size = path.stat().st_size if task.document else len(task.text)
+            size = path.stat().st_size if task.document else len(task.text + task.question)
         except OSError:  # its rows will say so
             continue
         format = path.suffix.lower()
@@ -129,7 +129,7 @@ def longest_text(tasks: Iterable[Task]) -> str:
     said = [""]
     for task in largest(tasks):
         with suppress(KvliteError):
-            said.append(question_about([document_of(task, None)], task.question))
+            said.append(said_of(documents_of(task), task))
     return max(said, key=len)
 
 
@@ -148,10 +148,12 @@ def answered(
 
 
 def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Tasks about the same document together, in the order of the documents."""
-    groups: dict[tuple[str, str], list[Task]] = {}
+    """Tasks about the same document, with the same system message, together, in the order of the
+    documents."""
+    groups: dict[tuple[str, str, str | None], list[Task]] = {}
     for task in tasks:
-        groups.setdefault((task.document, task.text), []).append(task)
+        begins = task.document, task.text, task.settings.get("system")
+        groups.setdefault(begins, []).append(task)
     return [*groups.values()]
 
 
@@ -182,16 +184,18 @@ class _Reading:
             if self.callbacks.cancelled:
                 return
             try:
-                document = document_of(tasks[0], limit, cancel)
-                talk = runner.conversation(**self.settings)
-                talk.documents = (document,)
-                talk.read_ahead(all_of([document]), callbacks=self.callbacks)
+                documents = documents_of(tasks[0], limit, cancel)
+                system = {k: v for k, v in tasks[0].settings.items() if k == "system"}
+                talk = runner.conversation(**{**self.settings, **system})
+                if documents:
+                    talk.documents = tuple(documents)
+                    talk.read_ahead(all_of(documents), callbacks=self.callbacks)
             except Stopped:
                 return
             except KvliteError as error:
                 self._refused += [failed(task, error) for task in tasks]
                 continue
-            said = [question_about([document], task.question) for task in tasks]
+            said = [said_of(documents, task) for task in tasks]
             self.asked += [_Asked(task) for task in tasks]
             self.asked[-len(tasks)].document_tokens = len(talk.token_ids)
             yield talk, [(text, task.settings) for text, task in zip(said, tasks, strict=True)]
@@ -202,11 +206,18 @@ class _Reading:
             yield self._refused.pop(0)
 
 
-def document_of(task: Task, limit: int | None, cancel: Event | None = None) -> Document:
-    """What a task is about; args and errors are those of `read_document`."""
-    if not task.document:
-        return Document(UNNAMED, task.text, ())
-    return read_document(task.document, limit=limit, cancel=cancel)
+def documents_of(
+    task: Task, limit: int | None = None, cancel: Event | None = None
+) -> list[Document]:
+    """What a task is about, if anything; args and errors are those of `read_document`."""
+    if task.document:
+        return [read_document(task.document, limit=limit, cancel=cancel)]
+    return [Document(UNNAMED, task.text, ())] if task.text else []
+
+
+def said_of(documents: Sequence[Document], task: Task) -> str:
+    """What the model is told of a task."""
+    return question_about(documents, task.question) if documents else task.question
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """The tasks of a job: questions, each about one document, from files or from rows."""
 
-import csv
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,11 @@ from typing import Any
 from kvlite.config.settings import OPTIONS, checked
 from kvlite.documents.names import is_written_like_a_file
 from kvlite.errors import SettingError, reason
+from kvlite.jobs.rows import COLUMNS, READERS, Named
 
-COLUMNS = "id, question, and document (a file) or text"
-ANSWER = tuple(
-    name
-    for name, option in OPTIONS.items()
-    if option.metadata["panel"] == "Answer" and name != "system"
-)
-"""Settings of single answers: all others are of what is read."""
+ANSWER = tuple(name for name, option in OPTIONS.items() if option.metadata["panel"] == "Answer")
+"""Settings of single rows: all others are the job's."""
 _NAMES = ("id", "document", "text", "question")
-# A field of a CSV file may hold a whole document.
-_LONGEST_FIELD = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -30,7 +23,7 @@ class Task:
     """One question.
 
     Attributes:
-        document: the file it is about; "" if it comes with its `text`.
+        document: the file it is about; "" if it comes with its `text`, or is about none.
         settings: of its answer alone, by their names in `Settings`.
     """
 
@@ -41,13 +34,15 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def tasks_in(place: str, questions: Sequence[str] = (), out: str = "") -> list[Task]:
+def tasks_in(
+    place: str, questions: Sequence[str] = (), outs: Iterable[str | Path] = ()
+) -> list[Task]:
     """The tasks in a place.
 
     Args:
-        out: where answers go, which is no document.
-        place: a folder or a glob of documents, or one document; or a .jsonl or .csv file of rows.
-            Rows name documents from the folder that the file is in.
+        outs: files that answers go to, which are no documents.
+        place: a folder or a glob of documents, or one document; or a .jsonl, .csv or .parquet file
+            of rows. Rows name documents from the folder that the file is in.
         questions: to ask about each document; for rows, if these have no questions.
 
     Raises:
@@ -55,15 +50,15 @@ def tasks_in(place: str, questions: Sequence[str] = (), out: str = "") -> list[T
     """
     asked = [question.strip() for question in questions if question.strip()]
     suffix = Path(place).suffix.lower()
-    if suffix in (".jsonl", ".ndjson", ".csv") and os.path.isfile(place):
-        rows = _csv_rows(place) if suffix == ".csv" else _json_rows(place)
-        return _of_rows(rows, Path(place).parent, asked)
+    if suffix in READERS and os.path.isfile(place):
+        return _of_rows(READERS[suffix](place), Path(place).parent, asked)
     if not asked:
         raise SettingError(
-            f"there is no question about the documents in {place}: give --questions, or a .jsonl "
-            f"or .csv file with {COLUMNS}"
+            f"there is no question about the documents in {place}: give --questions, or a .jsonl, "
+            f".csv or .parquet file with {COLUMNS}"
         )
-    documents = [each for each in _documents(place) if not _same(each, out)]
+    made = {os.path.abspath(out) for out in outs}
+    documents = [each for each in _documents(place) if os.path.abspath(each) not in made]
     if not documents:
         raise SettingError(f"there is no document {place}: name a folder, a glob, or a file")
     folders = [os.path.dirname(os.path.abspath(each)) for each in documents]
@@ -114,70 +109,6 @@ def _documents(place: str) -> list[str]:
     return sorted(file for file in glob.glob(place, recursive=True) if os.path.isfile(file))
 
 
-def _same(path: str, other: str) -> bool:
-    return bool(other) and os.path.abspath(path) == os.path.abspath(other)
-
-
-Named = tuple[str, Mapping[str, Any]]
-
-
-def _json_rows(path: str) -> Iterator[Named]:
-    with _opened(path) as file:
-        for number, line in enumerate(_lines(file, path), 1):
-            if not line.strip():
-                continue
-            where = f"{path} line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise SettingError(f"{where} is no JSON ({reason(error)}): mend it") from error
-            if not isinstance(row, dict):
-                raise SettingError(f"{where} is no JSON object: each line needs {COLUMNS}")
-            yield where, row
-
-
-def _csv_rows(path: str) -> Iterator[Named]:
-    csv.field_size_limit(_LONGEST_FIELD)
-    with _opened(path) as file:
-        rows = csv.DictReader(_lines(file, path), strict=True)
-        try:
-            columns = rows.fieldnames or []
-            if columns and "id" not in columns:
-                raise SettingError(
-                    f"{path} has the columns {', '.join(columns)}: it needs {COLUMNS}, with commas "
-                    "between them"
-                )
-            for row in rows:
-                where = f"{path} line {rows.line_num}"
-                if None in row:  # fields past the last column
-                    count = len(columns) + len(row[None])
-                    raise SettingError(
-                        f"{where} has {count} fields for {len(columns)} columns: put a text that "
-                        "has commas in quotes"
-                    )
-                yield where, row
-        except csv.Error as error:
-            raise SettingError(
-                f"{path} line {rows.line_num} is no CSV ({reason(error)}): mend it"
-            ) from error
-
-
-def _opened(path: str) -> Any:
-    try:
-        return open(path, encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read ({reason(error)}): check it") from error
-
-
-def _lines(file: Iterable[str], path: str) -> Iterator[str]:
-    try:
-        yield from file
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(
-            f"{path} cannot be read ({reason(error)}): give a file in UTF-8"
-        ) from error
-
-
 def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> list[Task]:
     made: list[Task] = []
     seen: dict[str, str] = {}
@@ -185,11 +116,7 @@ def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> l
         name, document, text, question = (_field(row, each, where) for each in _NAMES)
         if not name:
             raise _missing(where, "id")
-        if name in seen:
-            raise SettingError(
-                f"{where} has the id {name!r}, as {seen[name]} has: give each row an id of its own"
-            )
-        seen[name] = where
+        require_new(name, where, seen)
         if not document and not text:
             raise _missing(where, "document or text")
         if document and text:
@@ -208,6 +135,16 @@ def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> l
     if not made:
         raise SettingError(f"there are no rows: each needs {COLUMNS}")
     return made
+
+
+def require_new(name: str, where: str, seen: dict[str, str]) -> None:
+    """Add an id to those `seen`, with what errors call their rows; raises SettingError if it is
+    there."""
+    if name in seen:
+        raise SettingError(
+            f"{where} has the id {name!r}, as {seen[name]} has: give each row an id of its own"
+        )
+    seen[name] = where
 
 
 def _missing(where: str, column: str) -> SettingError:
@@ -249,6 +186,7 @@ def _settings(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             f'{where} has {values!r} for its settings: give an object such as {{"max_new_tokens": '
             "20}"
         )
+    values = {name: each for name, each in values.items() if each is not None}
     for name in values:
         if name not in ANSWER:
             raise SettingError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 import kvlite as library
 from kvlite.jobs.output import Writer
@@ -188,21 +189,26 @@ def test_a_full_disk_ends_it_and_it_goes_on(job: Job, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_rows_name_documents_from_their_own_folder(
     kvlite: Run, model: Path, reports: Path, kind: str
 ) -> None:
-    short = {"max_new_tokens": 2} if kind == "jsonl" else '{"max_new_tokens": 2}'
+    short = '{"max_new_tokens": 2}' if kind == "csv" else {"max_new_tokens": 2}
     rows = [
         {"id": "1", "document": "reports/a.txt", "question": "Who sat?"},
         {"id": "2", "text": "Nobody was there.", "question": "Who was there?", "settings": short},
         {"id": "3", "document": "reports/a.txt", "question": "Where?"},
     ]
     tasks = reports.parent / f"tasks.{kind}"
-    with tasks.open("w", newline="") as file:
+    if kind == "parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = [dict.fromkeys(("document", "text", "settings")) | row for row in rows]
+        table[0]["settings"] = {"seed": 3}
+        parquet.write_table(arrow.Table.from_pylist(table), tasks)
+    with tasks.open("a", newline="") as file:
         if kind == "jsonl":
             file.write("\n".join(map(json.dumps, rows)))
-        else:
+        elif kind == "csv":
             made = csv.DictWriter(file, ["id", "document", "text", "question", "settings"])
             made.writeheader()
             made.writerows(rows)
@@ -211,6 +217,14 @@ def test_rows_name_documents_from_their_own_folder(
     assert [row["id"] for row in job.rows] == ["2", "1", "3"]  # the shorter one ends first
     assert all(row["metrics"]["together"] == 3 and row["answer"] for row in job.rows)
     assert [row["metrics"]["generated_tokens"] for row in job.rows] == [2, 4, 4]
+    if kind == "parquet":
+        out = reports.parent / "answers.parquet"
+        assert job.run("--out", out, "-q").code == 0
+        made = parquet.read_table(out).to_pylist()
+        assert [(row["id"], row["answer"]) for row in made] == [
+            (row["id"], row["answer"]) for row in job.rows
+        ]
+        assert json.loads(made[0]["metrics"])["generated_tokens"] == 2
 
 
 @pytest.mark.parametrize(
@@ -228,7 +242,7 @@ def test_rows_name_documents_from_their_own_folder(
         (['{"id": 1, "text": "a", "question": "c", "settings": {"top_k": -1}}'], "1: top_k -1"),
         (
             ['{"id": 1, "text": "a", "question": "c", "settings": {"budget": 9}}'],
-            "can have max_new",
+            "a row can have system",
         ),
         (['{"id": 1, "text": "a", "question": "c", "settings": "top_k"}'], "that are no JSON"),
         (['{"id": 1, "text": "a", "question": "c", "settings": [1]}'], "give an object"),
@@ -316,6 +330,40 @@ def test_two_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writer, "add", begins)
     job.run()
     assert second[0].code == 2 and "is being written by another program" in second[0].err
+
+
+def test_requests_in_the_form_of_openai(
+    kvlite: Run, refused: Refused, model: Path, tmp_path: Path
+) -> None:
+    said = "The cat sat on the mat. Who sat?"
+    asked = {"messages": [{"role": "user", "content": said}], "max_tokens": 3, "model": "any"}
+    told = {"role": "system", "content": [{"type": "text", "text": "Answer in rhymes."}]}
+    rhymes = {**asked, "messages": [told, *asked["messages"]]}  # type: ignore[misc]
+    tasks, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
+
+    def given(*bodies: dict[str, Any], **more: Any) -> list[object]:
+        lines = ({"custom_id": f"r{n}", "body": body, **more} for n, body in enumerate(bodies))
+        tasks.write_text("\n".join(map(json.dumps, lines)))
+        return ["batch", tasks, "--out", out, "--model", model]
+
+    assert kvlite(*given(asked, {**rhymes, "max_tokens": 5}), "-q").code == 0
+    rows = {row["custom_id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert len(rows) == 2 and all(row["error"] is None for row in rows.values())
+    runner = library.load(str(model))
+    for name, system, longest in (("r0", "", 3), ("r1", "Answer in rhymes.", 5)):
+        talk = runner.conversation(system=system, max_new_tokens=longest)
+        pieces = list(talk.stream(said))
+        completion = ChatCompletion.model_validate(rows[name]["response"]["body"])
+        (choice,) = completion.choices
+        assert choice.message.content == "".join(piece.text for piece in pieces)
+        assert completion.usage and completion.usage.completion_tokens == longest
+        assert completion.usage.prompt_tokens == pieces[-1].metrics.prompt_tokens
+    assert kvlite(*given(asked, rhymes), "--json").code == 2  # another request of the same id
+    refused(given(asked, url="/v1/embeddings"), "line 1 asks for '/v1/embeddings'")
+    refused(given({**asked, "n": 2}), "line 1: n, logprobs and tools")
+    refused(given({**asked, "kvlite": {"budget": "9"}}), "kvlite.budget is the job's")
+    refused(given({**asked, "messages": asked["messages"] * 2}), "a chat that goes on")
+    refused([*given(asked), "--questions", "Who?"], "leave out --questions")
 
 
 def test_python_rows(model: Path) -> None:
