@@ -258,8 +258,7 @@ class Conversation:
     ) -> Iterator[Piece]:
         """Go on with the last answer where it was stopped, or came to its length limit; errors are
         those of `stream`, and SettingError if it ended by itself, or is held to a schema."""
-        chosen = self.config.after_load(settings)
-        turn = self.history.continue_answer(chosen, callbacks)
+        turn = self.history.continue_answer(self.config.after_load(settings), callbacks)
         yield from self._answered(self._branch.nodes[-1], turn, callbacks.cancel)
 
     @alone_by_steps
