@@ -12,8 +12,6 @@ from kvlite.errors import DocumentError
 
 Attributes = dict[str, str]
 
-# What old files of Microsoft Office begin with, and new ones that have a password.
-OLE = b"\xd0\xcf\x11\xe0"
 # All markup of a document; that of a book of 1,000 pages has some 30 MiB.
 UNPACKED_LIMIT = 128 * 2**20
 # Markup of words packs to a tenth, of tables full of the same to a fiftieth.

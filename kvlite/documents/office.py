@@ -4,6 +4,10 @@ import posixpath
 from typing import NamedTuple
 
 from kvlite.documents.archive import Archive, Attributes
+from kvlite.errors import DocumentError
+
+# What old files begin with, and new ones that have a password.
+OLE = b"\xd0\xcf\x11\xe0"
 
 # Without the prefixes and the year that the two standards' names differ in.
 _PREFIXES = ("http://schemas.openxmlformats.org/", "http://purl.oclc.org/ooxml/")
@@ -59,6 +63,15 @@ def relations(archive: Archive, part: str) -> list[Relation]:
     if held in archive.names:
         archive.parse(held, begin)
     return found
+
+
+def require_new(data: bytes, label: str, program: str, suffix: str) -> None:
+    """Raises DocumentError for files of before 2007, and for those with a password."""
+    if data.startswith(OLE):
+        raise DocumentError(
+            f"{label} is an old {program} file or locked by a password: save it in {program} as "
+            f"{suffix} without a password."
+        )
 
 
 def document_part(archive: Archive, usual: str) -> str:

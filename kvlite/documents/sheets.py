@@ -4,7 +4,8 @@ import io
 from datetime import datetime
 from typing import Any
 
-from kvlite.documents.archive import OLE, Archive
+from kvlite.documents.archive import Archive
+from kvlite.documents.office import OLE
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 

@@ -1,10 +1,9 @@
 """PowerPoint slides (.pptx)."""
 
-from kvlite.documents.archive import OLE, Archive, Attributes
+from kvlite.documents.archive import Archive, Attributes
 from kvlite.documents.elements import Elements
-from kvlite.documents.office import OfficeNames, document_part, relations
+from kvlite.documents.office import OfficeNames, document_part, relations, require_new
 from kvlite.documents.tracker import Tracker
-from kvlite.errors import DocumentError
 
 _HTML_NAMES = {
     "a:p": "div",
@@ -28,11 +27,7 @@ def slides(data: bytes, tracker: Tracker) -> list[str]:
         ContextError: it is longer than could fit.
         Stopped: someone cancelled.
     """
-    if data.startswith(OLE):
-        raise DocumentError(
-            f"{tracker.label} is an old PowerPoint file or locked by a password: save it as .pptx "
-            "without a password."
-        )
+    require_new(data, tracker.label, "PowerPoint", ".pptx")
     archive, names, ids = Archive(data, tracker), OfficeNames(), list[str]()
 
     def begin(name: str, attributes: Attributes) -> None:

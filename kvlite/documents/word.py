@@ -5,12 +5,11 @@ Markup is parsed while it is unpacked, so it is never in memory as a whole.
 
 from collections.abc import Iterator
 
-from kvlite.documents.archive import OLE, Archive
-from kvlite.documents.office import OfficeNames, document_part, relations
+from kvlite.documents.archive import Archive
+from kvlite.documents.office import OfficeNames, document_part, relations, require_new
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
 from kvlite.documents.word_text import Notes, WordText
-from kvlite.errors import DocumentError
 
 
 def word_text(data: bytes, tracker: Tracker) -> str:
@@ -22,11 +21,7 @@ def word_text(data: bytes, tracker: Tracker) -> str:
         ContextError: it is longer than could fit.
         Stopped: someone cancelled.
     """
-    if data.startswith(OLE):
-        raise DocumentError(
-            f"{tracker.label} is an old Word file or locked by a password: save it in Word as "
-            ".docx without a password."
-        )
+    require_new(data, tracker.label, "Word", ".docx")
     archive, names = Archive(data, tracker), OfficeNames()
 
     def read(part: str, text: WordText, *, shown: bool = False) -> list[str]:
