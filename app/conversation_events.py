@@ -135,6 +135,14 @@ class ConversationEvents:
             return {self.parts.status: gr.skip()}
         return self._do(view, lambda: self.service.switch(view.owner, id, branch))
 
+    def former(self, id: str, start: int, request: gr.Request) -> Updates:
+        """Go to the branch before this one."""
+        return self.switch(id, start, (self._view(request, id).branch() or 1) - 1, request)
+
+    def later(self, id: str, start: int, request: gr.Request) -> Updates:
+        """Go to the branch after this one."""
+        return self.switch(id, start, (self._view(request, id).branch() or 1) + 1, request)
+
     def follow(self, id: str, start: int, stage: str, request: gr.Request) -> Iterator[Updates]:
         """Show what is done for a conversation as it comes. Its outputs are few, as the page goes
         through all of them at every step."""

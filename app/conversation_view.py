@@ -164,11 +164,16 @@ class ConversationView:
         keys, parts = shown.answer_keys(), self.parts
         account, html = self.account(keys[-1] if keys else None)
         ended = account.get("ledger", {}).get("finish_reason")
-        branches = [(each.title, number) for number, each in enumerate(record.branches, 1)]
+        count = len(record.branches)
+        branches = [
+            (f"{number}/{count} \u00b7 {each.title}", number)
+            for number, each in enumerate(record.branches, 1)
+        ]
+        current, several = record.branch or 1, count > 1
         return {
-            parts.branches: gr.Dropdown(
-                choices=branches, value=record.branch, visible=len(branches) > 1
-            ),
+            parts.former: gr.Button(visible=several, interactive=current > 1),
+            parts.branches: gr.Dropdown(choices=branches, value=record.branch, visible=several),
+            parts.later: gr.Button(visible=several, interactive=current < count),
             parts.name: record.title if record.said or record.name else "",
             parts.chosen: record.questions,
             parts.model: model_name(self.service.model_host.settings.model),

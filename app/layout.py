@@ -76,7 +76,9 @@ class Parts:
             self.chat,
             self.status,
             self.box,
+            self.former,
             self.branches,
+            self.later,
             self.listing,
             self.name,
             self.model,
@@ -106,9 +108,6 @@ class Parts:
         self.listing = gr.Radio([], label="Conversations", elem_id="listing", **bare)
 
     def _conversation(self) -> None:
-        self.branches = gr.Dropdown(
-            [], label="Branch", visible=False, elem_id="branches", interactive=True
-        )
         self.earlier = gr.Button(
             "Show earlier messages", visible=False, size="sm", elem_id="earlier"
         )
@@ -126,7 +125,20 @@ class Parts:
             placeholder="### Ask anything, or drop a document anywhere on this page",
             examples=EXAMPLES,
         )
-        self.go_on = gr.Button("Continue", visible=False, size="sm", elem_id="continue")
+        small: dict[str, Any] = {"size": "sm", "min_width": 0, "visible": False}
+        with gr.Row(elem_id="last"):
+            self.former = gr.Button("\u2039", elem_id="former", **small)
+            self.branches = gr.Dropdown(
+                [],
+                label="Branch",
+                show_label=False,
+                container=False,
+                visible=False,
+                elem_id="branches",
+                interactive=True,
+            )
+            self.later = gr.Button("\u203a", elem_id="later", **small)
+            self.go_on = gr.Button("Continue", elem_id="continue", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
         self.box = gr.MultimodalTextbox(
             label="Message",

@@ -106,6 +106,8 @@ class _Wiring:
             (parts.chat.edit, events.edit, shown),
             (parts.fork.click, events.branch, [*shown, parts.chosen]),
             (parts.branches.input, events.switch, [*shown, parts.branches]),
+            (parts.former.click, events.former, shown),
+            (parts.later.click, events.later, shown),
         ):
             self._follow(event(act, inputs, [*parts.view, parts.side], **_WORK))
         parts.box.stop(events.stop, [here], None, **_AT_ONCE)
