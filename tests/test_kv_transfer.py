@@ -13,7 +13,7 @@ from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
 from kvlite.engine.callbacks import Callbacks
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.store import HostKVLayer
-from kvlite.offload.kv.swap import RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.kv.swap import RECENT, SINKS, Exchange, swap_in, swap_in_place
 from kvlite.offload.kv.transfer import KVTransfer
 from tests.conftest import Tiny
 from tests.interpreted import DEVICE, kernels
@@ -372,3 +372,33 @@ def test_a_token_goes_where_the_device_says() -> None:
         target = target.pin_memory() if DEVICE != HOST else target
         kernel.put_rows(rows, target, torch.tensor([3], device=DEVICE))
     assert target[:, :, 3:4].equal(rows.cpu()) and not target[:, :, [0, 1, 2, 4]].any()
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="needs triton")
+@pytest.mark.parametrize("remembers", [False, True])
+def test_entries_are_exchanged_in_one_launch(remembers: bool) -> None:
+    """As by torch, among heads of a longer line."""
+    random = torch.Generator().manual_seed(1)
+    given = [torch.randn(2, 3, 7, 48, generator=random).to(DEVICE) for _ in range(2)]
+    positions = torch.randint(100, (2, 3, 7), generator=random).to(DEVICE)
+    slots = torch.rand(2, 3, 20, generator=random).argsort(-1)[..., :7].to(DEVICE)
+    comes = (torch.rand(2, 3, 7, generator=random) > 0.4).to(DEVICE)
+    exchange, made = Exchange(slots, comes, *given, positions), []
+    with kernels("kvlite.ops.triton_exchange") as kernel:
+        for by_torch in (True, False):
+            sizes, rows = [((0,), 5), ((1, 2, 3), 20)], 2 * remembers
+            layer = LayerCache(
+                sizes, batch=2, dim=48, dtype=torch.float32, device=HOST, decode_rows=rows
+            )
+            head_group = layer.head_groups[1]
+            tensors = layer.keys, layer.values, layer.positions, head_group.rows
+            for each in tensors[: 3 + remembers]:
+                each.fill_(7)
+            if by_torch:
+                exchange.make(head_group)
+            else:
+                own = head_group.residual_keys, head_group.residual_values
+                into = (*own, head_group.residual_positions)
+                kernel.put_entries((*given, positions), slots, comes, into, head_group.rows)
+            made.append(tensors[: 3 + remembers])
+    assert all(one.equal(two) for one, two in zip(*made, strict=True))

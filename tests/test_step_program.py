@@ -153,10 +153,6 @@ def same_store(mine: Recall, plain: Recall) -> None:
         known = own.index.used
         assert known == other.index.used
         assert own.index.signs[:, :, :known].equal(other.index.signs[:, :, :known])
-        assert torch.cat([*own.fresh, own.head_group.keys[:, :, :0]], 2).shape[2] < 16
-        assert all(
-            one.allclose(two, atol=1e-5) for one, two in zip(own.fresh, other.fresh, strict=True)
-        )
 
 
 @pytest.mark.cases(1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvlite.cache.quantized import rotation
 from kvlite.offload.kv import index as searched
 from kvlite.offload.kv.index import Index
 from tests.interpreted import DEVICE, kernels
@@ -50,6 +51,23 @@ def check(
     assert (found[..., index.used :] == 0).all()
     used = torch.tensor([index.used], device=DEVICE)
     assert kernel.search(turned, index.signs, index.sizes, used, entries).equal(found)
+
+
+def test_a_key_is_added(kernel: ModuleType) -> None:
+    """As many at once: to a place that the host knows, or the device."""
+    for dim, dtype in ((128, torch.float32), (80, torch.bfloat16), (16, torch.float32)):
+        index, _ = index_of(2, 3, 1, dim, used=20, room=9)
+        keys = torch.randn(2, 3, 1, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+        others = index.signs[:, :, :20].clone()
+        turn = rotation(dim, DEVICE)
+        for place in (22, torch.tensor([25], device=DEVICE)):
+            held = index.mean, index.balance, turn, index.signs, index.sizes
+            kernel.put_keys(keys.to(DEVICE), *held, place)
+        assert index.signs[:, :, :20].equal(others) and index.sizes[:, :, [21, 23]].isnan().all()
+        index.add(keys.to(DEVICE))
+        for place in (22, 25):
+            assert index.signs[:, :, place].equal(index.signs[:, :, 20])
+            assert torch.allclose(index.sizes[:, :, place], index.sizes[:, :, 20], rtol=1e-5)
 
 
 @pytest.mark.cases(4)

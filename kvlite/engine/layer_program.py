@@ -8,8 +8,7 @@ from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.rotary import Rotation
-from kvlite.offload import Recall
-from kvlite.offload.kv.recall_program import RecallProgram
+from kvlite.offload.kv.recall_program import RecallClock, RecallProgram
 from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
 from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
@@ -36,7 +35,7 @@ class LayerProgram:
         mask: SparseAttentionMask | None,
         position: Tensor,
         seen: int,
-        recall: Recall | None,
+        clock: RecallClock | None,
     ) -> None:
         self.layer, self.policy, self.position = layer, policy, position
         self.mask, self.seen, self.writes = mask, seen, True
@@ -49,8 +48,8 @@ class LayerProgram:
         self.longest = max(capacities)
         self.evicts = not groups[0].room
         self.recall = None
-        if recall is not None and recall.store.layers[index].index is not None:
-            self.recall = RecallProgram(recall, index, layer, position, evicts=self.evicts)
+        if clock is not None and clock.recall.store.layers[index].index is not None:
+            self.recall = RecallProgram(clock, index, layer, evicts=self.evicts)
         self.remembers = policy.remembers(layer)
         self.segmented = any(group.segment is not None for group in groups)
         if self.segmented or self.remembers:

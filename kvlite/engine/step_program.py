@@ -19,7 +19,7 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
 from kvlite.offload import Recall
-from kvlite.offload.kv.recall_program import recall_refusal
+from kvlite.offload.kv.recall_program import RecallClock, recall_refusal
 
 
 def refusal(
@@ -94,8 +94,9 @@ class StepProgram:
         self.modules, self.sampler = model.layers, sampler
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
+        self.clock = None if recall is None else RecallClock(recall, self.position)
         self.layers = [
-            LayerProgram(index, layer, policy, mask, self.position, cache.seen, recall)
+            LayerProgram(index, layer, policy, mask, self.position, cache.seen, self.clock)
             for index, (layer, policy, mask) in enumerate(
                 zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
             )
@@ -132,6 +133,8 @@ class StepProgram:
     def run(self) -> Tensor:
         """Put the token through the model: logits of the next one, `(1, vocab)` float32, which is
         drawn from them unless a grammar has to be asked."""
+        if self.clock is not None:
+            self.clock.tick()
         hidden = self.model.embed(self.token[:, None])
         rotations = self.model.rotations_at(self.position, self.model.dtype)
         for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):

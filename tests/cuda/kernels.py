@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.cache.quantized import unpacked_codes
+from kvlite.cache.quantized import packed_codes, unpacked_codes
 
 Arguments = SimpleNamespace
 
@@ -55,6 +55,14 @@ def averaged(given: Arguments) -> None:
     given.scores.flatten(0, 1)[:, :used] = (given.logits[..., :used] - whole).exp().mean(1)
 
 
+def put_signs(given: Arguments) -> None:
+    place, keys = int(given.place), given.keys[:, :, 0].float()
+    assert place < given.capacity == given.signs.shape[2]
+    turned = (keys - given.mean) * given.balance @ given.rotation
+    given.signs[:, :, place] = packed_codes(F.pad(turned > 0, (0, -given.DIM % 64)), 1)
+    given.sizes[:, :, place] = turned.abs().mean(-1)
+
+
 def gather(given: Arguments) -> None:
     """The first head's entries are given, and how far it is to the next."""
     heads, batch = given.grid[1:]
@@ -71,6 +79,17 @@ def gather(given: Arguments) -> None:
     assert int(places.max()) < slots
     index = places.clamp(min=0)[..., None].expand(-1, -1, -1, given.DIM)
     out.copy_(torch.where((places >= 0)[..., None], source.gather(2, index), 0))
+
+
+def exchange(given: Arguments) -> None:
+    """The last two dimensions of what is written are dense."""
+    comes = given.comes.bool()
+    batch, head, _ = comes.nonzero(as_tuple=True)
+    at = batch, head, given.slots[comes]
+    given.own_keys[at], given.own_values[at] = given.keys[comes], given.values[comes]
+    given.own_positions[at] = given.positions[comes].int()
+    if given.rows is not None:
+        given.rows[at[0], at[1], :, at[2]] = 0.0
 
 
 def put(given: Arguments) -> None:
@@ -144,6 +163,8 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_ragged._attend_split": attend_ragged,
     "triton_topk._logits_of": logits_of,
     "triton_topk._averaged": averaged,
+    "triton_topk._put_signs": put_signs,
+    "triton_exchange._exchange": exchange,
     "triton_gather._gather": gather,
     "triton_gather._put": put,
     "triton_layer_ops._norm": norm,

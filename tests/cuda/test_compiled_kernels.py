@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from kvlite.ops import triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
+from kvlite.ops.triton_exchange import put_entries
 from kvlite.ops.triton_gather import gather_rows, put_rows
 from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_topk import search
@@ -77,6 +78,25 @@ def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
     search(index.turned(queries), index.signs, index.sizes, used, ENTRIES + 16)
 
 
+def indexed() -> None:
+    """A token's key."""
+    keys = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16, device=DEVICE)
+    index = Index.of(keys, keys.square().sum(2).float(), 64)
+    for place in (ENTRIES, torch.full((1,), ENTRIES, device=DEVICE)):
+        index.put(keys[:, :, :1], place)
+
+
+def exchanged() -> None:
+    """Entries that come back, with what is remembered of attention."""
+    held = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16, device=DEVICE)
+    positions = torch.zeros(1, KV_HEADS, ENTRIES, dtype=torch.int32, device=DEVICE)
+    slots = torch.arange(128, device=DEVICE).expand(1, KV_HEADS, -1)
+    entries = held[:, :, :128], held[:, :, :128], slots
+    rows = torch.zeros(1, KV_HEADS, 4, ENTRIES, device=DEVICE)
+    for own in (None, rows):
+        put_entries(entries, slots, slots > 5, (held, held, positions), own)
+
+
 def moved() -> None:
     """Entries from pinned memory, and a token's back."""
     host: Tensor = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16).pin_memory()
@@ -122,6 +142,8 @@ WORK: dict[str, Callable[[], None]] = {
     "search, dim 64": lambda: searched(dim=64),
     "search, dim 256": lambda: searched(rows=2, dim=256),
     "search in a program": lambda: searched(known=False),
+    "key into an index": indexed,
+    "exchange": exchanged,
     "gather": moved,
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),

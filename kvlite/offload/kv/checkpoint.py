@@ -101,7 +101,6 @@ class HostKVCheckpoint:
                 layer.cache, layer.disk = made, None
             layer.read = layer.head_group.used = mark.read
             layer.cached_scores, layer.scored_by = mark.cached_scores, mark.scored_by
-            layer.fresh = []
             if layer.index is not None:
                 layer.index.used = mark.read
         store.seen, store.states = self.seen, self.states

@@ -67,7 +67,7 @@ def _copied(layer: HostKVLayer, home: Callable[[Tensor], Tensor] | None) -> Host
     (cache,), index = copied([layer.cache], HOST, home), layer.index
     if index is not None:
         index = replace(index, signs=index.signs.clone(), sizes=index.sizes.clone())
-    return replace(layer, cache=cache, index=index, disk=None, fresh=[])
+    return replace(layer, cache=cache, index=index, disk=None)
 
 
 class _Pages:

@@ -81,23 +81,8 @@ class Index:
 
     def add(self, keys: Tensor) -> None:
         """Append keys `(batch, kv heads, n, dim)`."""
-        dim = keys.shape[3]
-        if keys.dtype == torch.float32 and keys.shape[2] <= FEW and has_compiled(keys.device):
-            from kvlite.ops.numba_search import add as compiled
-
-            given = np.ascontiguousarray(_lines(keys)), _lines(self.mean), _lines(self.balance)
-            compiled(*given, *self._arrays(), self.used)
-            self.used += keys.shape[2]
-            return
-        turn, balance = rotation(dim, keys.device), self.balance[:, :, None]
-        at, end = self.used, self.used + keys.shape[2]
-        for part in _parts(keys):
-            turned = (part.float() - self.mean[:, :, None]) * balance @ turn
-            to = slice(at, at + part.shape[2])
-            self.signs[:, :, to] = packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1)
-            self.sizes[:, :, to] = turned.abs().mean(-1)
-            at = to.stop
-        self.used = end
+        self._write(keys, self.used)
+        self.used += keys.shape[2]
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Signs in words, and sizes, as compiled loops take them."""
@@ -151,17 +136,45 @@ class Index:
             each.masked_fill_(torch.arange(most, device=each.device) >= known, -torch.inf)
         return F.pad(each.softmax(-1).mean(2), (0, entries - most))
 
-    def put(self, keys: Tensor, place: Tensor) -> None:
-        """Write a key a head, `(batch, kv heads, 1, dim)`, at a place `(1,)` int64 on the device,
-        which is not counted."""
+    def put(self, keys: Tensor, place: int | Tensor) -> None:
+        """Write a key a head, `(batch, kv heads, 1, dim)`, which is not counted.
+
+        Args:
+            place: a number, or `(1,)` int64 on the device.
+        """
+        if keys.is_meta:
+            return
+        turn = rotation(keys.shape[3], keys.device)
+        if has_triton(keys.device):
+            from kvlite.ops.triton_topk import put_keys
+
+            given = self.mean, self.balance, turn, self.signs, self.sizes, place
+            put_keys(keys, *given)
+        elif isinstance(place, Tensor):
+            signs, sizes = self._signs(keys)
+            self.signs.index_copy_(2, place, signs)
+            self.sizes.index_copy_(2, place, sizes)
+        else:
+            self._write(keys, place)
+
+    def _write(self, keys: Tensor, at: int) -> None:
+        """Write keys `(batch, kv heads, n, dim)` from a place on."""
+        if keys.dtype == torch.float32 and keys.shape[2] <= FEW and has_compiled(keys.device):
+            from kvlite.ops.numba_search import add as compiled
+
+            given = np.ascontiguousarray(_lines(keys)), _lines(self.mean), _lines(self.balance)
+            compiled(*given, *self._arrays(), at)
+            return
+        for part in _parts(keys):
+            to = slice(at, at := at + part.shape[2])
+            self.signs[:, :, to], self.sizes[:, :, to] = self._signs(part)
+
+    def _signs(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Signs and sizes of keys `(batch, kv heads, n, dim)`."""
         dim = keys.shape[3]
         centered = (keys.float() - self.mean[:, :, None]) * self.balance[:, :, None]
         turned = centered @ rotation(dim, keys.device)
-        planes = F.pad(turned > 0, (0, -dim % WORD)).unflatten(-1, (8, -1)).int()
-        weights = torch.arange(8, device=keys.device)[:, None]
-        packed = (planes << weights).sum(-2, dtype=torch.int32).byte()
-        self.signs.index_copy_(2, place, packed)
-        self.sizes.index_copy_(2, place, turned.abs().mean(-1))
+        return packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1), turned.abs().mean(-1)
 
 
 def index_entry_bytes(dim: int) -> int:

@@ -5,13 +5,12 @@ there: both memories are one to the device. The storage has room for the whole a
 of it is filled is computed from the token's position.
 """
 
-import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
-from kvlite.offload.kv.swap import CANDIDATES, exchanged
+from kvlite.offload.kv.swap import CANDIDATES, Filled, exchanged
 from kvlite.offload.kv.transfer import put_in_place, read_in_place
 from kvlite.ops.heads import of_heads
 
@@ -27,14 +26,38 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
         return "what was read is not where the GPU itself reads it"
     if layer.packed and recall.entries:
         return "recall brings entries into a quantized cache by way of the host"
-    if not recall.entries:
-        return None
     if not is_ordered(head_group):
         return "recall has only some of the tokens"
+    if not recall.entries:
+        return None
     wanted = [recall.count(group.capacity) for group in layer.head_groups]
     if any(count > group.used for count, group in zip(wanted, layer.head_groups, strict=True)):
         return "the cache has fewer entries than a token may want"
     return None if CANDIDATES * max(wanted) <= head_group.used else "little was read"
+
+
+class RecallClock:
+    """How much was read, as numbers on the device that follow from the token's position.
+
+    Attributes:
+        position: of the token, `(1,)` int64.
+        places: those of the host store, and one more that no entry has.
+        known: entries in the indexes, `(1,)` int64.
+        filled: how much of the host store is.
+    """
+
+    def __init__(self, recall: Recall, position: Tensor) -> None:
+        layers = [layer for layer in recall.store.layers if layer.index is not None]
+        self.recall, self.position = recall, position
+        self.places = 1 + max((layer.head_group.capacity for layer in layers), default=0)
+        self._indexed = max((layer.index.used for layer in layers if layer.index), default=0)
+        self.tick()
+
+    def tick(self) -> None:
+        """Compute them for the position."""
+        seen = self.position + 1
+        self.known = seen - (seen - self._indexed) % INDEXED_AT_ONCE
+        self.filled = Filled.of(seen, self.places)
 
 
 class RecallProgram:
@@ -44,17 +67,14 @@ class RecallProgram:
         reached: the head groups that entries come back to.
     """
 
-    def __init__(
-        self, recall: Recall, index: int, layer: LayerCache, position: Tensor, *, evicts: bool
-    ) -> None:
+    def __init__(self, clock: RecallClock, index: int, layer: LayerCache, *, evicts: bool) -> None:
         """For a layer that sees everything, if `recall_refusal` has no reason against it.
 
         Args:
-            position: of the token, `(1,)` int64 on the device.
             evicts: whether a token overwrites an entry of the layer.
         """
-        self.recall, self.source, self.position = recall, recall.store.layers[index], position
-        source = self.source.head_group
+        self.clock, self.recall, self.position = clock, clock.recall, clock.position
+        recall, self.source = self.recall, self.recall.store.layers[index]
         assert self.source.index is not None
         self.index = self.source.index
         self.reached = [
@@ -62,17 +82,10 @@ class RecallProgram:
             for group in layer.head_groups
             if recall.reaches(index, group) or (evicts and recall.wants(group))
         ]
-        self.came = recall.counter(position.device)
+        self.came = recall.counter(self.position.device)
         # A place that no entry has, for slots that are free.
-        self.nowhere = source.capacity
         for group in self.reached:
-            group.residual_positions[:, :, group.used :] = self.nowhere
-        first = source.residual_keys[:, :, :INDEXED_AT_ONCE]
-        self.fresh = torch.zeros(first.shape, dtype=first.dtype, device=position.device)
-        for place, keys in enumerate(self.source.fresh):
-            self.fresh[:, :, place : place + 1] = keys
-            self.index.put(keys, torch.full_like(position, self.index.used + place))
-        self.begun = self.index.used
+            group.residual_positions[:, :, group.used :] = clock.places - 1
 
     @property
     def room(self) -> int:
@@ -83,14 +96,11 @@ class RecallProgram:
     def tell(self, keys: Tensor, values: Tensor) -> None:
         """Let the host store have the token, `(1, kv heads, 1, dim)`, which does not count yet."""
         put_in_place(self.source.head_group, keys, values, self.position)
-        self.fresh.index_copy_(2, (self.position - self.begun) % INDEXED_AT_ONCE, keys)
         self.index.put(keys, self.position)
 
     def scores(self, queries: Tensor) -> Tensor:
         """As `Recall.scores`, for every entry that there is room for and `nowhere`."""
-        seen = self.position + 1
-        known = seen - (seen - self.begun) % INDEXED_AT_ONCE
-        return self.index.estimates(queries, known, self.nowhere + 1)
+        return self.index.estimates(queries, self.clock.known, self.clock.places)
 
     def bring_back(
         self, group: KVHeadGroup, queries: Tensor, scores: Tensor, *, writes: bool
@@ -98,8 +108,8 @@ class RecallProgram:
         """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
         source, count = self.source.head_group, self.recall.count(group.used)
         places = group.residual_positions.long()
-        own, seen = of_heads(scores, group.heads), self.position + 1
-        given = queries, own, source, count, read_in_place, seen
+        own = of_heads(scores, group.heads)
+        given = queries, own, source, count, read_in_place, self.clock.filled
         exchange = exchanged(group, places, *given)
         if writes:
             self.came.add_(exchange.comes.sum())
@@ -110,9 +120,6 @@ class RecallProgram:
         source = self.source.head_group
         source.residual_positions[:, :, seen] = seen
         source.used += 1
-        if source.used - self.index.used == INDEXED_AT_ONCE:
-            self.index.used = source.used
-        pending = source.used - self.index.used
-        self.source.fresh = [self.fresh[:, :, place : place + 1] for place in range(pending)]
+        self.source.count()
         for group in self.reached:
             self.recall.wanted += self.recall.count(group.used) * len(group.heads)

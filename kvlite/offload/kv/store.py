@@ -35,7 +35,6 @@ class HostKVLayer:
         cached_scores: `(batch, heads, read)` float32, from a method that scores entries once.
         scored_by: that method's spec.
         disk: where `cache` is, if not in memory.
-        fresh: keys of the answer that are not in the index yet, on the model's device.
     """
 
     cache: LayerCache
@@ -45,12 +44,17 @@ class HostKVLayer:
     cached_scores: Tensor | None = None
     scored_by: str = ""
     disk: Disk | None = None
-    fresh: list[Tensor] = field(default_factory=list)
 
     @property
     def head_group(self) -> KVHeadGroup:
         """The only one, with all KV heads."""
         return self.cache.head_groups[0]
+
+    def count(self) -> None:
+        """Let the index have what the answer added, a few entries at a time."""
+        assert self.index is not None
+        if self.head_group.used - self.index.used == INDEXED_AT_ONCE:
+            self.index.used = self.head_group.used
 
     def append(
         self,
@@ -245,20 +249,19 @@ class HostKVStore:
         layer = self.layers[index]
         if layer.index is None:
             return
-        head_group, fresh = layer.head_group, [*layer.fresh, keys]
-        if head_group.used + 1 - layer.index.used == INDEXED_AT_ONCE:
-            layer.index.add(torch.cat(fresh, 2))
+        head_group = layer.head_group
+        layer.index.put(keys, head_group.used)
         if self.transfer is None:
             head_group.append(keys, values, torch.tensor([position], dtype=torch.int32))
         else:
             self.transfer.put(head_group, keys, values, position)
-        layer.fresh = fresh if layer.index.used < head_group.used else []
+        layer.count()
 
     def forget_answer(self) -> None:
         """Drop the entries of the answer since the last reading."""
         self._wait()
         for layer in self.layers:
-            layer.head_group.used, layer.fresh = layer.read, []
+            layer.head_group.used = layer.read
             if layer.index is not None:
                 layer.index.used = layer.read
 

@@ -10,9 +10,32 @@ from kvlite.cache import KVHeadGroup, Selection
 from kvlite.cache.selection import wide
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import FetchedKV
+from kvlite.ops.device import has_triton
 
 CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
+
+
+@dataclass(frozen=True)
+class Filled:
+    """How much of a source is filled, as a device knows it.
+
+    Attributes:
+        seen: entries, `(1,)` int64.
+        forced: `(n,)` bool, of all places: the first few and those from the recent ones on.
+        beyond: `(n,)` bool, the places without an entry.
+    """
+
+    seen: Tensor
+    forced: Tensor
+    beyond: Tensor
+
+    @classmethod
+    def of(cls, seen: Tensor, places: int) -> "Filled":
+        """For a source with so many places."""
+        every = torch.arange(places, device=seen.device)
+        return cls(seen, (every < SINKS) | (every >= seen - RECENT), every >= seen)
+
 
 Fetch = Callable[[KVHeadGroup, KVHeadGroup, Tensor, Tensor], FetchedKV]
 
@@ -95,7 +118,7 @@ def exchanged(
     source: KVHeadGroup,
     count: int,
     fetch: Fetch,
-    seen: Tensor | None = None,
+    filled: Filled | None = None,
 ) -> "Exchange":
     """What `swap_in_place` is about to do.
 
@@ -104,16 +127,14 @@ def exchanged(
     Args:
         places: the positions of what is in the head group's first slots, `(batch, heads, slots)`
             int64; in those that are free, one that no entry has.
-        seen: `(1,)` int64 on the device, how many entries the source has if these are fewer than
-            there are scores.
+        filled: how much of the source is, if there are more scores.
     """
     scores, slots = scores.nan_to_num(), places.shape[2]
     entries: int | Tensor = scores.shape[2]
     worth_of = scores
-    if seen is not None:
-        entries, every = seen, torch.arange(scores.shape[2], device=scores.device)
-        worth_of = scores.masked_fill(every >= seen, torch.inf)
-    candidates = _candidates(scores, count, seen)
+    if filled is not None:
+        entries, worth_of = filled.seen, scores.masked_fill(filled.beyond, torch.inf)
+    candidates = _candidates(scores, count, filled)
     slot_of = torch.full_like(scores, -1, dtype=torch.int32)
     numbers = torch.arange(slots, dtype=torch.int32, device=scores.device)
     slot_of.scatter_(2, places, numbers.expand(places.shape))
@@ -124,7 +145,7 @@ def exchanged(
     missing = held < 0
     # Entries that are not held are marked in an additional last place.
     stays = torch.zeros(*places.shape[:2], slots + 1, dtype=torch.bool, device=scores.device)
-    stays.scatter_(2, torch.where(missing, slots, held), True)
+    stays.scatter_(2, held.masked_fill(missing, slots), True)
     worth = worth_of.gather(2, places).masked_fill_(stays[:, :, :slots], torch.inf)
     leaving = worth.topk(count, largest=False).indices
     comes, order = _first(missing)
@@ -152,8 +173,15 @@ class Exchange:
     positions: Tensor
 
     def make(self, head_group: KVHeadGroup) -> None:
-        """Put them there; where none comes, what is there is written again."""
+        """Put them there; where none comes, what is there stays."""
         slots, comes = self.slots, self.comes
+        if has_triton(slots.device):
+            from kvlite.ops.triton_exchange import put_entries
+
+            own = head_group.residual_keys, head_group.residual_values
+            given = (self.keys, self.values, self.positions), slots, comes
+            put_entries(*given, (*own, head_group.residual_positions), head_group.rows)
+            return
         along, chosen = wide(slots, self.keys), comes[..., None]
         keys = torch.where(chosen, self.keys, head_group.residual_keys.gather(2, along))
         values = torch.where(chosen, self.values, head_group.residual_values.gather(2, along))
@@ -183,18 +211,17 @@ def _slots(head_group: KVHeadGroup, source: KVHeadGroup) -> Tensor:
     return torch.searchsorted(order, head_group.positions[:, :, : head_group.used].contiguous())
 
 
-def _candidates(scores: Tensor, count: int, seen: Tensor | None = None) -> Tensor:
+def _candidates(scores: Tensor, count: int, filled: Filled | None = None) -> Tensor:
     """The entries that may be wanted, several times `count`, `(batch, heads, n)`; the first few and
-    the recent ones always among them. `seen` as in `exchanged`."""
+    the recent ones always among them."""
     entries = scores.shape[2]
-    if seen is None:
+    if filled is None:
         forced = scores.clone()
         forced[:, :, :SINKS] = torch.inf
         forced[:, :, entries - RECENT :] = torch.inf
     else:
-        every = torch.arange(entries, device=scores.device)
-        forced = scores.masked_fill((every < SINKS) | (every >= seen - RECENT), torch.inf)
-        forced.masked_fill_(every >= seen, -torch.inf)
+        forced = scores.masked_fill(filled.forced, torch.inf)
+        forced.masked_fill_(filled.beyond, -torch.inf)
     return forced.topk(min(entries, CANDIDATES * count), sorted=False).indices
 
 
