@@ -5,12 +5,14 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
 import kvlite
 from kvlite.engine.callbacks import Callbacks
@@ -235,15 +237,19 @@ def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.Monk
     talk = chat(tiny.model, **SMALL)
     pieces = talk.stream_tokens(random_ids(200)[0].tolist(), ignore_eos=True)
     next(pieces), next(pieces)
-    layer = tiny.model.layers[2]
-    forward = layer.forward
+    through = tiny.model.step_layer
     with monkeypatch.context() as broken:
 
-        def fail(*args: Any, **given: Any) -> Any:
-            forward(*args, **given)
-            raise Interrupted
+        def fail(index: int) -> Callable[..., Tensor]:
+            def forward(*args: Any, **given: Any) -> Tensor:
+                out = through(index)(*args, **given)
+                if index == 2:
+                    raise Interrupted
+                return out
 
-        broken.setattr(layer, "forward", fail)
+            return forward
+
+        broken.setattr(tiny.model, "step_layer", fail)
         with pytest.raises(Interrupted):
             next(pieces)
     assert talk.cache.writing

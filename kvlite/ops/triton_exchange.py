@@ -80,7 +80,8 @@ def _exchange(
         tl.store(own_keys + to, tl.load(keys + entry * DIM + channels, mask=inside), mask=inside)
         value = tl.load(values + entry * DIM + channels, mask=inside)
         tl.store(own_values + to, value, mask=inside)
-        for row in range(ROWS):
-            tl.store(rows + batch * r_batch + head * r_head + row * r_row + slot, 0.0)
+        if rows is not None:
+            for row in range(ROWS):
+                tl.store(rows + batch * r_batch + head * r_head + row * r_row + slot, 0.0)
         position = tl.load(positions + entry).to(tl.int32)
         tl.store(own_positions + batch * p_batch + head * p_head + slot, position)
