@@ -51,7 +51,7 @@ class HostKVLayer:
         return self.cache.head_groups[0]
 
     def count(self) -> None:
-        """Let the index have what the answer added, a few entries at a time."""
+        """Let what the answer added count in the index, a few entries at a time."""
         assert self.index is not None
         if self.head_group.used - self.index.used == INDEXED_AT_ONCE:
             self.index.used = self.head_group.used
@@ -250,12 +250,16 @@ class HostKVStore:
         if layer.index is None:
             return
         head_group = layer.head_group
-        layer.index.put(keys, head_group.used)
-        if self.transfer is None:
-            head_group.append(keys, values, torch.tensor([position], dtype=torch.int32))
-        else:
+        if self.transfer is not None:
+            layer.index.put(keys, head_group.used)
             self.transfer.put(head_group, keys, values, position)
-        layer.count()
+            layer.count()
+            return
+        pending, end = head_group.used - layer.index.used, head_group.residual_len
+        if pending + 1 == INDEXED_AT_ONCE:
+            before = head_group.residual_keys[:, :, end - pending : end]
+            layer.index.add(torch.cat([before, keys], 2))
+        head_group.append(keys, values, torch.tensor([position], dtype=torch.int32))
 
     def forget_answer(self) -> None:
         """Drop the entries of the answer since the last reading."""
