@@ -3,8 +3,9 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2 and
-granitemoehybrid were written from memory: their sizes may not be the published.
+ernie4_5, glm4, glm4_moe, ministral3, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text,
+qwen3_5_moe_text, lfm2 and granitemoehybrid were written from memory: their sizes may not be the
+published.
 """
 
 from typing import Any
@@ -426,6 +427,46 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         head_dim=128,
         partial_rotary_factor=0.5,
         rope_theta=10000.0,
+    ),
+    "GLM-4.5-Air": _config(
+        "glm4_moe",
+        (4096, 10944, 46, 96, 8, 151552, 131072),
+        attention_bias=True,
+        eos_token_id=[151329, 151336, 151338],
+        first_k_dense_replace=1,
+        head_dim=128,
+        moe_intermediate_size=1408,
+        n_group=1,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        num_experts_per_tok=8,
+        num_nextn_predict_layers=1,
+        partial_rotary_factor=0.5,
+        rope_scaling=None,
+        rope_theta=1000000,
+        routed_scaling_factor=1.0,
+        tie_word_embeddings=False,
+        topk_group=1,
+        use_qk_norm=False,
+    ),
+    "Ministral-3-8B, its text alone": _config(
+        "ministral3",
+        (4096, 14336, 34, 32, 8, 131072, 262144),
+        head_dim=128,
+        rope_parameters={
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384,
+            "rope_theta": 1000000.0,
+            "rope_type": "yarn",
+            "type": "yarn",
+        },
+        sliding_window=None,
     ),
     "gpt-oss-20b": _config(
         "gpt_oss",

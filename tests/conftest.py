@@ -129,6 +129,23 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2Config", {**ALTERNATING, "logit_scale": 0.25}),
     "ernie4-5": ("Ernie4_5Config", {"head_dim": 16}),
     "glm4": ("Glm4Config", {"head_dim": 16}),
+    "glm4-moe": (
+        "Glm4MoeConfig",
+        {
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 16,
+            **_rope("yarn", original_max_position_embeddings=128, llama_4_scaling_beta=0.5),
+        },
+    ),
     "gpt-oss": (
         "GptOssConfig",
         {
@@ -225,6 +242,9 @@ def make_tiny(
     auto = transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     reference = auto.from_config(deepcopy(config), attn_implementation="eager")
+    for buffer_name, buffer in reference.named_buffers():
+        if buffer_name.endswith("correction_bias"):  # of zeros nothing is seen
+            buffer.normal_(std=0.2)
     module = auto.from_config(deepcopy(config), attn_implementation=ATTENTION)
     module.load_state_dict(reference.state_dict())
     for each in (reference, module):

@@ -310,6 +310,7 @@ def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int
         windows=windows,
         parts=(),
         rotary=(True,) * len(windows),
+        alike=(0,) * len(windows),
     )
 
 

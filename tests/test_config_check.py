@@ -96,11 +96,12 @@ def test_published_hybrids_have_a_shape(
 def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
     kind, changes = ARCHITECTURES[name]
     config = getattr(transformers, kind)
-    # The class of Hunyuan has no head_dim unless it is given one, that of Granite no attention, and
-    # neither can be run without.
+    # The classes of Hunyuan and GLM have no head_dim unless they are given one, that of Granite no
+    # attention, and none can be run without.
     layers = ["full_attention", "linear_attention"]
-    given = {"hunyuan": {"head_dim": 128}, "granite-hybrid": {"layer_types": layers * 16}}
-    own = given.get(name, {})
+    head_dim = {"head_dim": 128}
+    given = {"hunyuan": head_dim, "glm4-moe": head_dim}
+    own = {**given, "granite-hybrid": {"layer_types": layers * 16}}.get(name, {})
     for options in (own, {**SIZES, **changes}):
         config(**options).save_pretrained(tmp_path)
         assert read_config(tmp_path)["model_type"] in ADMITTED
@@ -125,6 +126,8 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
         ("GLM-4-9B-0414", "head_dim"),
         ("c4ai-command-r7b", "logit_scale"),
         ("Mixtral-8x7B-v0.1", "num_local_experts"),
+        ("GLM-4.5-Air", "first_k_dense_replace"),
+        ("GLM-4.5-Air", "n_routed_experts"),
         ("gpt-oss-20b", "head_dim"),
         ("gpt-oss-20b", "num_local_experts"),
         ("Qwen3-30B-A3B", "num_experts"),
@@ -149,7 +152,14 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("SmolLM3-3B", {"no_rope_layers": [1, 1, 1, 2] * 9}, "no_rope_layers is [1, 1, 1, 2"),
     ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling is 0"),
     (HYBRID, {"linear_num_value_heads": 33}, "linear_num_key_heads, which is 16, must divide it"),
-    (HYBRID, {"full_attention_interval": 49}, "one of 48 layers must have attention"),
+    (HYBRID, {"full_attention_interval": 49}, "one of 48 must have attention"),
+    ("GLM-4.5-Air", {"n_group": 3}, "n_group is 3: it must divide n_routed_experts, which is 128"),
+    ("GLM-4.5-Air", {"num_experts_per_tok": 129}, "there are 128 experts (n_routed_experts)"),
+    (
+        "Ministral-3-8B, its text alone",
+        {"rope_parameters": {"rope_type": "default"}},
+        "has no rope_parameters.llama_4_scaling_beta",
+    ),
     (HYBRID, {"layer_types": ["linear_attention"] * 48}, "one of them must have attention"),
     (HYBRID, {"layer_types": ["sliding_attention"] * 48}, "is none of full_attention, linear_a"),
     (HYBRID, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),

@@ -33,7 +33,9 @@ def caught(model: LoadedModel, layer: int, hidden: Tensor, rotation: Rotation) -
     """Queries and keys of a layer as the model makes them with these cos and sin."""
     catch = Catch()
     with torch.no_grad():
-        model.layers[layer](hidden, position_embeddings=rotation, kvlite=catch)
+        positions = torch.zeros(1, hidden.shape[1], dtype=torch.int64)
+        given = {"position_ids": positions, "position_embeddings": rotation}
+        model.layers[layer](hidden, **given, kvlite=catch)
     return [catch.q, catch.k]
 
 
@@ -87,9 +89,8 @@ def test_rotations_that_change_with_the_length_are_refused() -> None:
         require_turnable(make_tiny(name).model, "toy:limit=true")
 
 
-@pytest.mark.parametrize("name", ["glm4", "cohere2", "ernie4-5", "hunyuan"])
-def test_rotations_that_cannot_be_undone_are_refused(name: str) -> None:
-    model = make_tiny(name).model
+def test_rotations_that_cannot_be_undone_are_refused() -> None:
+    model = make_tiny("hunyuan").model
     with pytest.raises(SettingError, match=r"this model .*set toy:limit=false"):
         require_turnable(model, "toy:limit=true")
     with pytest.raises(SettingError, match=r"this model .*use snapkv"):

@@ -89,7 +89,12 @@ def _through_layer(model: LoadedModel, steps: Sequence[Step]) -> None:
     try:
         attender = RowsAttender(begun)
         rotation = torch.cat(coses), torch.cat(sines)
-        through = model.step_layer(index)(hidden, position_embeddings=rotation, kvlite=attender)
+        through = model.step_layer(index)(
+            hidden,
+            position_ids=torch.stack([step.positions for step in begun]),
+            position_embeddings=rotation,
+            kvlite=attender,
+        )
         attender.hand_back()
     finally:
         for step in steps:

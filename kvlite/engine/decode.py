@@ -241,7 +241,12 @@ class Step:
         try:
             if self.through is None:
                 module, rotation = self.model.step_layer(index), self.rotations[index]
-                self.through = module(self.hidden, position_embeddings=rotation, kvlite=step)
+                self.through = module(
+                    self.hidden,
+                    position_ids=step.positions[None],
+                    position_embeddings=rotation,
+                    kvlite=step,
+                )
             trimmed = step.trimmed()
         finally:
             self.leave_layer()

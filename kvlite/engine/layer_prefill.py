@@ -24,18 +24,29 @@ from kvlite.ops.softmax import Softmax
 
 
 def through(
-    module: Any, hidden: Tensor, rotation: Rotation, attender: Attender, *, answers: bool
+    module: Any,
+    hidden: Tensor,
+    positions: Tensor,
+    rotation: Rotation,
+    attender: Attender,
+    *,
+    answers: bool,
 ) -> Tensor:
     """Put tokens through a decoder layer.
 
     Args:
         hidden: `(batch, L, hidden size)`.
-        rotation: of their positions.
+        positions: theirs, `(L,)`.
+        rotation: of these.
         attender: gets their queries, keys and values.
         answers: whether what comes out is wanted, or keys, values and queries alone; then
             what is returned means nothing.
     """
-    given = {"position_embeddings": rotation, "kvlite": attender}
+    given = {
+        "position_ids": positions[None],
+        "position_embeddings": rotation,
+        "kvlite": attender,
+    }
     if isinstance(module, HybridLayer):
         through_all: Tensor = module(hidden, answers=answers, **given)
         return through_all
@@ -133,12 +144,13 @@ class LayerPrefill:
         was."""
         self.answers = answers = answers or trails(module)
         length = hidden.shape[1]
+        positions = self.positions[self.done : self.done + length]
         rotation = self._rotation(length)
         if self.sparse_mask is not None:
             make_room(self.layer, self.sparse_mask.mask, length)
         before = [head_group.used for head_group in self.layer.head_groups]
         try:
-            out = through(module, hidden, rotation, self, answers=answers)
+            out = through(module, hidden, positions, rotation, self, answers=answers)
         except BaseException:
             for head_group, used in zip(self.layer.head_groups, before, strict=True):
                 head_group.used = used

@@ -166,7 +166,8 @@ class ReconstructionPass:
             cos, sin = (each[:, :count] for each in self.rotations[index])
             rotation, part = (cos, sin), (passage.first, passage.end)
             looking_on = partial(self._looking_on, layer, policy.window, count, rotation, states)
-            rating = partial(Telling, layer, part, self.sinks, rotation, states)
+            positions = self.positions[:count]
+            rating = partial(Telling, layer, part, self.sinks, positions, rotation, states)
             telling = safely(rating) if rates else safely(looking_on)
             while at < count:
                 to = safely(partial(self._take, index, passage, telling, at, answers))
@@ -231,6 +232,7 @@ class Telling:
         layer: LayerCache,
         span: tuple[int, int],
         sinks: int,
+        positions: Tensor,
         rotation: Rotation,
         states: States,
     ) -> None:
@@ -240,12 +242,12 @@ class Telling:
             layer: entries ascending in position; the rows of its head groups are raised.
             span: positions of the passage, first and end.
             sinks: first entries that are looked at beside it.
-            rotation: of the tokens to come.
+            positions, rotation: of the tokens to come.
             states: of the recurrent layers that run with it, after all that was read.
         """
         self.layer = layer
         self.carrier = StateCarrier(states)
-        self.rotation = rotation
+        self.positions, self.rotation = positions, rotation
         self.done = 0
         self.answers = True  # else the ratings are wanted alone
         rows = rotation[0].shape[1]
@@ -259,10 +261,11 @@ class Telling:
         everything as it was; ratings that are raised twice are the same."""
         self.answers = answers = answers or trails(module)
         span = slice(self.done, self.done + hidden.shape[1])
-        cos, sin = self.rotation
+        cos, sin = (each[:, span] for each in self.rotation)
+        at = self.positions[span]
         before = [part.used for part in self.parts.values()]
         try:
-            out = through(module, hidden, (cos[:, span], sin[:, span]), self, answers=answers)
+            out = through(module, hidden, at, (cos, sin), self, answers=answers)
         except BaseException:
             for part, used in zip(self.parts.values(), before, strict=True):
                 part.used = used

@@ -87,7 +87,12 @@ class Ahead:
         rotations = rotations_apart(model, start, count)
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
             attender = LayerAhead(layer, positions)
-            hidden = model.layers[index](hidden, position_embeddings=rotation, kvlite=attender)
+            hidden = model.layers[index](
+                hidden,
+                position_ids=positions[None],
+                position_embeddings=rotation,
+                kvlite=attender,
+            )
         self.hidden = hidden
 
     @torch.inference_mode()

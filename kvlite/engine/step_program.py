@@ -139,7 +139,8 @@ class StepProgram:
         rotations = self.model.rotations_at(self.position, self.model.dtype)
         for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):
             layer.rotation, module = rotation, self.model.step_layer(index)
-            hidden = module(hidden, position_embeddings=rotation, kvlite=layer)
+            at = self.position[None]
+            hidden = module(hidden, position_ids=at, position_embeddings=rotation, kvlite=layer)
         logits = self.model.logits(hidden[:, -1])
         if self.sampler.grammar is not None:  # which allows what it does once the token is known
             return logits

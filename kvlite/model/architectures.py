@@ -14,11 +14,14 @@ class Architecture:
     """What is particular to one.
 
     Attributes:
-        needs: keys of its config that a plan depends on, besides those that all need.
+        needs: keys of its config that a plan depends on, besides those that all need; those of an
+            object in it behind a dot.
         rotates: whether a layer rotates queries and keys, given transformers' config and its index.
         unturnable: why queries and keys cannot be turned to other positions, if they cannot.
         experts: the key of its config that says how many experts a layer has; empty without any.
-        angles_once: its rotary tables have each angle once, not for both halves of a head.
+        neighbors: it rotates neighboring channels, not the halves of a head.
+        angles: how its rotary tables have the angles: "halves", for both halves of a head, "once",
+            or "pairs", each twice in a row.
         recurrent: kinds of layers that keep a state of fixed size, by transformers' names.
         layout: the key that says which layers those are, where the config has no layer_types.
         attention_norm: what norms the input of attention, where there are recurrent layers.
@@ -32,7 +35,8 @@ class Architecture:
     rotates: Callable[[Any, int], bool] = lambda config, layer: True
     unturnable: str = ""
     experts: str = ""
-    angles_once: bool = False
+    neighbors: bool = False
+    angles: str = "halves"
     recurrent: tuple[str, ...] = ()
     layout: str = "full_attention_interval"
     attention_norm: str = "input_layernorm"
@@ -85,8 +89,6 @@ def _rotates_in_windows_alone(config: Any, layer: int) -> bool:
     return sliding and config.sliding_window is not None
 
 
-_NEIGHBORS = "this model rotates neighboring channels, and kvlite only turns halves of a head"
-
 # transformers' default of what scales the attention, 1, is nobody's.
 _MULTIPLIERS = (
     "attention_multiplier",
@@ -119,8 +121,21 @@ ADMITTED: dict[str, Architecture] = {
     "qwen3_moe": Architecture(
         needs=("moe_intermediate_size", "num_key_value_heads"), experts="num_experts"
     ),
+    "glm4_moe": Architecture(
+        needs=(
+            "first_k_dense_replace",
+            "head_dim",
+            "moe_intermediate_size",
+            "n_shared_experts",
+            "num_key_value_heads",
+        ),
+        experts="n_routed_experts",
+    ),
+    "ministral3": Architecture(
+        needs=("head_dim", "num_key_value_heads", "rope_parameters.llama_4_scaling_beta")
+    ),
     "gpt_oss": Architecture(
-        needs=("head_dim", "num_key_value_heads"), experts="num_local_experts", angles_once=True
+        needs=("head_dim", "num_key_value_heads"), experts="num_local_experts", angles="once"
     ),
     "granite": Architecture(needs=_MULTIPLIERS),
     "olmo3": AS_MANY_KV_HEADS,
@@ -130,15 +145,17 @@ ADMITTED: dict[str, Architecture] = {
     "seed_oss": Architecture(needs=("head_dim", "num_key_value_heads")),
     "hunyuan_v1_dense": Architecture(
         needs=("head_dim", "num_key_value_heads"),
-        unturnable="this model norms queries and keys after it has rotated them",
+        unturnable="this model norms queries and keys after it has rotated them, so that attention "
+        "does not depend on distances alone",
     ),
     "cohere2": Architecture(
         needs=("logit_scale", "num_key_value_heads"),
         rotates=_rotates_in_windows_alone,
-        unturnable=_NEIGHBORS,
+        neighbors=True,
+        angles="pairs",
     ),
-    "ernie4_5": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
-    "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), unturnable=_NEIGHBORS),
+    "ernie4_5": Architecture(needs=("head_dim", "num_key_value_heads"), neighbors=True),
+    "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), neighbors=True),
     "qwen3_next": Architecture(
         needs=(
             "head_dim",
@@ -226,8 +243,6 @@ LANGUAGE_WEIGHTS = {
 
 # Why others that people ask for are refused.
 REFUSED: dict[str, str] = {
-    "glm4_moe": "its first layers are of another size than the rest",
-    "ministral3": "its queries are scaled by their position",
     "gemma3n": "its last layers have no keys of their own",
     "gemma4": "its last layers have no keys of their own",
     "gemma4_text": "its last layers have no keys of their own",

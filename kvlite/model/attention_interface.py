@@ -6,8 +6,10 @@ and none of transformers' cache objects in between.
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from kvlite.model.architectures import ADMITTED
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -43,5 +45,15 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
+    if ADMITTED[module.config.model_type].neighbors:
+        query, key = (_halves(each, module.config) for each in (query, key))
     out = kvlite.attend(query, key, value, Softmax(scaling, softcap, sinks))
     return out.transpose(1, 2).contiguous(), None
+
+
+def _halves(vectors: Tensor, config: Any) -> Tensor:
+    """Vectors whose neighboring channels were rotated, those of each pair in the two halves of what
+    was rotated. As queries and keys change alike, their products stay."""
+    share = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+    moving, still = vectors.tensor_split([int(vectors.shape[-1] * share)], -1)
+    return torch.cat([moving[..., ::2], moving[..., 1::2], still], -1)

@@ -110,8 +110,8 @@ _QUANT_RULES: tuple[_Rule, ...] = (
 )
 _ROPE_RULES: tuple[_Rule, ...] = (
     (
-        "attention_factor beta_fast beta_slow factor high_freq_factor low_freq_factor "
-        "original_max_position_embeddings partial_rotary_factor rope_theta",
+        "attention_factor beta_fast beta_slow factor high_freq_factor llama_4_scaling_beta "
+        "low_freq_factor original_max_position_embeddings partial_rotary_factor rope_theta",
         _is_positive,
         "it must be a number above 0",
     ),
@@ -209,7 +209,9 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         config = {key: config[key] for key in config if key != "sliding_window_pattern"}
     values = _Values(config, path)
     for key in needed:
-        if key not in config:
+        whole, _, part = key.partition(".")
+        held = config.get(whole)
+        if whole not in config or (part and not (isinstance(held, dict) and part in held)):
             raise values.fault(key, "a plan without it would be one of another model")
     for key, most in MOST.items():
         if config.get(key) is not None or key in needed:
@@ -293,8 +295,11 @@ def _require_fitting(values: _Values, kind: str) -> None:
         raise values.fault("linear_num_value_heads", wanted)
     experts = ADMITTED[kind].experts
     if experts in config and config["num_experts_per_tok"] > config[experts]:
-        wanted = f"there are {config[experts]} experts ({experts})"
-        raise values.fault("num_experts_per_tok", wanted)
+        raise values.fault(
+            "num_experts_per_tok", f"there are {config[experts]} experts ({experts})"
+        )
+    if experts in config and config[experts] % (config.get("n_group") or 1):
+        raise values.fault("n_group", f"it must divide {experts}, which is {config[experts]}")
 
 
 def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
@@ -312,8 +317,7 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
         kinds = [OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
         if kind not in known:
-            wanted = f"{_shown(kind)} is none of {', '.join(known)}"
-            raise values.fault("layer_types", wanted)
+            raise values.fault("layer_types", f"{_shown(kind)} is none of {', '.join(known)}")
     if kinds and all(kind in recurrent for kind in kinds):
         raise values.fault("layer_types", "one of them must have attention")
     values.require(
@@ -324,8 +328,7 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
         f"it must list the numbers of those of {layers} layers that have attention",
     )
     if not kinds and (values.config.get("full_attention_interval") or 0) > layers:
-        wanted = f"one of {layers} layers must have attention"
-        raise values.fault("full_attention_interval", wanted)
+        raise values.fault("full_attention_interval", f"one of {layers} must have attention")
     values.require(
         "no_rope_layers",
         lambda turns: (

@@ -56,13 +56,20 @@ def _one_by_one(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) ->
     `shares` their weights."""
     out = torch.zeros_like(hidden)
     for expert in _used(chosen):
-        here = chosen == expert
-        rows = here.any(-1).nonzero()[:, 0]
-        own = shares.masked_fill(~here, 0).sum(-1)[rows, None]
-        made = experts._apply_gate(_product(experts, "gate_up_proj", expert, hidden[rows]))
-        made = _product(experts, "down_proj", expert, made) * own
-        out.index_add_(0, rows, made.to(out.dtype))
+        _add(out, experts, expert, hidden, chosen, shares)
     return out
+
+
+def _add(
+    out: Tensor, experts: Any, expert: int, hidden: Tensor, chosen: Tensor, shares: Tensor
+) -> None:
+    """Add one expert's part to `out`; of the one before nothing is there any more."""
+    here = chosen == expert
+    rows = here.any(-1).nonzero()[:, 0]
+    own = shares.masked_fill(~here, 0).sum(-1)[rows, None]
+    made = experts._apply_gate(_product(experts, "gate_up_proj", expert, hidden[rows]))
+    made = _product(experts, "down_proj", expert, made) * own
+    out.index_add_(0, rows, made.to(out.dtype))
 
 
 def _used(chosen: Tensor) -> list[int]:

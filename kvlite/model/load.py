@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -62,9 +62,10 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self.layers = Layers(engine_layers(self.module.model.layers, self.shape))
-        if ADMITTED[self.shape.model_type].angles_once:
+        own_table = _OWN_TABLES.get(ADMITTED[self.shape.model_type].angles)
+        if own_table is not None:
             for layer in self.layers.modules:
-                layer.self_attn.register_forward_pre_hook(_with_angles_once, with_kwargs=True)
+                layer.self_attn.register_forward_pre_hook(own_table, with_kwargs=True)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -148,8 +149,10 @@ class LoadedModel:
         else:
             by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
             tables = [by_kind[kind] for kind in kinds]
-        if ADMITTED[self.shape.model_type].angles_once:
-            cos, sin = (torch.cat([each, each], -1) for each in tables[0])
+        angles = ADMITTED[self.shape.model_type].angles
+        if angles != "halves":
+            step = 2 if angles == "pairs" else 1
+            cos, sin = (torch.cat([each[..., ::step]] * 2, -1) for each in tables[0])
             tables = [(cos, sin)] * layers
         if all(self.shape.rotary):
             return tables
@@ -161,12 +164,21 @@ class LoadedModel:
         ]
 
 
-def _with_angles_once(
-    attention: Any, args: tuple[Any, ...], given: dict[str, Any]
+def _with_own_table(
+    times: int, attention: Any, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What an attention module is given, its rotary tables with each angle once."""
-    cos, sin = (each[..., : attention.head_dim // 2] for each in given["position_embeddings"])
+    """What the engine gives an attention module, its rotary tables with each angle once or twice in
+    a row."""
+    if "kvlite" not in given:  # transformers runs its model itself
+        return args, given
+    cos, sin = (
+        each[..., : each.shape[-1] // 2].repeat_interleave(times, -1)
+        for each in given["position_embeddings"]
+    )
     return args, {**given, "position_embeddings": (cos, sin)}
+
+
+_OWN_TABLES = {"once": partial(_with_own_table, 1), "pairs": partial(_with_own_table, 2)}
 
 
 def choose_device(device: str) -> torch.device:

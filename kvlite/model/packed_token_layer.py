@@ -47,7 +47,7 @@ class PackedTokenLayer(TokenLayer):
         self.edges = [self.sizes[0], self.sizes[0] + self.sizes[1]]
 
     def __call__(
-        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender
+        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender, **_: Any
     ) -> Tensor:
         """As the module: hidden states `(batch, 1, hidden size)`."""
         loops, x = self.loops, hidden.numpy()[:, 0]

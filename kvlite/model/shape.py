@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,7 @@ class ModelShape:
             the layer sees everything.
         parts: the weights, by kind and size.
         rotary: per layer, whether queries and keys are rotated.
+        alike: per layer, the first one of the same kind and size.
         layer_groups: per layer, the kinds of the model's own layers that run with it, with its own.
         states: per layer, what the recurrent ones among these keep.
     """
@@ -125,6 +127,7 @@ class ModelShape:
     windows: tuple[int | None, ...]
     parts: tuple[Parts, ...]
     rotary: tuple[bool, ...]
+    alike: tuple[int, ...]
     layer_groups: tuple[tuple[str, ...], ...] = ()
     states: tuple[tuple[StateShape, ...], ...] = ()
 
@@ -244,6 +247,7 @@ def shape_of(config: Any) -> ModelShape:
     own = ADMITTED[config.model_type]
     layer_groups, module = own.layer_groups(config), meta_module(config, torch.bfloat16)
     numbers = own.attention_layers(layer_groups)
+    rotary = tuple(own.rotates(config, number) for number in numbers)
     return ModelShape(
         model_type=config.model_type,
         layers=len(layer_groups),
@@ -256,10 +260,24 @@ def shape_of(config: Any) -> ModelShape:
         max_context=_context(config),
         windows=tuple(_windows(config)[number] for number in numbers),
         parts=_parts(module),
-        rotary=tuple(own.rotates(config, number) for number in numbers),
+        rotary=rotary,
+        alike=_alike(module.model.layers, layer_groups, rotary),
         layer_groups=layer_groups,
         states=state_shapes(module, layer_groups, own.recurrent),
     )
+
+
+def _alike(
+    modules: Any, layer_groups: tuple[tuple[str, ...], ...], rotary: tuple[bool, ...]
+) -> tuple[int, ...]:
+    """As of `ModelShape`: layers of one kind may still differ in size, such as those with experts
+    and those without."""
+    kinds, own = [], iter(modules)
+    for group, turns in zip(layer_groups, rotary, strict=True):
+        weights = [each.parameters() for each in islice(own, len(group))]
+        sizes = tuple(tuple(weight.shape) for part in weights for weight in part)
+        kinds.append((group, turns, sizes))
+    return tuple(kinds.index(kind) for kind in kinds)
 
 
 def _context(config: Any) -> int:

@@ -105,7 +105,7 @@ class TokenLayer:
         self.sizes = [every, own, own]
 
     def __call__(
-        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender
+        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender, **_: Any
     ) -> Tensor:
         """As the module: hidden states `(batch, 1, hidden size)`."""
         ops, batch = self.ops, len(hidden)

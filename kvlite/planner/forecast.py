@@ -315,7 +315,9 @@ def _answer(
         rotation = rotations[index]
         layer, states = cache.layers[index], cache.states.get(index)
         step = LayerStep(index, layer, policies[index], at, rotation, seeing[index], recall, states)
-        model.layers[index](hidden, position_embeddings=rotation, kvlite=step)
+        positions = step.positions[None]
+        module = model.layers[index]
+        module(hidden, position_ids=positions, position_embeddings=rotation, kvlite=step)
         step.trimmed()
     model.logits(hidden[:, -1])
     stepping = Moment(kv, tables, 0, meter.peak - kv - tables)
@@ -372,8 +374,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
     held, store = reading.cache.layers[index], reading.store
     aside = None if store is None else store.layers[index]
     return (
-        reading.model.shape.rotary[index],
-        reading.model.shape.layer_groups[index],
+        reading.model.shape.alike[index],
         reading.policies[index],
         reading.policies[index + 1].token_budget if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],

@@ -33,13 +33,11 @@ def meta_model(
     tokenizer: Any = None,
     calibration: Calibration | None = None,
 ) -> LoadedModel:
-    """A model on the meta device, for forecasts; one layer stands for all of its kind, with rotary
-    positions or without, among the same recurrent layers. `config` is transformers'; of the weights
-    only the dtype matters, and whether they are unpacked to be multiplied."""
+    """A model on the meta device, for forecasts; one layer stands for all that are alike.
+    `config` is transformers'; of the weights only the dtype matters, and whether they are unpacked
+    to be multiplied."""
     register_attention()
-    kinds = list(zip(shape.rotary, shape.layer_groups, strict=True))
-    first = [kinds.index(kind) for kind in kinds]
-    own = sum(map(len, shape.layer_groups[: max(first) + 1]))
+    own = sum(map(len, shape.layer_groups[: max(shape.alike) + 1]))
     module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)
     module.eval().requires_grad_(False)
     if weights.packs:
@@ -50,7 +48,7 @@ def meta_model(
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
     )
-    model.layers = Layers([model.layers[index] for index in first])
+    model.layers = Layers([model.layers[index] for index in shape.alike])
     return model
 
 

@@ -255,8 +255,12 @@ def _pinned(piece: Tensor) -> Tensor:
         return piece.clone()
 
 
-def move_scales(layer: nn.Module, device: torch.device) -> None:
-    """Put the scales that bitsandbytes keeps beside 4-bit weights on the device, for good."""
+def move_unstreamed(layer: nn.Module, device: torch.device) -> None:
+    """Put buffers, and the scales that bitsandbytes keeps beside 4-bit weights, on the device for
+    good."""
+    for part in layer.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.to(device))
     for parameter in layer.parameters():
         scales = getattr(parameter, "quant_state", None)
         if scales is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kvlite.config.units import readable
 from kvlite.errors import ModelError, SettingError, require_uncancelled
@@ -19,7 +19,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.hybrid import HybridLayer
 from kvlite.model.load import LoadedModel, load_model, load_module
-from kvlite.model.making import making_modules
+from kvlite.model.making import keeps_float32, making_modules
 from kvlite.model.packing import pack_embedding, pack_linears
 from kvlite.model.quantizing import quantize_experts, quantize_layer
 from kvlite.model.shape import read_config, read_shape, transformers_config
@@ -32,7 +32,7 @@ from kvlite.offload.weights.buffers import (
     Place,
     copied,
     lay_out,
-    move_scales,
+    move_unstreamed,
     taken,
 )
 from kvlite.offload.weights.layers import StreamedLayers
@@ -140,7 +140,7 @@ def in_memory(model: LoadedModel) -> StreamedLayers:
     modules = model.layers.modules
     layouts = [lay_out(layer, model.device) for layer in modules]
     for layer in modules:
-        move_scales(layer, model.device)
+        move_unstreamed(layer, model.device)
     source = InMemory([taken(layout) for layout in layouts])
     return StreamedLayers(modules, layouts, source, model.device, "ram")
 
@@ -232,23 +232,20 @@ def open_without_layers(
         module: Any = AutoModelForCausalLM.from_config(
             config, dtype=weights.dtype, attn_implementation=ATTENTION
         )
-    if weights.is_half:
-        for name, parameter in module.named_parameters():
-            if any(each in name for each in module._keep_in_fp32_modules):
-                parameter.data = parameter.data.float()
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     if weights.name == MXFP4:
         quantize_experts(module, weights)
     stored = stored_weights(folder)
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    made = {name: parts_of(name, stored) for name in parameters}
+    state = module.state_dict(keep_vars=True)
+    for name, weight in state.items():
+        if keeps_float32(module, name, weights.is_half):
+            weight.data = weight.data.float()
+    made = {name: parts_of(name, stored) for name in state}
     missing = {name for name, parts in made.items() if not parts}
-    misfits = {
-        name for name, parts in made.items() if parts and not fit(parts, parameters[name].shape)
-    }
+    misfits = {name for name, parts in made.items() if parts and not fit(parts, state[name].shape)}
     fitting = {name: made[name] for name in made.keys() - missing - misfits}
-    _require_plain(fitting, parameters)
+    _require_plain(fitting, state)
     _read_the_rest(module, fitting, device)
     with making_modules():
         module.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -261,25 +258,35 @@ def open_without_layers(
 
 
 def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.device) -> None:
-    """Read all weights outside decoder layers, and move buffers to the device."""
-    resident = {name: parts for name, parts in made.items() if not name.startswith(LAYERS)}
+    """Read all weights outside decoder layers, and all buffers there are in files; move the others
+    to the device."""
+    buffers = dict(module.named_buffers())
+    resident = {
+        name: parts
+        for name, parts in made.items()
+        if name in buffers or not name.startswith(LAYERS)
+    }
     paths = {part.path for parts in resident.values() for part in parts}
     with closing(FileReader(paths, device)) as reader:
         for name, parts in resident.items():
             owner, _, own = name.rpartition(".")
-            empty = module.get_parameter(name)
+            empty = buffers.get(name)
+            if empty is None:
+                empty = module.get_parameter(name)
             whole = torch.empty(empty.shape, dtype=empty.dtype, device=device)
             reader.read(parts, whole.view(-1))
-            setattr(module.get_submodule(owner), own, nn.Parameter(whole, requires_grad=False))
+            if name not in buffers:
+                whole = nn.Parameter(whole, requires_grad=False)
+            setattr(module.get_submodule(owner), own, whole)
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device))
 
 
-def _require_plain(made: dict[str, list[Stored]], parameters: dict[str, nn.Parameter]) -> None:
+def _require_plain(made: dict[str, list[Stored]], state: dict[str, Tensor]) -> None:
     for name, parts in made.items():
         for part in parts:
-            dtype, wanted = part.dtype, parameters[name].dtype
+            dtype, wanted = part.dtype, state[name].dtype
             if dtype is None or dtype.is_floating_point != wanted.is_floating_point:
                 raise ValueError(
                     f"{name} is stored as {part.kind}, which --stream disk cannot read"
