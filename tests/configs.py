@@ -3,9 +3,9 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, glm4_moe, ministral3, hunyuan_v1_dense, gpt_oss, qwen3_next, qwen3_5_text,
-qwen3_5_moe_text, lfm2 and granitemoehybrid were written from memory: their sizes may not be the
-published.
+ernie4_5, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, ministral3, hunyuan_v1_dense, gpt_oss,
+qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2 and granitemoehybrid were written from memory:
+their sizes may not be the published.
 """
 
 from typing import Any
@@ -467,6 +467,59 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "type": "yarn",
         },
         sliding_window=None,
+    ),
+    "GLM-4.7-Flash": _config(
+        "glm4_moe_lite",
+        (2048, 10240, 47, 20, 20, 154880, 202752),
+        attention_bias=False,
+        first_k_dense_replace=1,
+        kv_lora_rank=512,
+        moe_intermediate_size=1536,
+        n_group=1,
+        n_routed_experts=64,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        num_experts_per_tok=4,
+        num_nextn_predict_layers=1,
+        q_lora_rank=768,
+        qk_nope_head_dim=192,
+        qk_rope_head_dim=64,
+        rope_scaling=None,
+        rope_theta=1000000,
+        routed_scaling_factor=1.8,
+        tie_word_embeddings=False,
+        topk_group=1,
+        v_head_dim=256,
+    ),
+    "DeepSeek-V3, in bf16": _config(
+        "deepseek_v3",
+        (7168, 18432, 61, 128, 128, 129280, 163840),
+        attention_bias=False,
+        first_k_dense_replace=3,
+        kv_lora_rank=512,
+        moe_intermediate_size=2048,
+        n_group=8,
+        n_routed_experts=256,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        num_experts_per_tok=8,
+        num_nextn_predict_layers=1,
+        q_lora_rank=1536,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        rope_scaling={
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+        rope_theta=10000,
+        routed_scaling_factor=2.5,
+        topk_group=4,
+        v_head_dim=128,
     ),
     "gpt-oss-20b": _config(
         "gpt_oss",

@@ -48,6 +48,18 @@ SLIDING = {"sliding_window": 24}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, **SLIDING}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
 SHARED = {"shared_expert_intermediate_size": 24}
+LATENTS = {
+    "kv_lora_rank": 40,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
@@ -138,6 +150,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
         },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3Config",
+        {**LATENTS, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteConfig",
+        {**LATENTS, "num_key_value_heads": 4, "q_lora_rank": None},
     ),
     "ministral3": (
         "Ministral3Config",

@@ -79,11 +79,14 @@ def test_parameters_are_those_of_the_model_card(
         ("Qwen3.5-27B, its text alone", 16, 48, 27),
         ("Qwen3.5-35B-A3B, its text alone", 10, 30, 35),
         ("LFM2-1.2B", 6, 10, 1.2),
+        ("GLM-4.5-Air", 46, 0, 106),
+        ("GLM-4.7-Flash", 47, 0, 30),
+        ("DeepSeek-V3, in bf16", 61, 0, 671),
         ("granite-4.0-h-tiny", 4, 36, 7),
         ("granite-4.0-h-micro", 4, 36, 3),
     ],
 )
-def test_published_hybrids_have_a_shape(
+def test_published_models_have_a_shape(
     name: str, layers: int, recurrent: int, billions: float, tmp_path: Path
 ) -> None:
     """With as many parameters as their names say."""
@@ -128,6 +131,8 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
         ("Mixtral-8x7B-v0.1", "num_local_experts"),
         ("GLM-4.5-Air", "first_k_dense_replace"),
         ("GLM-4.5-Air", "n_routed_experts"),
+        ("GLM-4.7-Flash", "q_lora_rank"),
+        ("GLM-4.7-Flash", "kv_lora_rank"),
         ("gpt-oss-20b", "head_dim"),
         ("gpt-oss-20b", "num_local_experts"),
         ("Qwen3-30B-A3B", "num_experts"),
@@ -153,6 +158,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling is 0"),
     (HYBRID, {"linear_num_value_heads": 33}, "linear_num_key_heads, which is 16, must divide it"),
     (HYBRID, {"full_attention_interval": 49}, "one of 48 must have attention"),
+    ("GLM-4.7-Flash", {"qk_rope_head_dim": 63}, "qk_rope_head_dim is 63: it must be even"),
     ("GLM-4.5-Air", {"n_group": 3}, "n_group is 3: it must divide n_routed_experts, which is 128"),
     ("GLM-4.5-Air", {"num_experts_per_tok": 129}, "there are 128 experts (n_routed_experts)"),
     (

@@ -26,6 +26,7 @@ from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.architectures import EXPANDS
 from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.cpu import SplitLinear
 from kvlite.model.load import LoadedModel, load_module
@@ -58,8 +59,11 @@ def weights_of(name: str, dtype: torch.dtype = torch.float32) -> Weights:
 
 
 def as_transformers_loads_it(folder: Path, name: str) -> Any:
-    """Without `name`'s help: what transformers' documentation says to do."""
-    config = transformers.BitsAndBytesConfig(**QUANTIZED[name]) if name in QUANTIZED else None
+    """Without `name`'s help: what transformers' documentation says to do; what makes keys of
+    latents is left as it is."""
+    left = {"llm_int8_skip_modules": ["lm_head", EXPANDS]}
+    known = name in QUANTIZED
+    config = transformers.BitsAndBytesConfig(**QUANTIZED[name], **left) if known else None
     told = {"quantization_config": config} if config else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, device_map={"": "cpu"}, attn_implementation="eager", **told

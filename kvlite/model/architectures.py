@@ -22,6 +22,7 @@ class Architecture:
         neighbors: it rotates neighboring channels, not the halves of a head.
         angles: how its rotary tables have the angles: "halves", for both halves of a head, "once",
             or "pairs", each twice in a row.
+        latent: its attention is over latents (`model.latents`).
         recurrent: kinds of layers that keep a state of fixed size, by transformers' names.
         layout: the key that says which layers those are, where the config has no layer_types.
         attention_norm: what norms the input of attention, where there are recurrent layers.
@@ -37,6 +38,7 @@ class Architecture:
     experts: str = ""
     neighbors: bool = False
     angles: str = "halves"
+    latent: bool = False
     recurrent: tuple[str, ...] = ()
     layout: str = "full_attention_interval"
     attention_norm: str = "input_layernorm"
@@ -104,6 +106,16 @@ _DELTA_NETS = (
     "linear_num_value_heads",
 )
 
+_LATENTS = (
+    "kv_lora_rank",
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+
 PLAIN = Architecture()
 # Without num_key_value_heads these have as many KV heads as heads; others have those of some
 # other model.
@@ -134,6 +146,10 @@ ADMITTED: dict[str, Architecture] = {
     "ministral3": Architecture(
         needs=("head_dim", "num_key_value_heads", "rope_parameters.llama_4_scaling_beta")
     ),
+    "deepseek_v3": Architecture(
+        needs=("first_k_dense_replace", *_LATENTS), experts="n_routed_experts", latent=True
+    ),
+    "glm4_moe_lite": Architecture(needs=_LATENTS, experts="n_routed_experts", latent=True),
     "gpt_oss": Architecture(
         needs=("head_dim", "num_key_value_heads"), experts="num_local_experts", angles="once"
     ),
@@ -215,6 +231,10 @@ def has_experts(model_type: str) -> bool:
     return known is not None and bool(known.experts)
 
 
+# The linear layer that makes keys and values of latents. As it is multiplied into others, it is not
+# quantized.
+EXPANDS = "kv_b_proj"
+
 # What transformers 4 called kinds of layers.
 OLDER_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
 
@@ -248,8 +268,7 @@ REFUSED: dict[str, str] = {
     "gemma4_text": "its last layers have no keys of their own",
     "llama4": "some of its layers see chunks",
     "llama4_text": "some of its layers see chunks",
-    "deepseek_v3": "its cache holds latents instead of keys and values",
-    "glm4_moe_lite": "its cache holds latents instead of keys and values",
+    "deepseek_v2": "its rotary tables are complex numbers",
     "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
     "nemotron_h": "its blocks are no whole layers: attention, a recurrence or experts alone",
 }

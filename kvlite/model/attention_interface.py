@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlite.model.architectures import ADMITTED
+from kvlite.model.latents import over_latents, values_of
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -45,9 +46,13 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
-    if ADMITTED[module.config.model_type].neighbors:
+    softmax, own = Softmax(scaling, softcap, sinks), ADMITTED[module.config.model_type]
+    if own.neighbors:
         query, key = (_halves(each, module.config) for each in (query, key))
-    out = kvlite.attend(query, key, value, Softmax(scaling, softcap, sinks))
+    if own.latent:
+        out = values_of(module, kvlite.attend(over_latents(module, query), key, value, softmax))
+    else:
+        out = kvlite.attend(query, key, value, softmax)
     return out.transpose(1, 2).contiguous(), None
 
 

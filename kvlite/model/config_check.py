@@ -25,7 +25,6 @@ _NEEDED = (
     "vocab_size",
     "max_position_embeddings",
 )
-_EXPERTS = ("num_local_experts", "num_experts")
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
 _ACTIVATIONS = (
     "silu, gelu_pytorch_tanh, gelu, gelu_fast, gelu_new, gelu_python, mish, quick_gelu, relu, "
@@ -200,7 +199,8 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     if own.may_be_dense and config.get(own.experts) == 0:
         config = {key: config[key] for key in config if "_experts" not in key}
     elif experts := own.experts:
-        for name in _EXPERTS:  # an architecture may use the others' name
+        # An architecture may use the others' name.
+        for name in ("num_local_experts", "num_experts"):
             if name in config:
                 config = {experts: config[name], **config}
         needed += [experts, "num_experts_per_tok"]
@@ -276,7 +276,8 @@ def _require_fitting(values: _Values, kind: str) -> None:
     if heads % (config.get("num_key_value_heads") or heads):
         wanted = f"it must divide num_attention_heads, which is {heads}"
         raise values.fault("num_key_value_heads", wanted)
-    head_dim = None if kind == "phi3" else config.get("head_dim")
+    key = "qk_rope_head_dim" if ADMITTED[kind].latent else "head_dim"
+    head_dim = None if kind == "phi3" else config.get(key)
     if head_dim is None and hidden % heads:
         wanted = f"num_attention_heads, which is {heads}, must divide it where no head_dim is given"
         raise values.fault("hidden_size", wanted)
@@ -287,19 +288,18 @@ def _require_fitting(values: _Values, kind: str) -> None:
     )
     if (head_dim or hidden // heads) % 2 and config.get("partial_rotary_factor") in (None, 1):
         if head_dim is not None:
-            raise values.fault("head_dim", "it must be even, as rotary positions take pairs")
+            raise values.fault(key, "it must be even, as rotary positions take pairs")
         wanted = f"{heads} heads of it would have an odd size, and rotary positions take pairs"
         raise values.fault("hidden_size", wanted)
     if (config.get("linear_num_value_heads") or 0) % (config.get("linear_num_key_heads") or 1):
         wanted = f"linear_num_key_heads, which is {config['linear_num_key_heads']}, must divide it"
         raise values.fault("linear_num_value_heads", wanted)
     experts = ADMITTED[kind].experts
-    if experts in config and config["num_experts_per_tok"] > config[experts]:
-        raise values.fault(
-            "num_experts_per_tok", f"there are {config[experts]} experts ({experts})"
-        )
-    if experts in config and config[experts] % (config.get("n_group") or 1):
-        raise values.fault("n_group", f"it must divide {experts}, which is {config[experts]}")
+    if count := config.get(experts):
+        wanted = f"there are {count} experts ({experts})"
+        values.require("num_experts_per_tok", lambda chosen: chosen <= count, wanted)
+        wanted = f"it must divide {experts}, which is {count}"
+        values.require("n_group", lambda groups: count % groups == 0, wanted)
 
 
 def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:

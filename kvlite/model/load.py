@@ -19,6 +19,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
 from kvlite.model.grammar import Vocabulary
 from kvlite.model.hybrid import engine_layers
+from kvlite.model.latents import keep_latents
 from kvlite.model.layers import Layers
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described, transformers_config
@@ -62,6 +63,9 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self.layers = Layers(engine_layers(self.module.model.layers, self.shape))
+        if ADMITTED[self.shape.model_type].latent:
+            for layer in self.layers.modules:
+                keep_latents(layer.self_attn, ATTENTION)
         own_table = _OWN_TABLES.get(ADMITTED[self.shape.model_type].angles)
         if own_table is not None:
             for layer in self.layers.modules:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvlite.model.architectures import EXPANDS
 from kvlite.model.experts import PackedExperts, pack_experts
 from kvlite.model.mxfp4 import MXFP4Experts
 from kvlite.model.weights import BLOCK, MXFP4, Weights
@@ -22,7 +23,7 @@ NESTED = 256  # scales of blocks that share a scale of their own
 def quantize_layer(layer: nn.Module, weights: Weights) -> None:
     """Replace, in place, all matrices of a decoder layer on its device by quantized ones."""
     for name, child in [*layer.named_modules()]:
-        if type(child) is nn.Linear:
+        if type(child) is nn.Linear and not name.endswith(EXPANDS):
             owner, _, own = name.rpartition(".")
             setattr(layer.get_submodule(owner), own, _quantized(child, weights))
     quantize_experts(layer, weights)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
-from kvlite.model.architectures import ADMITTED, REFUSED
+from kvlite.model.architectures import ADMITTED, EXPANDS, REFUSED
 from kvlite.model.config_check import (
     language_part,
     parsed,
@@ -244,7 +244,10 @@ def shape_of(config: Any) -> ModelShape:
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
     own = ADMITTED[config.model_type]
+    if own.latent:
+        kv_heads, head_dim = 1, config.kv_lora_rank + config.qk_rope_head_dim
     layer_groups, module = own.layer_groups(config), meta_module(config, torch.bfloat16)
     numbers = own.attention_layers(layer_groups)
     rotary = tuple(own.rotates(config, number) for number in numbers)
@@ -252,7 +255,7 @@ def shape_of(config: Any) -> ModelShape:
         model_type=config.model_type,
         layers=len(layer_groups),
         heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         hidden=config.hidden_size,
         intermediate=getattr(config, own.width),
@@ -310,7 +313,7 @@ def _parts(model: Any) -> tuple[Parts, ...]:
     linears = {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module is not head
+        if type(module) is torch.nn.Linear and module is not head and not name.endswith(EXPANDS)
     }
     upcast = model._keep_in_fp32_modules  # by transformers, where a model is loaded as float16
     kinds = Counter(

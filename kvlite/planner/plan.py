@@ -321,7 +321,10 @@ class Planner:
         if shape.recurrent_layers:
             mixers.append(sizes["recurrent"] / shape.recurrent_layers)
         every = max(shape.layers, sum(map(len, shape.layer_groups)))
-        return ceil(max(mixers) + (sizes["mlp"] + sizes["norms"]) / every)
+        experts = [part for part in shape.parts if part.experts]
+        own = sum(part.nbytes(weights) / part.count for part in experts)
+        rest = sizes["mlp"] - sum(part.nbytes(weights) for part in experts) + sizes["norms"]
+        return ceil(max(mixers) + own + rest / every)
 
     def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:
         if self.room.bandwidth is None:
