@@ -4,8 +4,8 @@ Those of the makers' own repositories, with the keys these have and the values n
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
 ernie4_5, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, ministral3, hunyuan_v1_dense, gpt_oss,
-qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2 and granitemoehybrid were written from memory:
-their sizes may not be the published.
+qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h and granitemoehybrid were written from
+memory: their sizes may not be the published.
 """
 
 from typing import Any
@@ -604,6 +604,47 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             shared_expert_intermediate_size=512,
         ),
         "intermediate_size",
+    ),
+    "NVIDIA-Nemotron-Nano-9B-v2": _config(
+        "nemotron_h",
+        (4480, 15680, 56, 40, 8, 131072, 131072),
+        chunk_size=128,
+        conv_kernel=4,
+        expand=2,
+        head_dim=128,
+        hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        layer_norm_epsilon=1e-05,
+        mamba_head_dim=80,
+        mamba_num_heads=128,
+        mlp_hidden_act="relu2",
+        n_groups=8,
+        ssm_state_size=128,
+        tie_word_embeddings=False,
+    ),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B": _config(
+        "nemotron_h",
+        (2688, 1856, 52, 32, 2, 131072, 262144),
+        chunk_size=128,
+        conv_kernel=4,
+        expand=2,
+        head_dim=128,
+        hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        layer_norm_epsilon=1e-05,
+        mamba_head_dim=64,
+        mamba_num_heads=64,
+        mlp_hidden_act="relu2",
+        moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712,
+        n_group=1,
+        n_groups=8,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        num_experts_per_tok=6,
+        routed_scaling_factor=2.5,
+        ssm_state_size=128,
+        tie_word_embeddings=False,
+        topk_group=1,
     ),
     "granite-4.0-h-tiny": _config(
         "granitemoehybrid",

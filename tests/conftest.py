@@ -201,12 +201,46 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 48,
         },
     ),
+    "nemotron-h": (
+        "NemotronHConfig",
+        {
+            "layers_block_type": [
+                *("linear_attention", "mlp", "full_attention", "full_attention", "moe"),
+                *("linear_attention", "moe", "full_attention", "mlp", "full_attention"),
+                *("moe", "linear_attention"),
+            ],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 32,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 24,
+            "initializer_range": 0.05,
+        },
+    ),
     "lfm2": ("Lfm2Config", {**CONVOLUTIONS, "conv_L_cache": 3, "block_multiple_of": 32}),
 }
 
 
+# What transformers calls the parts of a decoder layer, and the kinds of layers that are one.
+PARTS = {
+    "attention": ["self_attn", "full_attention"],
+    "recurrent": ["linear_attn", "conv", "mamba", "linear_attention"],
+    "mlp": ["mlp", "feed_forward", "block_sparse_moe", "shared_mlp", "moe"],
+}
+
 # Models with recurrent layers.
-HYBRIDS = ["qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "granite-hybrid"]
+HYBRIDS = ["qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "granite-hybrid", "nemotron-h"]
+
+
+def parts_of(layer: Any, group: str) -> list[Any]:
+    """The modules of a decoder layer that are of a group of `PARTS`."""
+    alone = {getattr(layer, "block_type", ""): getattr(layer, "mixer", None)}
+    found = [alone.get(name) or getattr(layer, name, None) for name in PARTS[group]]
+    return [each for each in found if each is not None]
 
 
 class IntegerTokenizer:
@@ -271,7 +305,7 @@ def make_tiny(
         each.eval().to(device, dtype)
     # .to(dtype) also rounds the rotary frequencies, which must stay float32.
     for each in (reference, module):
-        if each.model.rotary_emb is not None:
+        if getattr(each.model, "rotary_emb", None) is not None:
             each.model.rotary_emb.to(torch.float32)
     model = LoadedModel(
         module,

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from tests.conftest import parts_of
+
 Held = list[list[list[set[int]]]]  # per step, layer and KV head: the positions attended to
 
 
@@ -86,9 +88,7 @@ def run_under(
     )
     model.load_state_dict(reference.state_dict())
     attending = [
-        index
-        for index, layer in enumerate(model.model.layers)
-        if getattr(layer, "self_attn", None) is not None
+        index for index, layer in enumerate(model.model.layers) if parts_of(layer, "attention")
     ]
     with torch.no_grad():
         logits: Tensor = model.eval()(token_ids, use_cache=False).logits[0]

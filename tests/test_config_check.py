@@ -82,6 +82,8 @@ def test_parameters_are_those_of_the_model_card(
         ("GLM-4.5-Air", 46, 0, 106),
         ("GLM-4.7-Flash", 47, 0, 30),
         ("DeepSeek-V3, in bf16", 61, 0, 671),
+        ("NVIDIA-Nemotron-Nano-9B-v2", 4, 27, 8.9),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", 6, 23, 31.6),
         ("granite-4.0-h-tiny", 4, 36, 7),
         ("granite-4.0-h-micro", 4, 36, 3),
     ],
@@ -151,6 +153,7 @@ def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_pat
 
 LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
 HYBRID = "Qwen3-Next-80B-A3B-Instruct"
+NEMOTRON = "NVIDIA-Nemotron-Nano-9B-v2"
 ROPE = PUBLISHED[LLAMA]["rope_scaling"]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("SmolLM3-3B", {"no_rope_layers": [1, 0]}, "0 or 1 for each of 36 layers"),
@@ -159,6 +162,9 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     (HYBRID, {"linear_num_value_heads": 33}, "linear_num_key_heads, which is 16, must divide it"),
     (HYBRID, {"full_attention_interval": 49}, "one of 48 must have attention"),
     ("GLM-4.7-Flash", {"qk_rope_head_dim": 63}, "qk_rope_head_dim is 63: it must be even"),
+    (NEMOTRON, {"hybrid_override_pattern": "M-X" * 18 + "*-"}, "it must have M, E, * and - for 56"),
+    (NEMOTRON, {"hybrid_override_pattern": "M-" * 28}, "one of 56 must have attention"),
+    (NEMOTRON, {"layers_block_type": ["mamba"] * 56}, "one of them must have attention"),
     ("GLM-4.5-Air", {"n_group": 3}, "n_group is 3: it must divide n_routed_experts, which is 128"),
     ("GLM-4.5-Air", {"num_experts_per_tok": 129}, "there are 128 experts (n_routed_experts)"),
     (

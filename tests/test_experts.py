@@ -30,7 +30,7 @@ from tests.streamed import align, streamed, two_turns
 from tests.test_forecast import Case, expected, taken
 
 CPU = torch.device("cpu")
-NAMES = ["mixtral", "qwen3-moe", "gpt-oss", "glm4-moe", "deepseek-v3"]
+NAMES = ["mixtral", "qwen3-moe", "gpt-oss", "glm4-moe", "deepseek-v3", "nemotron-h"]
 
 
 def quantized(name: str, weights: str = "nf4") -> Tiny:

@@ -25,16 +25,10 @@ from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape, read_shape
 from kvlite.model.source import _embedded_gguf, find_model
 from kvlite.model.weights import Weights
-from tests.conftest import SIZES, Tiny
+from tests.conftest import PARTS, SIZES, Tiny, parts_of
 
 Change = Callable[[Path], object]
 
-# What transformers calls the parts of a decoder layer.
-PARTS = {
-    "attention": ["self_attn"],
-    "recurrent": ["linear_attn", "conv", "mamba"],
-    "mlp": ["mlp", "feed_forward", "block_sparse_moe", "shared_mlp"],
-}
 EVERY_LAYER, EVERY_OTHER = (24,) * 4, (24, None, 24, None)
 WINDOWS: dict[str, tuple[int | None, ...]] = {
     "mistral": EVERY_LAYER,
@@ -67,11 +61,9 @@ def test_the_shape_counts_the_weights_of_the_real_model(tiny: Tiny, tmp_path: Pa
     assert shape.parameters["embedding"] == tiny.reference.get_input_embeddings().weight.numel()
     norms = [p for name, p in tiny.reference.named_parameters() if "norm" in name]
     assert shape.parameters["norms"] == sum(p.numel() for p in norms)
-    for group, names in PARTS.items():
-        every = [
-            getattr(each, name, None) for each in tiny.reference.model.layers for name in names
-        ]
-        named = [pair for module in every if module for pair in module.named_parameters()]
+    for group in PARTS:
+        every = [part for each in tiny.reference.model.layers for part in parts_of(each, group)]
+        named = [pair for module in every for pair in module.named_parameters()]
         assert shape.parameters[group] == sum(p.numel() for name, p in named if "norm" not in name)
 
 
@@ -87,7 +79,8 @@ def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -
     apart = first.values.shape[3] if ADMITTED[config.model_type].latent else 0
     assert first.keys.shape[3] + apart == shape.head_dim
     assert len(attending) == shape.layers == len(shape.windows)
-    assert len(past.layers) == shape.layers + shape.recurrent_layers
+    recurrent = [each for each in past.layers if getattr(each, "conv_states", None)]
+    assert len(recurrent) == shape.recurrent_layers
     sliding = config.model_type in WINDOWS and getattr(config, "sliding_window", None)
     assert shape.windows == (WINDOWS[config.model_type] if sliding else (None,) * 4)
     assert shape.full_layers == tuple(i for i in range(4) if shape.windows[i] is None)

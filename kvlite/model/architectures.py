@@ -3,7 +3,7 @@
 Multipliers, windows and sizes are read off the config; what is here cannot be.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -23,13 +23,14 @@ class Architecture:
         angles: how its rotary tables have the angles: "halves", for both halves of a head, "once",
             or "pairs", each twice in a row.
         latent: its attention is over latents (`model.latents`).
-        recurrent: kinds of layers that keep a state of fixed size, by transformers' names.
+        recurrent: kinds of layers that keep a state of fixed size, or nothing; transformers' names.
         layout: the key that says which layers those are, where the config has no layer_types.
+        attention: what a layer calls its attention.
         attention_norm: what norms the input of attention, where there are recurrent layers.
         final_norm: what norms the output of the last layer.
         width: the key that says how wide an MLP or an expert is.
         known_as: keys, and what else its class goes by where a config has that.
-        may_be_dense: whether a config may say that there are no experts.
+        dense: whether a model has no experts at all, given what is in its config.
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
@@ -41,11 +42,12 @@ class Architecture:
     latent: bool = False
     recurrent: tuple[str, ...] = ()
     layout: str = "full_attention_interval"
+    attention: str = "self_attn"
     attention_norm: str = "input_layernorm"
     final_norm: str = "norm"
     width: str = "intermediate_size"
     known_as: tuple[tuple[str, str], ...] = ()
-    may_be_dense: bool = False
+    dense: Callable[[Mapping[str, Any]], bool] = lambda config: False
 
     def layer_groups(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
@@ -89,6 +91,11 @@ def _rotates_in_windows(config: Any, layer: int) -> bool:
 def _rotates_in_windows_alone(config: Any, layer: int) -> bool:
     sliding: bool = config.layer_types[layer] == "sliding_attention"
     return sliding and config.sliding_window is not None
+
+
+def _has_no_moe_layers(config: Mapping[str, Any]) -> bool:
+    kinds = config.get("layer_types") or config.get("hybrid_override_pattern") or ()
+    return "moe" not in kinds and "E" not in kinds
 
 
 # transformers' default of what scales the attention, 1, is nobody's.
@@ -205,6 +212,28 @@ ADMITTED: dict[str, Architecture] = {
         attention_norm="operator_norm",
         final_norm="embedding_norm",
     ),
+    "nemotron_h": Architecture(
+        needs=(
+            "conv_kernel",
+            "head_dim",
+            "mamba_head_dim",
+            "mamba_num_heads",
+            "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "n_groups",
+            "num_key_value_heads",
+            "ssm_state_size",
+        ),
+        experts="n_routed_experts",
+        dense=_has_no_moe_layers,
+        recurrent=("linear_attention", "mlp", "moe"),
+        layout="hybrid_override_pattern",
+        known_as=(("layer_types", "layers_block_type"),),
+        attention="mixer",
+        attention_norm="norm",
+        final_norm="norm_f",
+        rotates=lambda config, layer: False,
+    ),
     "granitemoehybrid": Architecture(
         needs=(
             "mamba_d_conv",
@@ -217,7 +246,7 @@ ADMITTED: dict[str, Architecture] = {
             *_MULTIPLIERS,
         ),
         experts="num_local_experts",
-        may_be_dense=True,
+        dense=lambda config: config.get("num_local_experts") == 0,
         recurrent=("linear_attention",),
         layout="layer_types",
         rotates=_rotates_if_told,
@@ -270,5 +299,4 @@ REFUSED: dict[str, str] = {
     "llama4_text": "some of its layers see chunks",
     "deepseek_v2": "its rotary tables are complex numbers",
     "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
-    "nemotron_h": "its blocks are no whole layers: attention, a recurrence or experts alone",
 }

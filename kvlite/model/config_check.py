@@ -5,7 +5,7 @@ model, and fails late and in many ways over values that no model has.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from stat import S_ISREG
@@ -14,6 +14,7 @@ from typing import Any
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED, OLDER_KINDS, WRAPPERS
 from kvlite.model.config_limits import MOST
+from kvlite.model.config_values import Rule, Values, is_whole, shown
 
 # The largest config.json that is read.
 LONGEST = 16 << 20
@@ -48,10 +49,6 @@ _ROPES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int
-
-
 def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < inf
 
@@ -60,9 +57,7 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-# Keys, what their values must be where they are given and not null, and how that is said.
-_Rule = tuple[str, Callable[[Any], bool], str]
-_RULES: tuple[_Rule, ...] = (
+_RULES: tuple[Rule, ...] = (
     (
         "attention_bias mlp_bias norm_topk_prob tie_word_embeddings use_cache use_sliding_window",
         lambda value: isinstance(value, bool),
@@ -77,7 +72,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     ("dtype torch_dtype", _DTYPES.__contains__, f"it must be one of {', '.join(_DTYPES[:3])}"),
     (
-        "hidden_act hidden_activation",
+        "hidden_act hidden_activation mlp_hidden_act",
         lambda value: value in _ACTIVATIONS.split(", "),
         f"it must be one of {_ACTIVATIONS}",
     ),
@@ -87,14 +82,14 @@ _RULES: tuple[_Rule, ...] = (
         lambda value: False,
         "the config of a language model has no such part",
     ),
-    ("bos_token_id", _is_whole, "it must be a token's number"),
+    ("bos_token_id", is_whole, "it must be a token's number"),
     (
         "eos_token_id",
-        lambda value: all(map(_is_whole, value if isinstance(value, list) else [value])),
+        lambda value: all(map(is_whole, value if isinstance(value, list) else [value])),
         "it must be a token's number, or a list of them",
     ),
 )
-_QUANT_RULES: tuple[_Rule, ...] = (
+_QUANT_RULES: tuple[Rule, ...] = (
     (
         "quant_method",
         lambda value: value in _QUANT_METHODS.split(", "),
@@ -103,11 +98,11 @@ _QUANT_RULES: tuple[_Rule, ...] = (
     ("bnb_4bit_quant_type", ("nf4", "fp4").__contains__, "it must be nf4 or fp4"),
     (
         "bits",
-        lambda value: _is_whole(value) and 1 <= value <= 16,
+        lambda value: is_whole(value) and 1 <= value <= 16,
         "it must be a whole number from 1 to 16",
     ),
 )
-_ROPE_RULES: tuple[_Rule, ...] = (
+_ROPE_RULES: tuple[Rule, ...] = (
     (
         "attention_factor beta_fast beta_slow factor high_freq_factor llama_4_scaling_beta "
         "low_freq_factor original_max_position_embeddings partial_rotary_factor rope_theta",
@@ -158,7 +153,7 @@ def require_model_type(config: Mapping[str, Any], path: Path) -> str:
     """The architecture a config names. Raises ModelError if it names none."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise _Values(config, path).fault("model_type", "it must be the architecture's name")
+        raise Values(config, path).fault("model_type", "it must be the architecture's name")
     return kind
 
 
@@ -173,7 +168,7 @@ def language_part(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     known = WRAPPERS.get(require_model_type(config, path))
     if known is None:
         return dict(config)
-    values = _Values(config, path)
+    values = Values(config, path)
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise values.fault("text_config", "it must describe the language model")
@@ -192,12 +187,15 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     """
     kind = require_model_type(config, path)
     own = ADMITTED[kind]
+    config = {**config, **{key: config[known] for key, known in own.known_as if known in config}}
     needed = [*_NEEDED, own.width, *own.needs]
     if own.recurrent and config.get("layer_types") is None:
         needed.append(own.layout)
-    config = {**config, **{key: config[known] for key, known in own.known_as if known in config}}
-    if own.may_be_dense and config.get(own.experts) == 0:
+    if own.layout == "hybrid_override_pattern" and isinstance(config.get("layer_types"), list):
+        config = {"num_hidden_layers": len(config["layer_types"]), **config}
+    if own.dense(config):
         config = {key: config[key] for key in config if "_experts" not in key}
+        needed = [key for key in needed if not key.startswith("moe_")]
     elif experts := own.experts:
         # An architecture may use the others' name.
         for name in ("num_local_experts", "num_experts"):
@@ -207,7 +205,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     if isinstance(config.get("sliding_window_pattern"), str) and config.get("layer_types"):
         # EXAONE says it in letters, too.
         config = {key: config[key] for key in config if key != "sliding_window_pattern"}
-    values = _Values(config, path)
+    values = Values(config, path)
     for key in needed:
         whole, _, part = key.partition(".")
         held = config.get(whole)
@@ -222,7 +220,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     vocab = config["vocab_size"]
     values.require(
         "pad_token_id",
-        lambda token: _is_whole(token) and -vocab <= token < vocab,
+        lambda token: is_whole(token) and -vocab <= token < vocab,
         f"it must be one of {vocab:,} tokens",
     )
     activation = "hidden_activation" if kind.startswith("gemma") else "hidden_act"
@@ -231,45 +229,16 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     _require_quantization(values)
     for key in ("rope_parameters", "rope_scaling"):
         values.require(key, _is_object, "it must be an object")
-        ropes = _Values(config.get(key) or {}, path, f"{key}.")
+        ropes = Values(config.get(key) or {}, path, f"{key}.")
         kinds = [kind for kind in _LAYERS if ropes.config.get(kind) is not None]
         for kind in kinds:
             ropes.require(kind, _is_object, "it must be an object")
-            _require_rope(_Values(ropes.config[kind], path, f"{key}.{kind}."))
+            _require_rope(Values(ropes.config[kind], path, f"{key}.{kind}."))
         if not kinds:
             _require_rope(ropes)
 
 
-class _Values:
-    """The values of an object in a config, and sentences about what is wrong with them."""
-
-    def __init__(self, config: Mapping[str, Any], path: Path, prefix: str = "") -> None:
-        self.config, self.path, self.prefix = config, path, prefix
-
-    def fault(self, key: str, wanted: str) -> ModelError:
-        name = self.prefix + key
-        has = f"has no {name}"
-        if key in self.config:
-            has = f"says {name} is {_shown(self.config[key])}"
-        return ModelError(f"{self.path} {has}: {wanted}; get the model's own config.json")
-
-    def require(self, key: str, holds: Callable[[Any], bool], wanted: str) -> None:
-        value = self.config.get(key)
-        if value is not None and not holds(value):
-            raise self.fault(key, wanted)
-
-    def require_all(self, rules: tuple[_Rule, ...]) -> None:
-        for keys, holds, wanted in rules:
-            for key in keys.split():
-                self.require(key, holds, wanted)
-
-    def require_whole(self, key: str, least: int, most: int) -> None:
-        value = self.config[key]
-        if not _is_whole(value) or not least <= value <= most:
-            raise self.fault(key, f"it must be a whole number from {least} to {most:,}")
-
-
-def _require_fitting(values: _Values, kind: str) -> None:
+def _require_fitting(values: Values, kind: str) -> None:
     """Check sizes against each other."""
     config = values.config
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
@@ -302,7 +271,7 @@ def _require_fitting(values: _Values, kind: str) -> None:
         values.require("n_group", lambda groups: count % groups == 0, wanted)
 
 
-def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
+def _require_layers(values: Values, recurrent: tuple[str, ...]) -> None:
     layers = values.config["num_hidden_layers"]
     if values.config.get("sliding_window") is not None:
         values.require_whole("sliding_window", 0, 1 << 30)
@@ -317,7 +286,7 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
         kinds = [OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
         if kind not in known:
-            raise values.fault("layer_types", f"{_shown(kind)} is none of {', '.join(known)}")
+            raise values.fault("layer_types", f"{shown(kind)} is none of {', '.join(known)}")
     if kinds and all(kind in recurrent for kind in kinds):
         raise values.fault("layer_types", "one of them must have attention")
     values.require(
@@ -327,6 +296,14 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
         ),
         f"it must list the numbers of those of {layers} layers that have attention",
     )
+    pattern = values.config.get("hybrid_override_pattern")
+    values.require(
+        "hybrid_override_pattern",
+        lambda kinds: isinstance(kinds, str) and len(kinds) == layers and not {*kinds} - {*"ME*-"},
+        f"it must have M, E, * and - for {layers} layers",
+    )
+    if not kinds and pattern and "*" not in pattern:
+        raise values.fault("hybrid_override_pattern", f"one of {layers} must have attention")
     if not kinds and (values.config.get("full_attention_interval") or 0) > layers:
         raise values.fault("full_attention_interval", f"one of {layers} must have attention")
     values.require(
@@ -340,7 +317,7 @@ def _require_layers(values: _Values, recurrent: tuple[str, ...]) -> None:
     )
     values.require(
         "mlp_only_layers",
-        lambda dense: isinstance(dense, list) and all(map(_is_whole, dense)),
+        lambda dense: isinstance(dense, list) and all(map(is_whole, dense)),
         "it must be a list of layers' numbers",
     )
 
@@ -351,7 +328,7 @@ def _names_its_method(stored: Any) -> bool:
     return loads or isinstance(about.get("quant_method"), str)
 
 
-def _require_quantization(values: _Values) -> None:
+def _require_quantization(values: Values) -> None:
     """Check how a checkpoint's weights were quantized."""
     values.require(
         "quantization_config", _names_its_method, "it must be an object that names its quant_method"
@@ -359,13 +336,13 @@ def _require_quantization(values: _Values) -> None:
     about = values.config.get("quantization_config") or {}
     if about.get("load_in_4bit") is True and about.get("load_in_8bit") is True:
         raise values.fault("quantization_config", "weights are of 4 bits or of 8, not both")
-    stored = _Values(about, values.path, "quantization_config.")
+    stored = Values(about, values.path, "quantization_config.")
     stored.require_all(_QUANT_RULES)
     if about.get("quant_method") == "gptq" and "bits" not in about:
         raise stored.fault("bits", "gptq needs it")
 
 
-def _require_rope(rope: _Values) -> None:
+def _require_rope(rope: Values) -> None:
     """Check how rotary positions are scaled, in the words of transformers 4 or 5."""
     key = "rope_type" if "rope_type" in rope.config else "type"
     kind = rope.config.get(key, "default")
@@ -380,11 +357,6 @@ def _require_rope(rope: _Values) -> None:
     rope.require_all(_ROPE_RULES)
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number there")
 
@@ -395,7 +367,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in found and found[key] != value:
             raise ValueError(
-                f"{_shown(key)} is {_shown(found[key])}, and {_shown(value)} further down"
+                f"{shown(key)} is {shown(found[key])}, and {shown(value)} further down"
             )
         found[key] = value
     return found

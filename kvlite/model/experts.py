@@ -7,6 +7,7 @@ one expert after the other.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ONE_BY_ONE = "kvlite"
-PROJECTIONS = ("gate_up_proj", "down_proj")
+# Experts without a gate have the second.
+PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class PackedExperts(nn.Module, ABC):
@@ -31,7 +33,7 @@ def pack_experts(module: nn.Module, packed: Callable[[Tensor], PackedExperts]) -
     register_experts()
     for experts in experts_of(module):
         experts.config._experts_implementation = ONE_BY_ONE
-        for name in PROJECTIONS:
+        for name in filter(partial(hasattr, experts), PROJECTIONS):
             whole = getattr(experts, name).data
             delattr(experts, name)
             setattr(experts, name, packed(whole))
@@ -40,7 +42,7 @@ def pack_experts(module: nn.Module, packed: Callable[[Tensor], PackedExperts]) -
 def experts_of(module: nn.Module) -> Iterator[Any]:
     """transformers' modules of experts within a module."""
     for part in module.modules():
-        if hasattr(part, "num_experts") and hasattr(part, PROJECTIONS[0]):
+        if hasattr(part, "num_experts") and hasattr(part, PROJECTIONS[-1]):
             yield part
 
 
@@ -67,7 +69,10 @@ def _add(
     here = chosen == expert
     rows = here.any(-1).nonzero()[:, 0]
     own = shares.masked_fill(~here, 0).sum(-1)[rows, None]
-    made = experts._apply_gate(_product(experts, "gate_up_proj", expert, hidden[rows]))
+    if experts.has_gate:
+        made = experts._apply_gate(_product(experts, "gate_up_proj", expert, hidden[rows]))
+    else:
+        made = experts.act_fn(_product(experts, "up_proj", expert, hidden[rows]))
     made = _product(experts, "down_proj", expert, made) * own
     out.index_add_(0, rows, made.to(out.dtype))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # transformers holds all experts in one tensor, made of these, one expert after the other.
 _EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
+    "up_proj": (("up_proj",),),
     "down_proj": (("down_proj",), ("w2",)),
 }
 # What Granite's files call parts of a layer.
@@ -147,8 +148,9 @@ def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
     Args:
         name: transformers' name, such as `model.layers.0.mlp.experts.down_proj`.
     """
+    body = name.removeprefix("model.")
     other = name.replace(".mlp.", ".block_sparse_moe.")
-    names = [name, name.removeprefix("model."), other, other.removeprefix("model.")]
+    names = [name, body, f"backbone.{body}", other, other.removeprefix("model.")]
     if ".experts." in name:  # packed ones are several tensors, such as down_proj_blocks
         names.append("_".join(name.rsplit(".", 1)))
     names += [name.removesuffix(end) + own for end, own in _GRANITE.items() if name.endswith(end)]

@@ -23,14 +23,14 @@ class HybridLayer(nn.Module):
     Attributes:
         layers: all of them in order, by their numbers in the model.
         attention: the number of the attention layer.
-        norm: the name of that layer's norm before attention.
+        mixer, norm: the names of attention in that layer, and of the norm before it.
     """
 
-    def __init__(self, layers: Mapping[int, Any], attention: int, norm: str) -> None:
+    def __init__(self, layers: Mapping[int, Any], attention: int, mixer: str, norm: str) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
         self.attention = str(attention)
-        self.norm = norm
+        self.mixer, self.norm = mixer, norm
         self.first = next(iter(layers))
 
     def forward(self, hidden: Tensor, *, kvlite: Any, answers: bool = True, **given: Any) -> Tensor:
@@ -50,7 +50,7 @@ class HybridLayer(nn.Module):
                 hidden = layer(hidden, kvlite=kvlite, **given)
             else:
                 seen = getattr(layer, self.norm)(hidden)
-                layer.self_attn(seen, attention_mask=None, kvlite=kvlite, **given)
+                getattr(layer, self.mixer)(seen, attention_mask=None, kvlite=kvlite, **given)
         return hidden
 
     @property
@@ -68,7 +68,8 @@ def engine_layers(modules: Sequence[nn.Module], shape: "ModelShape") -> list[nn.
     made, first = list[nn.Module](), 0
     for group in shape.layer_groups:
         layers = {first + place: modules[first + place] for place in range(len(group))}
-        made.append(HybridLayer(layers, first + own.attention_in(group), own.attention_norm))
+        at = first + own.attention_in(group)
+        made.append(HybridLayer(layers, at, own.attention, own.attention_norm))
         first += len(group)
         if first == len(modules):
             break

@@ -87,7 +87,7 @@ class LoadedModel:
         """The activations' type, and the cache's; weights may be quantized, embeddings are not."""
         if self.weights.packs:
             return self.weights.dtype
-        dtype: torch.dtype = self.module.model.embed_tokens.weight.dtype
+        dtype: torch.dtype = self.module.get_input_embeddings().weight.dtype
         return dtype
 
     def step_layer(self, index: int) -> StepLayer:
@@ -115,7 +115,7 @@ class LoadedModel:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""
-        hidden: Tensor = self.module.model.embed_tokens(token_ids)
+        hidden: Tensor = self.module.get_input_embeddings()(token_ids)
         multiplier = getattr(self.module.config, "embedding_multiplier", None)
         return hidden if multiplier is None else hidden * multiplier
 
@@ -142,7 +142,7 @@ class LoadedModel:
         """Like `rotations`, for any positions `(n,)`; the largest decides the frequencies. Layers
         without rotary positions have tables that turn nothing. Tables have each angle for both
         halves of a head."""
-        rotary, layers = self.module.model.rotary_emb, self.shape.layers
+        rotary, layers = getattr(self.module.model, "rotary_emb", None), self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
         if rotary is None:
             cos = like.new_ones(1, len(positions), self.shape.head_dim)

@@ -6,6 +6,8 @@ so a rotation can be undone without knowing its kind. Those whose rotations cann
 are named in `architectures`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -76,14 +78,14 @@ def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rota
 
 def unturnable(model: LoadedModel) -> str:
     """Why keys cannot be turned to other positions; empty if they can."""
-    if getattr(model.module.model.rotary_emb, "rope_type", None) == "longrope":
+    if _rope_type(model) == "longrope":
         return "this model's rotations (longrope) change with the length of the context"
     return ADMITTED[model.shape.model_type].unturnable
 
 
 def fixed_tables(model: LoadedModel) -> bool:
     """Whether frequencies never change, so that nothing has to look at the positions to rotate."""
-    kinds = getattr(model.module.model.rotary_emb, "rope_type", None)
+    kinds = _rope_type(model)
     named = kinds.values() if isinstance(kinds, dict) else [kinds]
     return not any("dynamic" in str(kind) or kind == "longrope" for kind in named)
 
@@ -99,6 +101,12 @@ def require_turnable(model: LoadedModel, option: str) -> None:
             f"{option} turns keys to other positions, but {why}: set "
             f"{option.partition('=')[0]}=false"
         )
+
+
+def _rope_type(model: LoadedModel) -> Any:
+    """transformers' name of how frequencies are made, or those of the kinds of layers; None without
+    rotary positions."""
+    return getattr(getattr(model.module.model, "rotary_emb", None), "rope_type", None)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

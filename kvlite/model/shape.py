@@ -262,7 +262,7 @@ def shape_of(config: Any) -> ModelShape:
         vocab=config.vocab_size,
         max_context=_context(config),
         windows=tuple(_windows(config)[number] for number in numbers),
-        parts=_parts(module),
+        parts=_parts(module, [kind for group in layer_groups for kind in group]),
         rotary=rotary,
         alike=_alike(module.model.layers, layer_groups, rotary),
         layer_groups=layer_groups,
@@ -306,7 +306,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _parts(model: Any) -> tuple[Parts, ...]:
+def _parts(model: Any, layer_kinds: list[str]) -> tuple[Parts, ...]:
     import torch
 
     head = model.get_output_embeddings()
@@ -318,7 +318,7 @@ def _parts(model: Any) -> tuple[Parts, ...]:
     upcast = model._keep_in_fp32_modules  # by transformers, where a model is loaded as float16
     kinds = Counter(
         (
-            _group(name),
+            _group(name, layer_kinds),
             tuple(weight.shape),
             name in linears,
             any(each in name for each in upcast),
@@ -330,15 +330,19 @@ def _parts(model: Any) -> tuple[Parts, ...]:
 
 # What transformers calls what is in the place of attention in recurrent layers.
 _RECURRENT = ("linear_attn", "conv", "mamba")
+# What a layer is that is of one part alone, by its kind.
+_MIXERS = {"full_attention": "attention", "linear_attention": "recurrent"}
 
 
-def _group(name: str) -> str:
-    if "embed_tokens" in name:
+def _group(name: str, layer_kinds: list[str]) -> str:
+    if "embed" in name:
         return "embedding"
     if name.startswith("lm_head"):
         return "head"
     if "norm" in name:
         return "norms"
+    if ".mixer." in name:
+        return _MIXERS.get(layer_kinds[int(name.split(".")[2])], "mlp")
     if "self_attn" in name:
         return "attention"
     return "recurrent" if any(f".{part}." in name for part in _RECURRENT) else "mlp"
