@@ -153,7 +153,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v3": (
         "DeepseekV3Config",
-        {**LATENTS, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+        {
+            **LATENTS,
+            **_rope("yarn", original_max_position_embeddings=128, mscale=1.0, mscale_all_dim=1.0),
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+        },
     ),
     "glm4-moe-lite": (
         "Glm4MoeLiteConfig",

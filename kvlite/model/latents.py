@@ -16,10 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvlite.errors import ModelError
+
 
 def keep_latents(attention: Any, function: str) -> None:
     """Let transformers' attention module hand latents to the attention function of that name, where
-    it would make each head's keys and values of them first."""
+    it would make each head's keys and values of them first.
+
+    Raises:
+        ModelError: a checkpoint has quantized what makes keys and values of latents.
+    """
+    weight = getattr(attention.kv_b_proj, "weight", None)
+    if weight is None or weight.dtype.itemsize < 2:
+        raise ModelError(
+            "this model's kv_b_proj, which is multiplied into others, is quantized in its files: "
+            "use the model they were made from, with --weights nf4"
+        )
     attention.expand_kv = partial(_latents, attention, function)
 
 
