@@ -3,9 +3,9 @@
 Those of the makers' own repositories, with the keys these have and the values null where they are
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
-ernie4_5, glm4, glm4_moe, glm4_moe_lite, deepseek_v3, ministral3, hunyuan_v1_dense, gpt_oss,
-qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h and granitemoehybrid were written from
-memory: their sizes may not be the published.
+ernie4_5, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, ministral3, hunyuan_v1_dense,
+gpt_oss, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h and granitemoehybrid were
+written from memory: their sizes may not be the published.
 """
 
 from typing import Any
@@ -490,6 +490,37 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
         topk_group=1,
         v_head_dim=256,
+    ),
+    "DeepSeek-V2-Lite": _config(
+        "deepseek_v2",
+        (2048, 10944, 27, 16, 16, 102400, 163840),
+        attention_bias=False,
+        first_k_dense_replace=1,
+        kv_lora_rank=512,
+        moe_intermediate_size=1408,
+        n_group=1,
+        n_routed_experts=64,
+        n_shared_experts=2,
+        norm_topk_prob=False,
+        num_experts_per_tok=6,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        rope_scaling={
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+        rope_theta=10000,
+        routed_scaling_factor=1.0,
+        tie_word_embeddings=False,
+        topk_group=1,
+        topk_method="greedy",
+        v_head_dim=128,
     ),
     "DeepSeek-V3, in bf16": _config(
         "deepseek_v3",

@@ -160,6 +160,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2Config",
+        {**LATENTS, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+    ),
     "glm4-moe-lite": (
         "Glm4MoeLiteConfig",
         {**LATENTS, "num_key_value_heads": 4, "q_lora_rank": None},

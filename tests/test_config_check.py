@@ -81,6 +81,7 @@ def test_parameters_are_those_of_the_model_card(
         ("LFM2-1.2B", 6, 10, 1.2),
         ("GLM-4.5-Air", 46, 0, 106),
         ("GLM-4.7-Flash", 47, 0, 30),
+        ("DeepSeek-V2-Lite", 27, 0, 15.7),
         ("DeepSeek-V3, in bf16", 61, 0, 671),
         ("NVIDIA-Nemotron-Nano-9B-v2", 4, 27, 8.9),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", 6, 23, 31.6),
@@ -102,10 +103,10 @@ def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
     kind, changes = ARCHITECTURES[name]
     config = getattr(transformers, kind)
     # The classes of Hunyuan and GLM have no head_dim unless they are given one, that of Granite no
-    # attention, and none can be run without.
+    # attention, that of DeepSeek-V2 no experts for a token, and none can be run without.
     layers = ["full_attention", "linear_attention"]
     head_dim = {"head_dim": 128}
-    given = {"hunyuan": head_dim, "glm4-moe": head_dim}
+    given = {"hunyuan": head_dim, "glm4-moe": head_dim, "deepseek-v2": {"num_experts_per_tok": 6}}
     own = {**given, "granite-hybrid": {"layer_types": layers * 16}}.get(name, {})
     for options in (own, {**SIZES, **changes}):
         config(**options).save_pretrained(tmp_path)

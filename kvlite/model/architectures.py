@@ -21,7 +21,7 @@ class Architecture:
         experts: the key of its config that says how many experts a layer has; empty without any.
         neighbors: it rotates neighboring channels, not the halves of a head.
         angles: how its rotary tables have the angles: "halves", for both halves of a head, "once",
-            or "pairs", each twice in a row.
+            "pairs", each twice in a row, or "complex", each once, as a complex number.
         latent: its attention is over latents (`model.latents`).
         recurrent: kinds of layers that keep a state of fixed size, or nothing; transformers' names.
         layout: the key that says which layers those are, where the config has no layer_types.
@@ -155,6 +155,13 @@ ADMITTED: dict[str, Architecture] = {
     ),
     "deepseek_v3": Architecture(
         needs=("first_k_dense_replace", *_LATENTS), experts="n_routed_experts", latent=True
+    ),
+    "deepseek_v2": Architecture(
+        needs=("first_k_dense_replace", *_LATENTS),
+        experts="n_routed_experts",
+        latent=True,
+        neighbors=True,
+        angles="complex",
     ),
     "glm4_moe_lite": Architecture(needs=_LATENTS, experts="n_routed_experts", latent=True),
     "gpt_oss": Architecture(
@@ -297,6 +304,5 @@ REFUSED: dict[str, str] = {
     "gemma4_text": "its last layers have no keys of their own",
     "llama4": "some of its layers see chunks",
     "llama4_text": "some of its layers see chunks",
-    "deepseek_v2": "its rotary tables are complex numbers",
     "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
 }

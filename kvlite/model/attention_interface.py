@@ -47,18 +47,25 @@ def _attention(
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
     softmax, own = Softmax(scaling, softcap, sinks), ADMITTED[module.config.model_type]
-    if own.neighbors:
-        query, key = (_halves(each, module.config) for each in (query, key))
     if own.latent:
-        out = values_of(module, kvlite.attend(over_latents(module, query), key, value, softmax))
-    else:
-        out = kvlite.attend(query, key, value, softmax)
+        query = over_latents(module, query)
+    if own.neighbors:
+        width = module.qk_rope_head_dim if own.latent else _turned(query, module.config)
+        query, key = (_halves(each, width) for each in (query, key))
+    out = kvlite.attend(query, key, value, softmax)
+    if own.latent:
+        out = values_of(module, out)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _halves(vectors: Tensor, config: Any) -> Tensor:
-    """Vectors whose neighboring channels were rotated, those of each pair in the two halves of what
-    was rotated. As queries and keys change alike, their products stay."""
+def _turned(vectors: Tensor, config: Any) -> int:
+    """How many channels are rotated, the first ones."""
     share = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
-    moving, still = vectors.tensor_split([int(vectors.shape[-1] * share)], -1)
+    return int(vectors.shape[-1] * share)
+
+
+def _halves(vectors: Tensor, width: int) -> Tensor:
+    """Vectors whose neighboring channels were rotated, of the first ones, those of each pair in the
+    two halves of these. As queries and keys change alike, their products stay."""
+    moving, still = vectors.tensor_split([width], -1)
     return torch.cat([moving[..., ::2], moving[..., 1::2], still], -1)

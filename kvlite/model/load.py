@@ -66,10 +66,11 @@ class LoadedModel:
         if ADMITTED[self.shape.model_type].latent:
             for layer in self.layers.modules:
                 keep_latents(layer.self_attn, ATTENTION)
-        own_table = _OWN_TABLES.get(ADMITTED[self.shape.model_type].angles)
-        if own_table is not None:
+        angles = ADMITTED[self.shape.model_type].angles
+        if angles != "halves":
             for layer in self.layers.modules:
-                layer.self_attn.register_forward_pre_hook(own_table, with_kwargs=True)
+                with_own_table = partial(_with_own_table, angles)
+                layer.self_attn.register_forward_pre_hook(with_own_table, with_kwargs=True)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -155,8 +156,11 @@ class LoadedModel:
             tables = [by_kind[kind] for kind in kinds]
         angles = ADMITTED[self.shape.model_type].angles
         if angles != "halves":
+            own: Any = tables[0]
+            if angles == "complex":
+                own = own.real.to(dtype), own.imag.to(dtype)
             step = 2 if angles == "pairs" else 1
-            cos, sin = (torch.cat([each[..., ::step]] * 2, -1) for each in tables[0])
+            cos, sin = (torch.cat([each[..., ::step]] * 2, -1) for each in own)
             tables = [(cos, sin)] * layers
         if all(self.shape.rotary):
             return tables
@@ -169,20 +173,17 @@ class LoadedModel:
 
 
 def _with_own_table(
-    times: int, attention: Any, args: tuple[Any, ...], given: dict[str, Any]
+    angles: str, attention: Any, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the engine gives an attention module, its rotary tables with each angle once or twice in
-    a row."""
+    """What the engine gives an attention module, its rotary tables as that has them."""
     if "kvlite" not in given:  # transformers runs its model itself
         return args, given
     cos, sin = (
-        each[..., : each.shape[-1] // 2].repeat_interleave(times, -1)
+        each[..., : each.shape[-1] // 2].repeat_interleave(2 if angles == "pairs" else 1, -1)
         for each in given["position_embeddings"]
     )
-    return args, {**given, "position_embeddings": (cos, sin)}
-
-
-_OWN_TABLES = {"once": partial(_with_own_table, 1), "pairs": partial(_with_own_table, 2)}
+    own = torch.complex(cos.float(), sin.float()) if angles == "complex" else (cos, sin)
+    return args, {**given, "position_embeddings": own}
 
 
 def choose_device(device: str) -> torch.device:
