@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -380,24 +379,14 @@ def test_python_rows(model: Path) -> None:
 
 
 @pytest.mark.long
-def test_killed_at_any_moment(job: Job, model: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the job is forked")
+def test_killed_at_any_moment(reports: Path, model: Path) -> None:
     """kill -9, again and again: every row once, and none that was there is answered again."""
-    command = [sys.executable, "-m", "kvlite", *map(str, job.args), "-q"]
-    there: list[dict[str, Any]] = []
-    for wait in (0.0, 0.05, 0.1, 0.0, 0.2, 0.05):
-        running = subprocess.Popen(command)
-        while running.poll() is None:
-            lines = job.out.read_bytes().count(b"\n") if job.out.exists() else 0
-            if lines > len(there):
-                time.sleep(wait)
-                break
-            time.sleep(0.005)
-        running.kill()
-        running.wait()
-        whole = job.out.read_bytes().rpartition(b"\n")[0].splitlines()
-        rows = [json.loads(line) for line in whole]
-        assert rows[: len(there)] == there
-        there = rows
-    assert job.run("-q").code == 0
-    assert job.rows[: len(there)] == there
-    assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
+    text = (reports / "a.txt").read_text()
+    for number in range(12):
+        (reports / f"{number}.txt").write_text(text)
+    command = [sys.executable, "-m", "tests.cli.killing", str(model), str(reports.parent)]
+    threads = {**os.environ, "OMP_NUM_THREADS": "1"}  # none that a fork would miss
+    done = subprocess.run(command, env=threads, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"kills": 20, "rows": 45}
