@@ -6,6 +6,7 @@ that never comes is answered when the job is begun again.
 
 import logging
 import os
+import pickle
 import platform
 import socket
 import sys
@@ -23,6 +24,9 @@ from kvlite.model.files import fingerprint
 
 # How often a document may end the process that answers it, by crashing it or with its node.
 TRIES = 3
+
+# Requests without a document that an engine answers at once.
+_REQUESTS = 16
 
 _LOST = ModelError(
     f"the process that was to answer it ended {TRIES} times, each time without a word (out of "
@@ -46,16 +50,17 @@ class Engine:
                 "than where the job was begun: copy that"
             )
 
-    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[BatchAnswer]]]:
+    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
         """A batch is one document's tasks. Nothing is raised, which would end the whole job."""
-        (tasks,) = batch["tasks"]
+        tasks = pickle.loads(batch["tasks"][0])
         left = {task.id: task for task in tasks}
         try:
             for answer in answered(self.runner, tasks, NO_CALLBACKS):
                 del left[answer.id]
-                yield {"answer": [answer]}
+                yield {"answer": [pickle.dumps(answer)]}
         except Exception as error:
-            yield {"answer": [failed(task, ModelError(reason(error))) for task in left.values()]}
+            lost = (failed(task, ModelError(reason(error))) for task in left.values())
+            yield {"answer": [pickle.dumps(answer) for answer in lost]}
 
 
 @contextmanager
@@ -106,42 +111,63 @@ def answered_on_cluster(
         ModelError: no engine could begin, or Ray gave up.
     """
     import ray
-    from ray.data import ActorPoolStrategy, DataContext
+    from ray.data import DataContext
 
     context = DataContext.get_current()
-    context.max_errored_blocks = -1  # a document that ends its actor for good is missing below
+    context.max_errored_blocks = -1  # a document whose actor ends is missing, and tried again
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     # Files are named for processes that begin in another folder.
     if os.path.exists(settings.model):
         settings = settings.replace({"model": os.path.abspath(settings.model)})
     shipped = [replace(t, document=t.document and os.path.abspath(t.document)) for t in tasks]
-    documents = by_document(shipped)
-    engines, needs = _engines(settings)
-    answers = ray.data.from_items(
-        [{"tasks": group} for group in documents], override_num_blocks=len(documents)
-    ).map_batches(
+    begin = settings, weights, largest(shipped)
+    left, tries = {task.id: task for task in tasks}, 0
+    while left and tries < TRIES:
+        before = len(left)
+        try:
+            for answer in _computed([task for task in shipped if task.id in left], begin):
+                task = left.pop(answer.id, None)
+                if task is not None:
+                    yield replace(answer, document=task.document)
+                if callbacks.cancelled:
+                    return
+            tries += 1
+        except ray.exceptions.RayError as error:
+            if (said := _said(error)) is not None:
+                raise said from error
+            if len(left) == before:
+                raise ModelError(
+                    f"Ray ended the job ({reason(error)}): the same command goes on"
+                ) from error
+    yield from (failed(task, _LOST) for task in left.values())
+
+
+def _computed(tasks: Sequence[Task], begin: tuple[Any, ...]) -> Iterator[BatchAnswer]:
+    """Each document tried once by one of the engines, which `begin` so; those whose engine ends are
+    missing. Raises Ray's errors."""
+    from ray.data import ActorPoolStrategy, from_items
+
+    shares = [{"tasks": pickle.dumps(share)} for share in _shares(tasks)]
+    engines, needs = _engines(begin[0])
+    answers = from_items(shares, override_num_blocks=len(shares)).map_batches(
         Engine,
-        fn_constructor_args=(settings, weights, largest(shipped)),
+        fn_constructor_args=begin,
         batch_size=1,
         # One task at a time: an actor that ends takes no other document with it.
-        compute=ActorPoolStrategy(
-            size=min(engines, len(documents)), max_tasks_in_flight_per_actor=1
-        ),
-        max_task_retries=TRIES - 1,
+        compute=ActorPoolStrategy(size=min(engines, len(shares)), max_tasks_in_flight_per_actor=1),
+        max_task_retries=0,
         **needs,
     )
-    left = {task.id: task for task in tasks}
-    try:
-        for row in answers.iter_rows():
-            task = left.pop(row["answer"].id, None)
-            if task is not None:
-                yield replace(row["answer"], document=task.document)
-            if callbacks.cancelled:
-                return
-    except ray.exceptions.RayError as error:
-        raise _ended(error) from error
-    yield from (failed(task, _LOST) for task in left.values())
+    for row in answers.iter_rows():
+        yield pickle.loads(row["answer"])
+
+
+def _shares(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Tasks that one engine answers at once: about one document, or some that are about none."""
+    for group in by_document(tasks):
+        size = len(group) if group[0].document or group[0].text else _REQUESTS
+        yield from (group[at : at + size] for at in range(0, len(group), size))
 
 
 def _engines(settings: Settings) -> tuple[int, dict[str, float]]:
@@ -159,14 +185,8 @@ def _engines(settings: Settings) -> tuple[int, dict[str, float]]:
     return sum(each // min(cores) for each in cores), {"num_cpus": min(cores)}
 
 
-def _ended(error: Exception) -> KvliteError:
-    """Why Ray gave up, in a sentence: what an engine said, if one did."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, KvliteError):
-            return cause
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    last = str(error).strip().rpartition("\n")[2]
-    return ModelError(
-        f"Ray ended the job ({type(error).__name__}: {last}): the same command goes on"
-    )
+def _said(error: BaseException | None) -> KvliteError | None:
+    """What an engine said, if that is why Ray gave up."""
+    while error is not None and not isinstance(error, KvliteError):
+        error = getattr(error, "cause", None) or error.__cause__
+    return error

@@ -58,7 +58,7 @@ def test_rows_are_those_of_one_machine(
         (folder / f"{number}.txt").write_text(f"The cat sat on mat {number} by the door. " * 20)
     flags = ["--questions", "Who?", "--questions", "Where?", "--model", model, "--max-tokens", "8"]
     assert kvlite("batch", folder, "--out", "alone.jsonl", *flags, "-q").code == 0
-    (folder / "crash.txt").write_text("It ends whoever opens it.")
+    (folder / "1-crash.txt").write_text("It ends whoever opens it.")
     node = cluster.add_node(num_cpus=1)
     out = tmp_path / "out.jsonl"
 
@@ -76,7 +76,7 @@ def test_rows_are_those_of_one_machine(
     assert done.code == 2 and done.json()["failed"] == 2
     rows = {row["id"]: row for row in rows_of(out)}
     assert len(rows) == len(rows_of(out)) == 12
-    assert all("ended 3 times" in rows.pop(f"crash.txt#{n}")["error"] for n in (1, 2))
+    assert all("ended 3 times" in rows.pop(f"1-crash.txt#{n}")["error"] for n in (1, 2))
     assert (tmp_path / "tried").read_text() == "xxx"
     kept = ("id", "document", "question", "answer", "finish_reason", "error", "job", "task")
     local = {row["id"]: {name: row[name] for name in kept} for row in rows_of(Path("alone.jsonl"))}
