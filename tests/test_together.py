@@ -136,20 +136,20 @@ def test_conversations_join_while_others_answer(
     documents = ["The owl slept.", DOCUMENT.strip(), "Nobody came to the party, so they left."]
     lengths = ([3, 8, 5], [8], [2, 6])
 
-    def conversations() -> Iterator[tuple[Conversation, list[tuple[str, dict[str, Any]]]]]:
+    def conversations() -> Iterator[tuple[Conversation, Any, list[tuple[str, dict[str, Any]]]]]:
         for document, own in zip(documents, lengths, strict=True):
             talk = runner.conversation(budget="64")
             talk.read_ahead(document)
             texts = [f"{document}\n\n{question}" for question in QUESTIONS]
             settings = [{"max_new_tokens": length} for length in own]
-            yield talk, [*zip(texts, settings, strict=False)]
+            yield talk, talk.config, [*zip(texts, settings, strict=False)]
 
     if scarce:
         monkeypatch.setattr(answer_batch, "free_bytes", lambda device: 0)
     made = Heard(ask_all(conversations(), Callbacks()), 6)
     alone = [
         [piece.token_id for _, piece in talk.ask_each([text], **settings)]
-        for talk, questions in conversations()
+        for talk, _, questions in conversations()
         for text, settings in questions
     ]
     assert made.tokens == alone

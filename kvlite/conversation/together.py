@@ -35,30 +35,29 @@ def ask_each(
     Raises:
         SettingError: a setting is unknown or out of range.
     """
-    talk.config.after_load(settings)
-    questions = [(text, settings) for text in texts]
+    config, questions = talk.config.after_load(settings), [(text, settings) for text in texts]
     if len(questions) < 2:
         yield from _one_after_another(talk, questions, 0, callbacks)
     else:
-        yield from ask_all([(talk, questions)], callbacks)
+        yield from ask_all([(talk, config, questions)], callbacks)
 
 
 def ask_all(
-    conversations: Iterable[tuple["Conversation", Sequence[Question]]], callbacks: Callbacks
+    conversations: Iterable[tuple["Conversation", EngineConfig, Sequence[Question]]],
+    callbacks: Callbacks,
 ) -> Iterator[Heard]:
     """As `ask_each`, of several conversations of one model, each asked its own questions.
 
     Args:
-        conversations: the next one is taken when there is room for its answers. Questions of one
-            may differ in how answers are drawn and how long they are, in no other setting.
+        conversations: the next one is taken when there is room for its answers. Its questions
+            differ from its config in how answers are drawn and how long they are, in nothing else.
 
     Yields:
         Questions are counted through.
     """
     callbacks, count = _once(callbacks), 0
     batch = AnswerBatch(callbacks)
-    for talk, questions in conversations:
-        config = talk.config.after_load(questions[0][1])
+    for talk, config, questions in conversations:
         if why := _why_alone(talk, config):
             if len(questions) > 1:
                 callbacks.say(f"questions are answered one after another, since {why}")

@@ -17,6 +17,7 @@ from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.errors import ContextError, KvliteError, SettingError, Stopped, sentence
 from kvlite.jobs.tasks import Task, tasks_of
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.text_limit import text_limit
 
@@ -175,7 +176,7 @@ class _Reading:
         self.settings, self.asked = settings, list[_Asked]()
         self._refused: list[BatchAnswer] = []
 
-    def conversations(self) -> Iterator[tuple[Conversation, list[Question]]]:
+    def conversations(self) -> Iterator[tuple[Conversation, EngineConfig, list[Question]]]:
         """Each document's, read, and the questions about it; those that cannot be read are left
         out."""
         runner, cancel = self.runner, self.callbacks.cancel
@@ -198,7 +199,8 @@ class _Reading:
             said = [said_of(documents, task) for task in tasks]
             self.asked += [_Asked(task) for task in tasks]
             self.asked[-len(tasks)].document_tokens = len(talk.token_ids)
-            yield talk, [(text, task.settings) for text, task in zip(said, tasks, strict=True)]
+            settings = [task.settings for task in tasks]
+            yield talk, talk.config, [*zip(said, settings, strict=True)]
 
     def refused(self) -> Iterator[BatchAnswer]:
         """Answers about documents that could not be read, each once."""

@@ -374,6 +374,10 @@ def test_python_rows(model: Path) -> None:
     runner = library.load(str(model))
     again = library.batch(rows, runner, max_new_tokens=3)
     assert [each.answer for each in again] == [each.answer for each in made]
+    wrong = {**rows[0], "id": "wrong", "settings": {"schema": "{"}}
+    first, *rest = library.batch([wrong, *rows], runner, max_new_tokens=3)
+    assert first.id == "wrong" and "schema" in str(first.error)
+    assert [each.answer for each in rest] == [each.answer for each in made]
     with pytest.raises(library.KvliteError, match="row 0 has no question"):
         library.batch([{"id": "1", "text": "some"}], runner)
 
