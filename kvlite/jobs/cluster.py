@@ -10,6 +10,7 @@ import pickle
 import platform
 import socket
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -17,13 +18,16 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
-from kvlite.errors import KvliteError, ModelError, SettingError, reason
+from kvlite.errors import ModelError, SettingError, reason
 from kvlite.jobs.run import BatchAnswer, answered, by_document, failed, largest, open_for
 from kvlite.jobs.tasks import Task
 from kvlite.model.files import fingerprint
 
 # How often a document may end the process that answers it, by crashing it or with its node.
 TRIES = 3
+
+# How Ray's text of an error goes on that an engine raised when it began.
+_FROM_ENGINE = "kvlite.errors."
 
 # Requests without a document that an engine answers at once.
 _REQUESTS = 16
@@ -134,12 +138,11 @@ def answered_on_cluster(
                     return
             tries += 1
         except ray.exceptions.RayError as error:
-            if (said := _said(error)) is not None:
-                raise said from error
+            *_, last = str(error).strip().splitlines()
+            if _FROM_ENGINE in last:
+                raise ModelError(last.partition(_FROM_ENGINE)[2].partition(": ")[2]) from error
             if len(left) == before:
-                raise ModelError(
-                    f"Ray ended the job ({reason(error)}): the same command goes on"
-                ) from error
+                raise ModelError(f"Ray ended the job ({last}): the same command goes on") from error
     yield from (failed(task, _LOST) for task in left.values())
 
 
@@ -150,15 +153,19 @@ def _computed(tasks: Sequence[Task], begin: tuple[Any, ...]) -> Iterator[BatchAn
 
     shares = [{"tasks": pickle.dumps(share)} for share in _shares(tasks)]
     engines, needs = _engines(begin[0])
-    answers = from_items(shares, override_num_blocks=len(shares)).map_batches(
-        Engine,
-        fn_constructor_args=begin,
-        batch_size=1,
-        # One task at a time: an actor that ends takes no other document with it.
-        compute=ActorPoolStrategy(size=min(engines, len(shares)), max_tasks_in_flight_per_actor=1),
-        max_task_retries=0,
-        **needs,
-    )
+    read = from_items(shares, override_num_blocks=len(shares))
+    with warnings.catch_warnings(action="ignore"):  # max_task_retries has no successor yet
+        answers = read.map_batches(
+            Engine,
+            fn_constructor_args=begin,
+            batch_size=1,
+            # One task at a time: an actor that ends takes no other document with it.
+            compute=ActorPoolStrategy(
+                size=min(engines, len(shares)), max_tasks_in_flight_per_actor=1
+            ),
+            max_task_retries=0,
+            **needs,
+        )
     for row in answers.iter_rows():
         yield pickle.loads(row["answer"])
 
@@ -183,10 +190,3 @@ def _engines(settings: Settings) -> tuple[int, dict[str, float]]:
     if not cores:
         raise SettingError("the cluster has neither GPUs nor processors: add a node that has some")
     return sum(each // min(cores) for each in cores), {"num_cpus": min(cores)}
-
-
-def _said(error: BaseException | None) -> KvliteError | None:
-    """What an engine said, if that is why Ray gave up."""
-    while error is not None and not isinstance(error, KvliteError):
-        error = getattr(error, "cause", None) or error.__cause__
-    return error
