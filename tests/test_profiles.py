@@ -46,7 +46,7 @@ def test_any_settings_come_back_as_they_were_saved(
     }
     assert Settings(**read.values) == Settings(**values)
     plain = tomllib.loads(saved.path.read_text(encoding="utf-8"))
-    assert plain == {name: list(v) if name == "stop" else v for name, v in values.items()}
+    assert plain == {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
     assert [file.name for file in profiles.folder.iterdir()] == ["mine.toml"]
 
 

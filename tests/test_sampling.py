@@ -49,3 +49,22 @@ def test_repetition_is_penalised_where_asked() -> None:
     sampler = Sampler(Settings(repetition_penalty=2.0), CPU)
     assert sampler(LOGITS.clone(), [4]) == 3
     assert sampler(LOGITS.clone(), []) == 4
+
+
+def test_penalties_count_what_the_answer_has_and_biases_are_added() -> None:
+    settings = Settings(
+        presence_penalty=0.75, frequency_penalty=0.5, logit_bias=("0:4", "4:-1.5"), seed=1
+    )
+    sampler, came = Sampler(settings, CPU), list[int]()
+    for _ in range(30):
+        expected = LOGITS[0].clone()
+        expected[0] += 4
+        expected[4] -= 1.5
+        for token in range(5):
+            times = came.count(token)
+            expected[token] -= 0.5 * times + 0.75 * (times > 0)
+        drawn = sampler(LOGITS.clone(), [4, 4, 4])  # the prompt does not count
+        assert drawn == int(expected.argmax())
+        assert not sampler.take(drawn)
+        came.append(drawn)
+    assert {*came} == {0, 1, 2, 3, 4}

@@ -163,6 +163,15 @@ class Settings:
     repetition_penalty: float = _sampling(
         1.0, "above 1 makes tokens already seen less likely", low=0.01, high=10
     )
+    presence_penalty: float = _sampling(
+        0.0, "taken from the logits of tokens that the answer has already", low=-2, high=2
+    )
+    frequency_penalty: float = _sampling(
+        0.0, "likewise, for each time that it has them", low=-2, high=2
+    )
+    logit_bias: tuple[str, ...] = _sampling(
+        (), "ID:BIAS, added to the logit of a token, from -100 to 100; may be repeated"
+    )
     seed: int | None = _sampling(
         None, "makes draws repeatable, if --temperature is above 0", low=0, high=LARGEST
     )

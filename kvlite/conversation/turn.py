@@ -235,8 +235,7 @@ class Turn:
         with aside():
             logits = self.logits.to("cpu", copy=True)
         self.prompt = PromptState(logits, [*self.policies], self.notes, fallbacks)
-        grammar = self.grammar
-        sampler = Sampler(self.settings, self.model.device, grammar)
+        sampler = Sampler(self.settings, self.model.device, self.grammar)
         self.graphs = graph_decoder(self.model, sampler)
         text = TextStream(self.model.tokenizer, self.settings.stop)
         ends = frozenset() if ignore_eos else self.model.stop_ids
@@ -250,12 +249,9 @@ class Turn:
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 speculation.drawn()
-                ended = token in ends
-                shown = "" if ended else text.push(token)
-                if grammar is not None:
-                    grammar.take(token)
-                    ended = ended or grammar.ended
-                reason = self._reason(ended or text.stopped, cancel)
+                shown = "" if token in ends else text.push(token)
+                ended = sampler.take(token) or token in ends or text.stopped
+                reason = self._reason(ended, cancel)
                 if reason is not None:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return

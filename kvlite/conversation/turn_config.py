@@ -14,7 +14,7 @@ from kvlite.errors import ContextError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
 from kvlite.methods.budget import require_budget
-from kvlite.methods.engine_config import EngineConfig
+from kvlite.methods.engine_config import EngineConfig, parse_logit_bias
 from kvlite.methods.layer_policy import LayerPolicy, loses
 from kvlite.model.load import LoadedModel
 
@@ -55,8 +55,9 @@ class TurnConfig:
             SettingError: the settings do not fit, or a token is not in the vocabulary.
         """
         model, oom_policy, before = context.model, context.oom_policy, context.cache.seen
-        _require_known(ids, model.shape.vocab)
-        seen, settings = before + len(ids), config.settings
+        settings = config.settings
+        _require_known([*ids, *parse_logit_bias(settings.logit_bias)], model.shape.vocab)
+        seen = before + len(ids)
         wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
         if seen >= most + (wanted == 0):
             raise _too_long(before, len(ids), wanted, most, settings)

@@ -145,7 +145,7 @@ class GraphDecoder:
         program.end()
         self._last, self._stands = launch, (cache.seen, None)
         self.steps += 1
-        if ahead and self.sampler.grammar is None and program.appends and program.room:
+        if ahead and not self.sampler.on_host and program.appends and program.room:
             self._ahead = self._launched(program, replay)
         return launch.logits
 
@@ -153,7 +153,7 @@ class GraphDecoder:
     def drawn(self) -> int | None:
         """The token that the last step drew; None if it drew none, or the cache has gone on without
         it."""
-        if self._last is None or self._program is None or self.sampler.grammar is not None:
+        if self._last is None or self._program is None or self.sampler.on_host:
             return None
         seen = self._program.cache.seen
         if self._stands != (seen, None):

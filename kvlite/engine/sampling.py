@@ -1,5 +1,6 @@
 """From logits to the next token, with transformers' own logits processors."""
 
+from collections import Counter
 from typing import cast
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from kvlite.config.settings import Settings
 from kvlite.engine.grammar import Grammar
+from kvlite.methods.engine_config import parse_logit_bias
 
 # Settings that do not change what is read: an answer can be drawn again with others.
 DRAWING = (
@@ -15,6 +17,9 @@ DRAWING = (
     "top_p",
     "min_p",
     "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
     "seed",
     "stop",
     "speculate",
@@ -25,9 +30,32 @@ DRAWING = (
 COLDEST = 1e-3
 
 
+class Penalties:
+    """Takes from the logits of tokens that an answer has already, as OpenAI's API defines it.
+
+    Attributes:
+        counts: how often the answer has each token.
+    """
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self.presence, self.frequency = presence, frequency
+        self.counts = Counter[int]()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores `(1, vocab)` after the penalties."""
+        tokens = torch.tensor([*self.counts], dtype=torch.int64, device=scores.device)
+        times = torch.tensor([*self.counts.values()], dtype=scores.dtype, device=scores.device)
+        return scores.index_add(1, tokens, -(self.presence + self.frequency * times)[None])
+
+
 class Sampler:
     """Draws tokens as the settings say, among those that the grammar allows if there is one; greedy
-    at temperature 0."""
+    at temperature 0.
+
+    Attributes:
+        on_host: whether a draw depends on tokens that only the host knows: by a grammar, or by
+            how often they came.
+    """
 
     def __init__(
         self, settings: Settings, device: torch.device, grammar: Grammar | None = None
@@ -36,6 +64,7 @@ class Sampler:
             LogitsProcessorList,
             MinPLogitsWarper,
             RepetitionPenaltyLogitsProcessor,
+            SequenceBiasLogitsProcessor,
             TemperatureLogitsWarper,
             TopKLogitsWarper,
             TopPLogitsWarper,
@@ -47,6 +76,14 @@ class Sampler:
         self.processors = LogitsProcessorList()
         if self.penalized:
             self.processors.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+        self.penalties = Penalties(settings.presence_penalty, settings.frequency_penalty)
+        counts = bool(settings.presence_penalty or settings.frequency_penalty)
+        self.on_host = grammar is not None or counts
+        if counts:
+            self.processors.append(self.penalties)
+        if biases := parse_logit_bias(settings.logit_bias):
+            pairs: list[list[list[int] | float]] = [[[each], biases[each]] for each in biases]
+            self.processors.append(SequenceBiasLogitsProcessor(pairs))
         if not self.greedy:
             self.processors.append(TemperatureLogitsWarper(settings.temperature))
             if settings.top_k:
@@ -93,3 +130,11 @@ class Sampler:
         # As torch.multinomial draws, but for its checks: these wait for the device.
         times = torch.empty_like(chances).exponential_(generator=self.generator)
         return (chances / times).argmax(-1)
+
+    def take(self, token_id: int) -> bool:
+        """A token has come; whether the answer has to end with it."""
+        self.penalties.counts[token_id] += 1
+        if self.grammar is None:
+            return False
+        self.grammar.take(token_id)
+        return self.grammar.ended

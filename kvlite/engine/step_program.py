@@ -142,7 +142,7 @@ class StepProgram:
             at = self.position[None]
             hidden = module(hidden, position_ids=at, position_embeddings=rotation, kvlite=layer)
         logits = self.model.logits(hidden[:, -1])
-        if self.sampler.grammar is not None:  # which allows what it does once the token is known
+        if self.sampler.on_host:  # which allows what it does once the token is known
             return logits
         if self.sampler.penalized:
             self.context.index_copy_(1, self.position - self.before, self.token[None])

@@ -5,12 +5,13 @@ the variable or the file that a value comes from. Nothing here imports torch.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvlite.cache.bits import KVBits, parse_kv_bits
 from kvlite.config.settings import Settings, flag_of
+from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import capped_bytes, checkpoint_limit, ram_limit
 from kvlite.methods import Method, parse_method
@@ -47,6 +48,7 @@ class EngineConfig:
         ram_limit(settings.recall_limit, 0)
         checkpoint_limit(settings.checkpoint_limit)
         require_grammar(settings.schema)
+        parse_logit_bias(settings.logit_bias)
         bits = parse_kv_bits(settings.kv_bits), parse_kv_bits(settings.recall_bits)
         return cls(settings, method, budget, *bits)
 
@@ -67,6 +69,25 @@ class EngineConfig:
     def checkpoint_limit(self) -> int:
         """Bytes of host memory that checkpoints may take now."""
         return checkpoint_limit(self.settings.checkpoint_limit)
+
+
+def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
+    """What is added to the logits of tokens.
+
+    Raises:
+        SettingError: one is no token and number, or out of range.
+    """
+    made = dict[int, float]()
+    for each in pairs:
+        token, _, bias = each.partition(":")
+        number = parse_number(bias, whole=False)
+        if not re.fullmatch("[0-9]{1,9}", token) or number is None or not abs(number) <= 100:
+            raise SettingError(
+                f"--logit-bias {each!r} is not a token's number and a bias between -100 and 100, "
+                "as in 5:-100"
+            )
+        made[int(token)] = float(number)
+    return made
 
 
 def require_meanings(settings: Settings, called: Callable[[str], str] = flag_of) -> EngineConfig:
@@ -107,7 +128,7 @@ def _require_device(text: str) -> None:
         raise SettingError(f"unknown device {text!r}: use auto, cpu or cuda")
 
 
-_READERS: Mapping[str, Callable[[str], object]] = {
+_READERS: Mapping[str, Callable[[Any], object]] = {
     "method": parse_method,
     "budget": parse_budget,
     "kv_bits": parse_kv_bits,
@@ -115,5 +136,6 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "checkpoint_limit": checkpoint_limit,
     "vram": capped_bytes,
     "schema": require_grammar,
+    "logit_bias": parse_logit_bias,
     "device": _require_device,
 }

@@ -6,6 +6,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from kvlite.config.settings import OPTIONS, Settings, checked
+from kvlite.errors import SettingError
+from kvlite.methods.engine_config import require_meaning
 from kvlite.server.formats import schema_of
 from kvlite.server.messages import Fields, Item, Message, Plain, joined
 from kvlite.server.refusals import Refusal
@@ -22,7 +24,16 @@ OWN = (
     "speculate",
 )
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
 # The most choices a request may ask for, and the most stop strings.
 _CHOICES, _STOPS = 16, 16
 
@@ -88,10 +99,6 @@ class Sampled(Fields):
         Raises:
             Refusal: one is out of range, or is not here.
         """
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-            if getattr(self, name):
-                said = f"{name} is not here: leave it out, or use repetition_penalty"
-                raise Refusal(said, param=name)
         if not 1 <= self.choices <= _CHOICES:
             raise Refusal(f"n {self.choices} is not between 1 and {_CHOICES}", param="n")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -106,6 +113,8 @@ class Sampled(Fields):
         values = {name: checked(name, each, given.get(name, name)) for name, each in found.items()}
         if any(stops):
             values["stop"] = tuple(stops)
+        if self.logit_bias:
+            values["logit_bias"] = _biases(self.logit_bias)
         if followed := self.followed:
             values["schema"] = followed
         return values | _own(self.kvlite or {}, usual)
@@ -256,6 +265,20 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
         first = max(errors, key=lambda each: len(each["loc"]))  # of alternatives, the nearest
         name = ".".join(str(each) for each in first["loc"][:4]) or "body"
         raise Refusal(f"{name[:100]}: {first['msg']}", param=str(first["loc"][0])) from None
+
+
+def _biases(given: Mapping[str, float]) -> tuple[str, ...]:
+    """`logit_bias` as the setting has it.
+
+    Raises:
+        Refusal: one is no token and number.
+    """
+    pairs = tuple(f"{token}:{bias}" for token, bias in given.items())
+    try:
+        require_meaning("logit_bias", pairs, "logit_bias")
+    except SettingError as error:
+        raise Refusal(str(error), param="logit_bias") from None
+    return pairs
 
 
 def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:

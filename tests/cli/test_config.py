@@ -39,6 +39,7 @@ def test_each_place_is_named(
         "budget": {"value": "8%", "from": "environment", "name": "KVLITE_BUDGET"},
         "temperature": {"value": 0.5, **profile},
         "stop": {"value": ["a", "b"], **profile},
+        "logit_bias": {"value": [], "from": "default"},
     }
     assert found["settings"] == expected
     values = {"top_k": 9, "temperature": 0.5, "budget": "9%", "stop": ["a", "b"]}

@@ -112,7 +112,7 @@ def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
         "model": server.model.names[0],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"}],
         "user": "ann",
-        "presence_penalty": 0,
+        "presence_penalty": None,
         "frequency_penalty": 0.0,
         "logit_bias": {},
         "temperature": None,
