@@ -11,6 +11,7 @@ from uuid import uuid4
 from kvlite.model.tool_calls import Call
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat
+from kvlite.server.files import with_documents
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
 from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
@@ -47,8 +48,11 @@ class ChatAnswer:
             shown, schema = use.shown, settings.get("schema", "")
             settings["schema"] = await asyncio.to_thread(use.grammar, schema)
         top = _top(request)
-        ids = await message_ids(model, request.plain_messages(), shown)
-        return cls(model, request, Ask(ids, settings, request.choices, top), use)
+        messages, lent = await asyncio.to_thread(
+            with_documents, request.plain_messages(), request.documents, model.files
+        )
+        ids = await message_ids(model, messages, shown)
+        return cls(model, request, Ask(ids, settings, request.choices, top, lent=lent), use)
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""

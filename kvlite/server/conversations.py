@@ -40,6 +40,7 @@ class Kept:
         talk: None while it is on disk, at `path`.
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
+        lent: whether its file is the library's.
         nbytes: in memory or on disk.
     """
 
@@ -50,6 +51,7 @@ class Kept:
     used: int = 0
     nbytes: int = 0
     busy: bool = False
+    lent: bool = False
 
     @property
     def is_short(self) -> bool:
@@ -134,13 +136,14 @@ class Conversations:
     def _opened(self, kept: Kept) -> Conversation:
         """A conversation in memory; a new one if its file cannot be opened."""
         if kept.talk is None and kept.path is not None:
-            path, kept.path = kept.path, None
+            path, lent, kept.path, kept.lent = kept.path, kept.lent, None, False
             try:
                 kept.talk = self.runner.open(path)
                 kept.talk.settings = kept.settings
             except (KvliteError, OSError) as error:
                 _LOG.warning("%s is not gone on with: %s", path.name, error)
-            path.unlink(missing_ok=True)
+            if not lent:
+                path.unlink(missing_ok=True)
         if kept.talk is None:
             kept.talk = Conversation(self.runner.model, kept.settings)
         return kept.talk
@@ -165,7 +168,7 @@ class Conversations:
         room = self.keep_disk
         for each in self._long(others, on_disk=True):
             room -= each.nbytes
-            if room < 0 and each.path is not None:
+            if room < 0 and each.path is not None and not each.lent:
                 each.path.unlink(missing_ok=True)
                 self.kept.remove(each)
 
@@ -187,11 +190,26 @@ class Conversations:
             self.kept.remove(kept)
         kept.talk = None
 
+    def lend(self, path: Path) -> None:
+        """Let a prompt go on with a document of the library, unless it is here already."""
+        try:
+            found = self._left(path)
+        except (KvliteError, OSError, ValueError) as error:
+            _LOG.warning("%s of the library is read anew: %s", path.name, error)
+            return
+        alike = (each for each in self.kept if each.settings == found.settings)
+        if all(common(each.ids, found.ids) < len(found.ids) for each in alike):
+            self._used += 1
+            found.used, found.lent, found.nbytes = self._used, True, 0
+            self.kept.append(found)
+
     def resume(self) -> None:
         """Find what an earlier server of this model left on disk; remove all else there."""
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
-                self.kept.append(self._left(path))
+                used, found = int(path.stem), self._left(path)
+                found.used = used
+                self.kept.append(found)
             except (KvliteError, OSError, ValueError) as error:
                 _LOG.warning("%s is not gone on with: %s", path.name, error)
                 path.unlink(missing_ok=True)
@@ -203,7 +221,7 @@ class Conversations:
         for each in sorted([*self.kept], key=_recent):
             if each.talk is not None and not each.is_short:
                 self._put_away(each)
-            if each.path is not None:
+            if each.path is not None and not each.lent:
                 room -= each.nbytes
                 if room < 0:
                     each.path.unlink(missing_ok=True)
@@ -214,7 +232,7 @@ class Conversations:
         with Snapshot(path) as saved:
             ids = saved.known_ids(self.runner.model)
             settings = self._lasting(saved.settings(self.runner.settings))
-            return Kept(ids, settings, path=path, used=int(path.stem), nbytes=saved.about.nbytes)
+            return Kept(ids, settings, path=path, nbytes=saved.about.nbytes)
 
     def _lasting(self, settings: Settings) -> Settings:
         """Settings without those that end with an answer."""

@@ -90,6 +90,18 @@ class Sampled(Fields):
         """How many answers are wanted."""
         return 1 if self.n is None else self.n
 
+    @property
+    def documents(self) -> list[str]:
+        """Documents that the first message is about: ids of uploads, or names in the library.
+
+        Raises:
+            Refusal: they are no list of names.
+        """
+        names = (self.kvlite or {}).get("documents") or []
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise Refusal("kvlite.documents is no list of names", param="kvlite")
+        return names
+
     def settings(self, usual: Settings, least: int = 1) -> dict[str, Any]:
         """The settings of this request that differ from the usual ones.
 
@@ -117,7 +129,8 @@ class Sampled(Fields):
             values["logit_bias"] = _biases(self.logit_bias)
         if followed := self.followed:
             values["schema"] = followed
-        return values | _own(self.kvlite or {}, usual)
+        own = {name: value for name, value in (self.kvlite or {}).items() if name != "documents"}
+        return values | _own(own, usual)
 
 
 class Chat(Sampled):

@@ -9,9 +9,12 @@ from kvlite.server.refusals import Refusal
 
 # Kinds of parts of messages that are text.
 _TEXTS = ("text", "input_text", "output_text")
+# And those that are documents, by their id.
+_FILES = ("file", "input_file")
 
 Plain = dict[str, Any]
-"""A message for a chat template: role and text, calls and what they came to."""
+"""A message for a chat template: role and text, calls and what they came to; and the ids of
+documents that it is about, until they are put into its text."""
 
 
 class Fields(BaseModel):
@@ -20,11 +23,25 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False)
 
 
+class FileName(Fields):
+    """A document that was uploaded."""
+
+    file_id: str | None = None
+
+
 class TextPart(Fields):
-    """A part of a message."""
+    """A part of a message: text, or a document that was uploaded."""
 
     type: str
     text: str | None = None
+    file: FileName | None = None
+    file_id: str | None = None
+
+    @property
+    def document(self) -> str | None:
+        """The id of an uploaded document, if it is one."""
+        named = self.file.file_id if self.file else self.file_id
+        return named if self.type in _FILES else None
 
 
 class Called(Fields):
@@ -65,8 +82,11 @@ def text_of(content: Content, where: str, param: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for part in content:
-        if part.type not in _TEXTS or part.text is None:
-            said = f"{where} has a part of type {part.type[:40]!r}: this server reads text alone"
+        if (part.type not in _TEXTS or part.text is None) and part.document is None:
+            said = (
+                f"{where} has a part of type {part.type[:40]!r}: this server reads text, and files "
+                "by the file_id of an upload"
+            )
             raise Refusal(said, param=param, code="unsupported_content")
     return "".join(part.text or "" for part in content)
 
@@ -101,6 +121,9 @@ class Message(Fields):
             raise Refusal(said, param=within)
         role = "system" if self.role == "developer" else self.role
         made: Plain = {"role": role, "content": text_of(self.content, where, within)}
+        if isinstance(self.content, list):
+            found = (each.document for each in self.content)
+            made |= {"documents": named} if (named := [*filter(None, found)]) else {}
         if self.tool_calls:
             made["tool_calls"] = [each.plain() for each in self.tool_calls]
         if role == "tool":

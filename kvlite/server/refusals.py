@@ -4,12 +4,20 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, sentence
+from kvlite.errors import (
+    ContextError,
+    DocumentError,
+    KvliteError,
+    OutOfMemory,
+    SettingError,
+    sentence,
+)
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # Errors of kvlite: status, field and code.
 _STATUS: dict[type[KvliteError], tuple[int, str | None, str | None]] = {
     ContextError: (400, "messages", "context_length_exceeded"),
+    DocumentError: (400, "file", None),
     OutOfMemory: (503, None, "out_of_memory"),
     SettingError: (400, None, None),
 }

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from kvlite.model.tool_calls import Call
 from kvlite.server.fields import ResponseRequest
+from kvlite.server.files import with_documents
 from kvlite.server.messages import Item, Plain, joined
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
@@ -91,8 +92,14 @@ class ResponseAnswer:
             settings["schema"] = await asyncio.to_thread(use.grammar, schema)
         own = joined([*said.of(request.previous_response_id), *request.messages()])
         told = [{"role": "system", "content": request.instructions or ""}]
-        ids = await message_ids(model, [*(told if request.instructions else []), *own], shown)
-        return cls(model, request, Ask(ids, settings), said, own, use)
+        messages, lent = await asyncio.to_thread(
+            with_documents,
+            [*(told if request.instructions else []), *own],
+            request.documents,
+            model.files,
+        )
+        ids = await message_ids(model, messages, shown)
+        return cls(model, request, Ask(ids, settings, lent=lent), said, own, use)
 
     async def whole(self) -> dict[str, Any]:
         """The response object."""

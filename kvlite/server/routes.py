@@ -73,6 +73,25 @@ class Api:
         answer = await ResponseAnswer.of(self.model, fields, self.said)
         return await _answered(answer, request, named=True)
 
+    async def files(self, request: Request) -> Response:
+        """Documents: one comes, or all that came are listed."""
+        if request.method == "POST":
+            self.model.ready()
+            made = await self.model.files.add(request, self.model.text_limit)
+            return JSONResponse(made)
+        found = await asyncio.to_thread(self.model.files.all)
+        return JSONResponse({"object": "list", "data": found, "has_more": False})
+
+    async def file(self, request: Request) -> Response:
+        """One document: what it is; or it goes."""
+        work = self.model.files.remove if request.method == "DELETE" else self.model.files.about
+        return JSONResponse(await asyncio.to_thread(work, request.path_params["id"]))
+
+    async def file_text(self, request: Request) -> Response:
+        """The text of one document."""
+        found = await asyncio.to_thread(self.model.files.document, request.path_params["id"])
+        return PlainTextResponse(found.text)
+
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or a chat."""
         fields = await self._fields(Tokenizing, request)
@@ -115,6 +134,9 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
         Route("/v1/completions", answering(api.completions), methods=["POST"]),
         Route("/v1/responses", answering(api.responses), methods=["POST"]),
+        Route("/v1/files", answering(api.files), methods=["GET", "POST"]),
+        Route("/v1/files/{id}", answering(api.file), methods=["GET", "DELETE"]),
+        Route("/v1/files/{id}/content", answering(api.file_text), methods=["GET"]),
         Route("/tokenize", answering(api.tokenize), methods=["POST"]),
         Route("/detokenize", answering(api.detokenize), methods=["POST"]),
     ]

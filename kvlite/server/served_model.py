@@ -31,6 +31,7 @@ from kvlite.server.chances import Chances, chances, prompt_chances
 from kvlite.server.config import ServerConfig
 from kvlite.server.conversations import Conversations
 from kvlite.server.counters import Counters
+from kvlite.server.files import Files
 from kvlite.server.refusals import Refusal
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import Shown, Work
@@ -52,6 +53,7 @@ class Ask:
         top: how many likeliest tokens are told with each; None for no log probabilities.
         scored: whether the log probabilities of the prompt's own tokens are wanted.
         answers: whether anything is wanted after the prompt.
+        lent: files of the library that have read its beginning.
     """
 
     ids: Sequence[int]
@@ -60,6 +62,7 @@ class Ask:
     top: int | None = None
     scored: bool = False
     answers: bool = True
+    lent: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ class ServedModel:
         self.conversations: Conversations | None = None
         self.engine = Engine()
         self.answering = Answering(self.engine, self._has_room)
+        folder = config.folder or data_folder() / "server"
+        self.files = Files(folder / "files")
+        self._folder = folder / str(config.port)
         self._ending = False
         self._waits = set[asyncio.Timeout]()
         self.loading = self.engine.submit(
@@ -198,10 +204,8 @@ class ServedModel:
 
     def _load(self, settings: Settings, work: Work) -> None:
         runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
-        folder = self.config.folder or data_folder() / "server"
-        conversations = Conversations(
-            runner, self.config.keep, self.config.keep_disk, folder / str(self.config.port)
-        )
+        config = self.config
+        conversations = Conversations(runner, config.keep, config.keep_disk, self._folder)
         conversations.resume()
         self.conversations = conversations
         self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
@@ -216,6 +220,8 @@ class ServedModel:
             scores = prompt_chances(self.runner.model, ask.ids, ask.top or 0, work.callbacks)
             put(Token(prompt=tuple(scores)))
             yield None
+        for path in ask.lent:
+            self.conversations.lend(path)
         for choice in range(ask.choices if ask.answers else 0):
             settings = {**ask.settings}
             if choice and settings.get("seed") is not None:

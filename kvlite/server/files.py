@@ -1,0 +1,208 @@
+"""`/v1/files`: documents that programs upload, and name by their id; those of the library by name.
+
+What is kept is a document's text, in a file named after its id. No name that is sent becomes a
+path.
+"""
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from kvlite.config.atomic_file import replaced
+from kvlite.conversation.library import entry_path
+from kvlite.conversation.snapshot import Snapshot
+from kvlite.documents import Document, read_apart
+from kvlite.documents.opening import FILE_LIMIT
+from kvlite.errors import ContextError, DocumentError, SettingError, SnapshotError
+from kvlite.model.chat_template import question_about
+from kvlite.server.messages import Plain
+from kvlite.server.refusals import Refusal
+from kvlite.web.sending import parts_of
+
+# Files that are kept, and bytes of the text of all.
+MOST, ROOM = 1000, 1 << 30
+_ID, _SUFFIX = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"\.[A-Za-z0-9]{1,8}")
+_DOCUMENTS = 16
+
+
+class Files:
+    """Uploaded documents, in a folder that their owner alone can read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reading = asyncio.Semaphore(2)
+
+    async def add(self, request: Request, limit: int) -> dict[str, Any]:
+        """Keep the document that a request sends; at most `limit` characters could fit the model.
+
+        Raises:
+            Refusal: it is too large, no form with a file, or there is no room.
+            DocumentError, ContextError: it cannot be read as a document, or is too long.
+        """
+        if request.headers.get("content-length", "").isdigit():
+            _require_small(int(request.headers["content-length"]))
+        kept = [path.stat().st_size for path in self._paths()]
+        if len(kept) >= MOST or sum(kept) >= ROOM:
+            said = f"there is no room beside {len(kept)} files: delete one (DELETE /v1/files/ID)"
+            raise Refusal(said, param="file", code="storage_limit")
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        async with self._reading:
+            upload, purpose = await _uploaded(request)
+            try:
+                return await asyncio.to_thread(self._kept, upload, purpose, limit)
+            finally:
+                await upload.close()
+
+    def _kept(self, upload: UploadFile, purpose: str, limit: int) -> dict[str, Any]:
+        name = os.path.basename((upload.filename or "").replace("\\", "/"))[:200] or "file"
+        suffix = os.path.splitext(name)[1]
+        suffix = suffix if _SUFFIX.fullmatch(suffix) else ""
+        with tempfile.NamedTemporaryFile(suffix=suffix, dir=self.folder) as file:
+            while piece := upload.file.read(1 << 20):
+                file.write(piece)
+            file.flush()
+            size = file.tell()
+            try:
+                document = read_apart(file.name, limit=limit)
+            except (ContextError, DocumentError) as error:
+                raise type(error)(str(error).replace(file.name, name)) from None
+        about = {
+            "id": f"file-{uuid4().hex}",
+            "object": "file",
+            "bytes": size,
+            "created_at": int(time.time()),
+            "filename": name,
+            "purpose": purpose,
+            "status": "processed",
+        }
+        plain = {"about": about, "document": asdict(document) | {"name": name}}
+        with replaced(self.folder / f"{about['id']}.json") as out:
+            out.write(json.dumps(plain).encode("utf-8", "replace"))
+        return about
+
+    def all(self) -> list[dict[str, Any]]:
+        """What there is, the newest first."""
+        found = [self._read(path)["about"] for path in self._paths()]
+        return sorted(found, key=lambda each: -each["created_at"])
+
+    def about(self, file_id: str) -> dict[str, Any]:
+        """One of them. Raises Refusal if it is not there."""
+        return dict(self._read(self._path(file_id))["about"])
+
+    def remove(self, file_id: str) -> dict[str, Any]:
+        """Forget one of them. Raises Refusal if it is not there."""
+        self._path(file_id).unlink(missing_ok=True)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    def document(self, file_id: str) -> Document:
+        """What was uploaded. Raises Refusal if it is not there."""
+        plain = self._read(self._path(file_id))["document"]
+        starts, lacking = tuple(plain["page_starts"]), tuple(plain["not_read"])
+        return Document(plain["name"], plain["text"], starts, lacking)
+
+    def _paths(self) -> list[Path]:
+        return [*self.folder.glob("file-*.json")]
+
+    def _path(self, file_id: str) -> Path:
+        path = self.folder / f"{file_id}.json"
+        if not _ID.fullmatch(file_id) or not path.is_file():
+            raise _none(file_id)
+        return path
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            return dict(json.loads(path.read_bytes()))
+        except (OSError, ValueError):
+            raise _none(path.stem) from None
+
+
+def with_documents(
+    messages: Sequence[Plain], names: Sequence[str], files: Files
+) -> tuple[list[Plain], list[Path]]:
+    """Messages with the documents that they name, and files of the library that have read them.
+
+    Args:
+        messages: each may have ids of `documents`, which it is about.
+        names: ids, or names in the library, of what the first message of the user is about.
+
+    Raises:
+        Refusal: one is not there, or there are too many.
+    """
+    made, paths, first = list[Plain](), list[Path](), True
+    for each in messages:
+        wanted = list(each.get("documents", ()))
+        if each["role"] == "user" and first:
+            wanted, first = [*names, *wanted], False
+        if len(wanted) > _DOCUMENTS:
+            raise Refusal(f"there are {len(wanted)} documents: {_DOCUMENTS} at most")
+        found = [_found(name, files, paths) for name in wanted]
+        documents = [document for several in found for document in several]
+        content = question_about(documents, each["content"]) if documents else each["content"]
+        plain = {key: value for key, value in each.items() if key != "documents"}
+        made.append({**plain, "content": content})
+    return made, paths
+
+
+def _found(name: str, files: Files, paths: list[Path]) -> Sequence[Document]:
+    """The documents of a name; the path is added if it is the library's."""
+    if name.startswith("file-"):
+        return [files.document(name)]
+    try:
+        path = entry_path(name)
+        with Snapshot(path) as saved:
+            documents = saved.documents()
+    except SettingError:
+        raise _none(name) from None
+    except SnapshotError as error:
+        raise Refusal(f"{name[:100]!r} of the library cannot be opened: {error}") from None
+    if not documents:
+        raise Refusal(f"{name[:100]!r} of the library is a conversation without a document")
+    paths.append(path)
+    return documents
+
+
+def _none(name: str) -> Refusal:
+    said = f"there is no document {name[:100]!r} here: upload it (/v1/files), or `kvlite read` it"
+    return Refusal(said, 404, code="not_found")
+
+
+def _require_small(size: int) -> None:
+    if size > FILE_LIMIT:
+        raise Refusal(f"a file has at most {FILE_LIMIT:,} bytes", 413, "file")
+
+
+async def _uploaded(request: Request) -> tuple[UploadFile, str]:
+    """The file that comes, and what it is for."""
+    headers = Headers(scope=request.scope)
+    if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refusal("send a file as multipart/form-data, in the field file", param="file")
+
+    async def counted() -> AsyncGenerator[bytes]:
+        size = 0
+        async for part in parts_of(request.scope, request.receive):
+            size += len(part)
+            _require_small(size)
+            yield part
+        yield b""
+
+    try:
+        parser = MultiPartParser(headers, counted(), max_files=1, max_fields=20)
+        form = await parser.parse()
+    except (MultiPartException, ValueError, LookupError) as error:
+        raise Refusal(f"this is no form with one file: {error}", param="file") from None
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        raise Refusal("the form has no file in its field file", param="file")
+    return upload, str(form.get("purpose") or "user_data")[:100]
