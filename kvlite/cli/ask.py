@@ -1,6 +1,5 @@
 """`kvlite ask`: questions about documents."""
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,9 +7,10 @@ import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.ask_each import USAGE, answer_each, said_about, sorted_out
-from kvlite.cli.opening import FromLibrary, open_files, require_files
+from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
-from kvlite.cli.screen import console, print_answer, reading
+from kvlite.cli.screen import at_terminal, console, lines_said, print_answer, reading
+from kvlite.cli.server_chat import Server, ask_server
 from kvlite.config.resolve import Resolved
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.metrics import FinishReason, Piece
+
+_HINT = "Ask, one question a line. Ctrl-D ends."
 
 
 @with_resolved
@@ -35,6 +37,7 @@ def ask(
         ),
     ] = None,
     library: FromLibrary = True,
+    server: Server = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -66,10 +69,18 @@ def ask(
 
       kvlite ask report.kv "And in 2025?"
 
+      kvlite ask report.pdf "Who signed?" --server http://127.0.0.1:8000
+
       cat log.txt | kvlite ask - "What failed first?" --json
     """
     files, questions = sorted_out(words or ())
     settings, screen = resolved.settings, console(quiet)
+    if server:
+        read = documents_to_send(files, screen)
+        asked = iter(questions) if questions else lines_said(screen, _HINT)
+        if not ask_server(server, read, asked, resolved, screen, as_json=as_json):
+            raise typer.Exit(BAD_INPUT)
+        return
     require_files(files, settings)
     # One of several questions may be too long, and the others are answered.
     first = questions[0] if len(questions) == 1 else ""
@@ -114,7 +125,7 @@ def _answer_all(
         typer.Exit: one of them could not be answered.
     """
     asked, failed = "", False
-    for asked in _questions(screen):
+    for asked in lines_said(screen, _HINT):
         try:
             failed |= _answer(talk, asked, screen, as_json) == "memory"
         except Stopped:
@@ -122,33 +133,10 @@ def _answer_all(
         except KvliteError as error:
             screen.print(f"kvlite: {sentence(resolved.noted(error))}")
             failed = True
-    if not asked and not _at_terminal():
+    if not asked and not at_terminal():
         raise SettingError(f"standard input has no question: {USAGE}")
     if failed:
         raise typer.Exit(BAD_INPUT)
-
-
-def _at_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
-def _questions(screen: "Console") -> Iterator[str]:
-    """Questions until the input ends, without empty lines."""
-    if not _at_terminal():
-        yield from filter(str.strip, sys.stdin or ())
-        return
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.output import create_output
-
-    screen.print("Ask, one question a line. Ctrl-D ends.", style="dim")
-    session: PromptSession[str] = PromptSession("? ", output=create_output(sys.stderr))
-    while True:
-        try:
-            asked = session.prompt()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if asked.strip():
-            yield asked
 
 
 def _answer(

@@ -80,6 +80,26 @@ def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[D
     return found
 
 
+def documents_to_send(files: Sequence[str], screen: "Console") -> "list[Document]":
+    """Read files as documents for a server, whose model is not known here.
+
+    Raises:
+        SettingError: one is a saved conversation.
+        DocumentError: a file cannot be read.
+    """
+    from kvlite.documents import read_document, require_readable
+
+    if (saved := _named_file(files)) is not None:
+        raise SettingError(f"{saved} is opened by kvlite itself: leave --server out")
+    for file in files:
+        require_readable(file)
+    found = []
+    for file in files:
+        with reading_bar(screen, f"Opening {Path(file).name}") as bar:
+            found.append(read_document(file, progress=bar.update))
+    return found
+
+
 def _text_limit(files: Sequence[str], model: str) -> int | None:
     """The most characters that could fit a model; None if no file is large, or if the model is not
     on this machine yet."""

@@ -172,3 +172,27 @@ def unechoed() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+
+def at_terminal() -> bool:
+    """Whether somebody types."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def lines_said(screen: Console, hint: str) -> Iterator[str]:
+    """Lines until the input ends, without empty ones; a hint where somebody types them."""
+    if not at_terminal():
+        yield from filter(str.strip, sys.stdin or ())
+        return
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.output import create_output
+
+    screen.print(hint, style="dim")
+    session: PromptSession[str] = PromptSession("? ", output=create_output(sys.stderr))
+    while True:
+        try:
+            said = session.prompt()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if said.strip():
+            yield said

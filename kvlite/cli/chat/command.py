@@ -1,7 +1,7 @@
 """`kvlite chat`: a conversation at a terminal, or line by line."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +11,10 @@ import typer
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import output
-from kvlite.cli.opening import FromLibrary, open_files, require_files
+from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
-from kvlite.cli.screen import console, guarded, print_answer, reading, unechoed
+from kvlite.cli.screen import console, guarded, lines_said, print_answer, reading, unechoed
+from kvlite.cli.server_chat import Server, ServerChat, print_served
 from kvlite.config.resolve import Resolved
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
@@ -37,6 +38,7 @@ def chat(
         ),
     ] = None,
     library: FromLibrary = True,
+    server: Server = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -56,10 +58,15 @@ def chat(
 
       kvlite chat trip.kv
 
+      kvlite chat --server http://127.0.0.1:8000
+
       echo "What is a cache?" | kvlite chat --json
     """
     if "-" in (files or ()):
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
+    if server:
+        _served(server, files or (), resolved, as_json=as_json, quiet=quiet)
+        return
     settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
     require_files(files or (), settings)
     # The screen shows everything but answers.
@@ -76,6 +83,23 @@ def chat(
         _typed(session, screen, documents, resolved, as_json=as_json, quiet=quiet)
     else:
         _piped(session, screen, documents, resolved, as_json=as_json)
+
+
+def _served(
+    server: str, files: Sequence[str], resolved: Resolved, *, as_json: bool, quiet: bool
+) -> None:
+    """Let a server answer every line; documents go with the first."""
+    from kvlite.model.chat_template import question_about
+
+    screen = console(quiet)
+    documents, said = documents_to_send(files, screen), False
+    talk = ServerChat(server, resolved)
+    for line in lines_said(screen, "Say something, one message a line. Ctrl-D quits."):
+        message = line.strip() if said or not documents else question_about(documents, line)
+        print_served(talk, message, screen, as_json=as_json)
+        said = True
+    if not said and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise SettingError(f"standard input has no message: {_USAGE}")
 
 
 def _typed(

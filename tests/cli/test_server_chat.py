@@ -1,0 +1,113 @@
+"""`--server`: ask and chat let a server answer, without a model or torch of their own."""
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlite.config.settings import Settings
+from kvlite.server.config import ServerConfig
+from tests.cli.conftest import Run
+from tests.server.conftest import Server, serving
+
+PROBE = (
+    "import sys; from kvlite.cli.main import main\n"
+    "try: main()\n"
+    "except SystemExit as ended: print(ended.code, {'torch', 'transformers'} & {*sys.modules})"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = ServerConfig(folder=tmp_path_factory.mktemp("server"), keys=["secret"])
+    with serving(Settings(model=str(tiny_folder), max_new_tokens=8), config) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLITE_API_KEY", "secret")
+
+
+def test_answers_are_those_of_the_model_here(
+    server: Server, kvlite: Run, text: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = kvlite("ask", text, "Who sat?", "--model", tiny_folder, "--max-tokens", 8, "--json")
+    served = ("--server", server.address, "--max-tokens", 8)
+    there = kvlite("ask", text, "Who sat?", *served, "--json").json()
+    assert there["answer"] == here.json()["answer"] and there["finish_reason"] == "length"
+    assert there["model"] == "tiny" and there["usage"]["completion_tokens"] == 8
+    monkeypatch.setenv("KVLITE_SERVER", server.address.removeprefix("http://"))
+    again = kvlite("ask", text, "Who sat?", "Where?", "--max-tokens", 8, "--method", "full")
+    assert again.code == 0 and again.out.startswith(f"{there['answer']}\n")
+    assert "of them known, 8 generated" in again.err
+    schema = '{"enum": ["red", "green"]}'
+    held = kvlite("ask", text, "Which?", "--schema", schema, "--json").json()
+    assert json.loads(held["answer"]) in ("red", "green")
+
+
+def test_a_chat_goes_on_with_its_documents(
+    server: Server, kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who sat?\n\nAnd then?\n"))
+    done = kvlite("chat", text, "--server", server.address, "--json")
+    first, second = map(json.loads, done.out.splitlines())
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] + 8
+    assert second["usage"]["kvlite"]["prompt_tokens"] < 60 and done.code == 0
+
+
+def test_nothing_of_torch_is_imported(server: Server, text: Path) -> None:
+    flags = "--server", server.address, "--max-tokens", "3"
+    command = [sys.executable, "-c", PROBE, "ask", str(text), "Who sat?", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1] == "None set()", done.stderr
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Answers what no server should."""
+
+    said: Any = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "odd"}]}' if self.said else b"<html>")
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.said)
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+def test_what_goes_wrong_is_one_sentence(
+    server: Server, kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> str:
+        done = kvlite("ask", text, "Who?", *args)
+        assert done.code == 2 and done.err.count("kvlite: ") == 1 and "Traceback" not in done.err
+        return " ".join(done.err.split())
+
+    assert "cannot be reached" in refused("--server", "http://127.0.0.1:9")
+    assert "no model 'x'" in refused("--server", server.address, "--model", "x")
+    assert "not a grammar" in refused("--server", server.address, "--schema", 'start: "a"')
+    with HTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{odd.server_port}"
+        assert "it has no /models" in refused("--server", address)
+        for said in (b"data: {\n\n", b'data: {"choices": [5]}\n\n', b'data: {"error": 5}\n\n'):
+            monkeypatch.setattr(Odd, "said", said)
+            assert "it sends no OpenAI chunks" in refused("--server", address)
+        odd.shutdown()
+    monkeypatch.setenv("KVLITE_API_KEY", "wrong")
+    assert "give a key of this server" in refused("--server", server.address)
+    saved = kvlite("ask", text.with_suffix(".kv"), "Who?", "--server", server.address)
+    assert saved.code == 2 and "leave --server out" in saved.err
