@@ -120,7 +120,8 @@ class CompletionAnswer:
         return text
 
     def _of(self, token: Token) -> dict[str, Any] | None:
-        return None if token.chances is None else self._logprobs([token.chances])
+        shown = self.model.shown_chances([token])
+        return self._logprobs(shown) if shown else None
 
     def _logprobs(self, found: list[Chances]) -> dict[str, Any]:
         """As completions have them: a first token of a prompt follows nothing, and has none."""

@@ -7,6 +7,18 @@ from pathlib import Path
 from kvlite.errors import SettingError
 from kvlite.web.hosts import is_loopback
 
+# Settings that a request may change under `kvlite`.
+OWN = (
+    "method",
+    "budget",
+    "kv_bits",
+    "recall",
+    "recall_bits",
+    "recall_entries",
+    "never_lossy",
+    "speculate",
+)
+
 
 @dataclass(frozen=True)
 class ServerConfig:

@@ -37,7 +37,9 @@ class Kept:
     Attributes:
         ids: all that was read and generated.
         settings: that matter to what is kept of it.
-        talk: None while it is on disk, at `path`.
+        talk: None while it is on disk alone.
+        path: its file, as it was when it was last put there.
+        changed: whether it has gone on since.
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
         lent: whether its file is the library's.
@@ -48,6 +50,7 @@ class Kept:
     settings: Settings
     talk: Conversation | None = None
     path: Path | None = None
+    changed: bool = True
     used: int = 0
     nbytes: int = 0
     busy: bool = False
@@ -87,7 +90,7 @@ class Conversations:
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
-        now.ids, now.used, now.busy = [*ids], self._used, True
+        now.ids, now.used, now.busy, now.changed = [*ids], self._used, True, True
         self._make_room(now, len(ids))
         broken = True
         try:
@@ -104,7 +107,7 @@ class Conversations:
             now.ids = [] if now.talk is None else known_ids(now.talk)
             now.busy = False
             if broken or not now.ids:
-                self.kept.remove(now)
+                self._drop(now)
             self._make_room(now, len(now.ids))
 
     def waits(self, ids: Sequence[int], settings: Mapping[str, Any]) -> bool:
@@ -136,14 +139,14 @@ class Conversations:
     def _opened(self, kept: Kept) -> Conversation:
         """A conversation in memory; a new one if its file cannot be opened."""
         if kept.talk is None and kept.path is not None:
-            path, lent, kept.path, kept.lent = kept.path, kept.lent, None, False
             try:
-                kept.talk = self.runner.open(path)
+                kept.talk = self.runner.open(kept.path)
                 kept.talk.settings = kept.settings
             except (KvliteError, OSError) as error:
-                _LOG.warning("%s is not gone on with: %s", path.name, error)
-            if not lent:
-                path.unlink(missing_ok=True)
+                _LOG.warning("%s is not gone on with: %s", kept.path.name, error)
+                self._forget_file(kept)
+            if kept.lent:
+                kept.path, kept.lent = None, False
         if kept.talk is None:
             kept.talk = Conversation(self.runner.model, kept.settings)
         return kept.talk
@@ -160,35 +163,70 @@ class Conversations:
         if _planned_for_one(self.runner):
             short, places = 0, int(count <= SHORT)
         for each in [each for each in others if each.is_short][short:]:
-            self.kept.remove(each)
-        for each in self._long(others, on_disk=False):
+            self._drop(each)
+        here = [each for each in others if each.talk is not None and not each.is_short]
+        for each in here:
             total, places = total + each.nbytes, places - 1
             if places < 0 or total > self.keep:
                 self._put_away(each)
-        room = self.keep_disk
-        for each in self._long(others, on_disk=True):
-            room -= each.nbytes
-            if room < 0 and each.path is not None and not each.lent:
-                each.path.unlink(missing_ok=True)
-                self.kept.remove(each)
+        self._keep_within_disk()
 
-    def _long(self, among: Sequence[Kept], *, on_disk: bool) -> list[Kept]:
-        """Long ones that are still kept, the last used first."""
-        here = [each for each in among if each in self.kept and not each.is_short]
-        return [each for each in here if (each.talk is None) is on_disk]
+    def _keep_within_disk(self) -> None:
+        """Remove files beyond the limit: those of conversations that are in memory, too, then those
+        of the least recently used."""
+        room = self.keep_disk
+        for each in sorted([*self.kept], key=lambda each: (each.talk is not None, -each.used)):
+            if each.path is None or each.lent or each.busy:
+                continue
+            room -= each.nbytes
+            if room < 0:
+                self._forget_file(each)
+                if each.talk is None:
+                    self.kept.remove(each)
+
+    def _drop(self, kept: Kept) -> None:
+        self._forget_file(kept)
+        self.kept.remove(kept)
+
+    def _forget_file(self, kept: Kept) -> None:
+        if kept.path is not None and not kept.lent:
+            kept.path.unlink(missing_ok=True)
+        kept.path, kept.lent = None, False
 
     def _put_away(self, kept: Kept) -> None:
         """Move a conversation from memory to disk; it is forgotten if that fails."""
+        if kept.changed and not self._stored(kept):
+            self._drop(kept)
+        kept.talk = None
+
+    def _stored(self, kept: Kept) -> bool:
+        """Write a conversation to disk, in place of what was there of it; whether that went
+        well."""
         assert kept.talk is not None
-        path = self.folder / f"{kept.used}{SUFFIX}"
+        path, before = self.folder / f"{kept.used}{SUFFIX}", kept.path
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             kept.nbytes = kept.talk.save(path, most=self.keep_disk)
-            kept.path = path
         except (KvliteError, OSError) as error:
-            _LOG.warning("a conversation of %d tokens is forgotten: %s", len(kept.ids), error)
-            self.kept.remove(kept)
-        kept.talk = None
+            said = "a conversation of %d tokens is not kept on disk: %s"
+            _LOG.warning(said, len(kept.ids), error)
+            return False
+        kept.path, kept.changed = path, False
+        if before is not None and before != path:
+            before.unlink(missing_ok=True)
+        return True
+
+    def store_idle(self) -> bool:
+        """Write a long conversation to disk that has gone on since it was; whether there was one.
+        So it outlives a server that is killed."""
+        idle = (each for each in self.kept if not each.busy and not each.is_short)
+        found = next((each for each in idle if each.talk is not None and each.changed), None)
+        if found is None or not self.keep_disk:
+            return False
+        if not self._stored(found):
+            found.changed = False  # not tried again before it goes on
+        self._keep_within_disk()
+        return True
 
     def lend(self, path: Path) -> None:
         """Let a prompt go on with a document of the library, unless it is here already."""
@@ -217,14 +255,10 @@ class Conversations:
 
     def close(self) -> None:
         """Move what is in memory to disk, the last used first, as far as there is room."""
-        room = self.keep_disk
         for each in sorted([*self.kept], key=_recent):
             if each.talk is not None and not each.is_short:
                 self._put_away(each)
-            if each.path is not None and not each.lent:
-                room -= each.nbytes
-                if room < 0:
-                    each.path.unlink(missing_ok=True)
+        self._keep_within_disk()
         self.kept = []
 
     def _left(self, path: Path) -> Kept:
@@ -232,7 +266,7 @@ class Conversations:
         with Snapshot(path) as saved:
             ids = saved.known_ids(self.runner.model)
             settings = self._lasting(saved.settings(self.runner.settings))
-            return Kept(ids, settings, path=path, nbytes=saved.about.nbytes)
+            return Kept(ids, settings, path=path, changed=False, nbytes=saved.about.nbytes)
 
     def _lasting(self, settings: Settings) -> Settings:
         """Settings without those that end with an answer."""

@@ -8,21 +8,11 @@ from pydantic import BaseModel, Field, ValidationError
 from kvlite.config.settings import OPTIONS, Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import require_meaning
+from kvlite.server.config import OWN
 from kvlite.server.formats import schema_of
 from kvlite.server.messages import Fields, Item, Message, Plain, joined
 from kvlite.server.refusals import Refusal
 
-# Settings that a request may change under `kvlite`.
-OWN = (
-    "method",
-    "budget",
-    "kv_bits",
-    "recall",
-    "recall_bits",
-    "recall_entries",
-    "never_lossy",
-    "speculate",
-)
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
 _SAMPLING = (
     "temperature",

@@ -1,9 +1,11 @@
 """Errors as OpenAI's clients expect them."""
 
+import re
 from typing import Any
 
 from starlette.responses import JSONResponse
 
+from kvlite.config.settings import OPTIONS, flag_of
 from kvlite.errors import (
     ContextError,
     DocumentError,
@@ -12,6 +14,7 @@ from kvlite.errors import (
     SettingError,
     sentence,
 )
+from kvlite.server.config import OWN
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # Errors of kvlite: status, field and code.
@@ -53,12 +56,36 @@ class Refusal(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
+# What flags are in requests.
+_FIELDS = {
+    **{flag_of(name): f"kvlite.{name}" for name in OWN},
+    **{
+        flag_of(name): name
+        for name, option in OPTIONS.items()
+        if option.metadata["panel"] == "Answer" and name not in OWN
+    },
+    "--model": "model",
+    "--max-tokens": "max_tokens",
+    "--schema": "response_format",
+}
+
+
+def in_fields(message: str) -> str:
+    """A message that speaks of fields, not of flags, which nobody gave; flags that no request has
+    are the server's."""
+
+    def field(found: re.Match[str]) -> str:
+        return _FIELDS.get(found[0], f"the server's {found[0]}")
+
+    return re.sub("--[a-z]+(-[a-z]+)*", field, message)
+
+
 def refusal_of(error: Exception) -> Refusal:
     """What went wrong as programs are told it; nothing of kvlite's own bugs."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, KvliteError):
         status, param, code = _STATUS.get(type(error), (500, None, None))
-        return Refusal(sentence(error), status, param, code)
+        return Refusal(in_fields(sentence(error)), status, param, code)
     said = f"kvlite went wrong ({type(error).__name__}); the server's log has more"
     return Refusal(said, 500)

@@ -122,7 +122,9 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(model.keep_idle())
         yield
+        keeping.cancel()
         await asyncio.to_thread(model.close)
 
     answering = partial(_answering, model)

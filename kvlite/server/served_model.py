@@ -38,6 +38,8 @@ from kvlite.web.work import Shown, Work
 
 # Seconds of silence after which a waiting client is told how far things are.
 BEAT = 5.0
+# Seconds without requests after which conversations go to disk, in case the server is killed.
+IDLE = 5.0
 # Seconds for work to end with the server, and for what is kept to be written.
 _PATIENCE, _SAVING = 5.0, 60.0
 
@@ -191,6 +193,21 @@ class ServedModel:
             if self._ending and wait.expired():
                 raise ends from None
             raise
+
+    async def keep_idle(self) -> None:
+        """Put conversations on disk, one at a time, whenever nothing was asked for a while."""
+        before = -1
+        while True:
+            await asyncio.sleep(IDLE)
+            now = self.counters.generated
+            idle = not self.counters.waiting and self.engine.current is None and now == before
+            before = now
+            if idle:
+                self.engine.submit(self._keep, "Keeping")
+
+    def _keep(self, work: Work) -> None:
+        if self.conversations is not None:
+            self.conversations.store_idle()
 
     def end_requests(self) -> None:
         """Give up all requests, and all that come; called in the loop that answers them."""

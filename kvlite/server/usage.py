@@ -75,7 +75,7 @@ class Usage:
         assert token.piece is not None
         reason = token.piece.metrics.finish_reason
         if reason == "memory":
-            said = "the answer ended for lack of memory: ask for less, or --budget, --kv-bits"
+            said = "the answer ended for lack of memory: ask for less, or send kvlite.budget"
             raise Refusal(said, 503, code="out_of_memory")
         return "stop" if reason == "interrupted" else reason
 

@@ -155,3 +155,12 @@ def test_metrics_count_what_was_read(server: Server) -> None:
     assert grown["kvlite:read_tokens_total"] == read < 2 * usages[0]["prompt_tokens"]
     assert grown["kvlite:tokens_predicted_total"] == 8 and grown["kvlite:answers_total"] == 2
     assert after["kvlite:requests_open"] == 0
+
+
+def test_the_end_of_an_answer_is_no_token_of_it(server: Server) -> None:
+    (end,) = server.model.ready().model.stop_ids
+    body = {"prompt": "Hi", "logprobs": 1, "max_tokens": 5, "logit_bias": {str(end): 100}}
+    whole = server.http.post("/v1/completions", json=body).json()["choices"][0]
+    assert (whole["text"], whole["finish_reason"], whole["logprobs"]["tokens"]) == ("", "stop", [])
+    chunks = server.http.post("/v1/completions", json={**body, "stream": True}).text
+    assert '"finish_reason": "stop"' in chunks and "token_logprobs" not in chunks

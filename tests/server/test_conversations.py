@@ -163,6 +163,25 @@ def test_another_server_goes_on_with_what_was_kept(tiny_folder: Path, tmp_path: 
     assert len({each.path or each.used for each in later.kept}) == 3
 
 
+def test_what_is_idle_outlives_a_server_that_is_killed(tiny_folder: Path, tmp_path: Path) -> None:
+    runner = kvlite.load(str(tiny_folder), **GIVEN)
+    pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
+    Asked(pool, ids_of(20, 9))
+    assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
+    again = Asked(pool, [*first.ids, *ids_of(80, 2)])
+    assert again.read <= 81  # from memory
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(kept) == 2
+    later = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    later.resume()  # nobody closed the first one
+    for each in (first, second):
+        assert Asked(later, [*each.ids, *ids_of(80, 3)]).read <= 81
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    assert later.store_idle() and later.store_idle() and not later.store_idle()
+    assert len([*tmp_path.iterdir()]) == 2 and not {*kept} & {*tmp_path.iterdir()}
+
+
 def test_a_gpu_has_one_long_conversation_and_a_short_one(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.server.config import ServerConfig
 from kvlite.server.guard import LONGEST
+from kvlite.server.refusals import in_fields
 from tests.server.conftest import Server, said, serving
 
 HI: list[Any] = said("Hi")
@@ -94,7 +95,7 @@ BODIES: dict[str, tuple[Any, int, str]] = {
         400,
         "does not fetch",
     ),
-    "a setting": ({"messages": HI, "kvlite": {"budget": "lots"}}, 400, "budget"),
+    "a setting": ({"messages": HI, "kvlite": {"budget": "lots"}}, 400, "kvlite.budget 'lots' is"),
     "no setting": ({"messages": HI, "kvlite": {"colour": 1}}, 400, "kvlite.colour"),
     "not theirs": ({"messages": HI, "kvlite": {"model": "x"}}, 400, "kvlite.model"),
     "a method": ({"messages": HI, "kvlite": {"method": "magic"}}, 400, "magic"),
@@ -244,3 +245,13 @@ def test_while_it_loads_programs_are_asked_to_wait(
         assert answer.headers["retry-after"]
         assert server.http.get("/v1/models").json()["data"][0]["meta"] == {"loading": True}
         over.set()
+
+
+def test_errors_speak_of_fields(server: Server) -> None:
+    said = in_fields("--kv-bits 2 and --max-tokens 5: --top-p, --schema, --stop or --vram")
+    assert said == (
+        "kvlite.kv_bits 2 and max_tokens 5: top_p, response_format, stop or the server's --vram"
+    )
+    body = {"messages": HI, "kvlite": {"kv_bits": "kivi4", "method": "kvx"}}
+    told = require_error(server.http.post(CHAT, json=body), 400, "kvlite.kv_bits kivi4")
+    assert "--" not in told["message"]
