@@ -151,6 +151,7 @@ class Answering:
         if short:  # it waits until one of the others ends
             with self._lock:
                 self.waiting.insert(0, request)
+                self._changed = False
                 self._count()
             return
         self._changed = True

@@ -64,7 +64,7 @@ def test_answers_of_any_length_and_kind_are_those_of_each_alone(
         assert each.choices[0].message.content == expected(
             reference, bodies[at]["messages"], longest
         )
-        assert ledger(each)["generated_tokens"] == longest and ledger(each)["together"] > 3
+        assert ledger(each)["generated_tokens"] == longest and ledger(each)["together"] > 1
     for one, other in zip(alone, made[len(lengths) :], strict=True):
         assert one.choices == other.choices
         assert ledger(one)["together"] == 1 < ledger(other)["together"]
@@ -124,7 +124,7 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
             assert not waits.done() and len(server.model.answering.waiting) == 1
         waited = waits.result(30).json()  # the long one has gone away
     assert waited["choices"][0]["message"]["content"] == expected(reference, said("Wait."), 8)
-    assert len(refused) < 3  # not at every token
+    assert len(refused) < 3  # again when the vanished one has ended, not at every token
 
 
 def test_no_more_than_some_begin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
