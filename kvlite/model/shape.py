@@ -335,12 +335,12 @@ _MIXERS = {"full_attention": "attention", "linear_attention": "recurrent"}
 
 
 def _group(name: str, layer_kinds: list[str]) -> str:
+    if "norm" in name:
+        return "norms"
     if "embed" in name:
         return "embedding"
     if name.startswith("lm_head"):
         return "head"
-    if "norm" in name:
-        return "norms"
     if ".mixer." in name:
         return _MIXERS.get(layer_kinds[int(name.split(".")[2])], "mlp")
     if "self_attn" in name:
