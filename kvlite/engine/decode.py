@@ -21,6 +21,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
 from kvlite.ops.attention import attend, attend_with_rows, grouped
+from kvlite.ops.heads import of_heads
 from kvlite.ops.softmax import Softmax
 
 
@@ -72,18 +73,18 @@ class LayerStep:
             self._once("told", tuple(range(k.shape[1])), add)
 
         @functools.cache
-        def scores() -> Tensor:
+        def wanted() -> tuple[Tensor, Tensor]:
             assert recall is not None
-            return recall.scores(self.index, _queries(q, k.shape[1], softmax.scale))
+            queries = _queries(q, k.shape[1], softmax.scale)
+            return queries, recall.scores(self.index, queries)
 
         def over(
             head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
         ) -> Tensor:
             self._once("written", head_group.heads, partial(self._write, head_group, k, v))
             if recall is not None and recall.reaches(self.index, head_group):
-                queries = _queries(q, len(head_group.heads), softmax.scale)
-                come = partial(recall.bring_back, self.index, head_group, queries)
-                self._once("recalled", head_group.heads, lambda: come(scores()))
+                come = partial(self._recall, recall, head_group)
+                self._once("recalled", head_group.heads, lambda: come(*wanted()))
             if head_group.segment is not None and self.sparse_mask is None:
                 return self._over_segment(head_group, q, softmax)
             keys = head_group.keys[:, :, : head_group.used]
@@ -107,6 +108,12 @@ class LayerStep:
         if (what, heads) not in self.done:
             act()
             self.done.add((what, heads))
+
+    def _recall(
+        self, recall: Recall, head_group: KVHeadGroup, queries: Tensor, scores: Tensor
+    ) -> None:
+        """Bring back what queries of all KV heads want of a head group."""
+        recall.bring_back(self.index, head_group, of_heads(queries, head_group.heads), scores)
 
     def _over_segment(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
         remembers = self.policy.remembers(self.layer)

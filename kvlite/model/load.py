@@ -80,8 +80,13 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        device: torch.device = self.module.device
+        # The module would look through all of them.
+        device: torch.device = self._final_norm.weight.device
         return device
+
+    @property
+    def _final_norm(self) -> Any:
+        return getattr(self.module.model, ADMITTED[self.shape.model_type].final_norm)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,8 +127,7 @@ class LoadedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
-        norm = getattr(self.module.model, ADMITTED[self.shape.model_type].final_norm)
-        logits: Tensor = self.module.lm_head(norm(hidden)).float()
+        logits: Tensor = self.module.lm_head(self._final_norm(hidden)).float()
         config = self.module.config
         scale = getattr(config, "logit_scale", 1) / getattr(config, "logits_scaling", 1)
         if scale != 1:

@@ -65,8 +65,8 @@ class PackedTokenLayer(TokenLayer):
         parts = [product(seen) for product in self.to_gate_up]
         gate, up = parts if len(parts) > 1 else np.split(parts[0], 2, 1)
         loops.gate(gate, up)
-        total += self.to_hidden(up)
-        return torch.from_numpy(total).unsqueeze(1)
+        out = torch.from_numpy(total).add_(torch.from_numpy(self.to_hidden(up)))
+        return out.unsqueeze(1)
 
 
 def _product(linear: nn.Module) -> Product:

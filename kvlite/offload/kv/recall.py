@@ -82,6 +82,7 @@ class Recall:
         host's memory by itself.
 
         Args:
+            queries: of the head group's heads.
             scores: from `scores`, of all KV heads.
         """
         if queries.is_meta:  # takes next to no memory
