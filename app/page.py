@@ -80,7 +80,7 @@ class _Wiring:
         self._sidebar()
         self._settings()
         self._memory(live)
-        for script in (NARROW, UNFOLDED, COPIED, ONE_STOP, DROPPED):
+        for script in (NARROW, UNFOLDED, OPENED, COPIED, ONE_STOP, DROPPED):
             page.load(None, None, None, js=script)
         parts.box.change(None, [parts.box], None, js=NAMED)
         parts.model.click(lambda: gr.Tabs(selected=SETTINGS_TAB), None, [parts.side], **_AT_ONCE)

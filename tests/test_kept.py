@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.errors import SnapshotError
-from kvlite_app.engine.kept import KeptLayer, KeptMap, Look, kept_map, look, token_shares
+from kvlite_app.engine.kept import KeptLayer, KeptMap, Look, kept_map, look
 from tests.conftest import Tiny, make_tiny
 from tests.oracles import kept as oracle
 
@@ -53,12 +52,6 @@ def require_as_oracle(
         assert list(layer.back) == oracle.binned(again, len(held), seen, made.bins)
         assert layer.all_held == oracle.per_cent(sum(map(len, held)), len(held) * seen)
         assert layer.all_back == oracle.per_cent(sum(map(len, again)), len(held) * seen)
-    counted = [number for number, window in enumerate(windows) if window is None]
-    counted, heads = counted or [*range(len(now))], [len(each) for each in now]
-    shares = token_shares(before, after)
-    assert shares.held.dtype == shares.back.dtype == np.float32
-    assert shares.held.tolist() == pytest.approx(oracle.shares(now, heads, counted, seen))
-    assert shares.back.tolist() == pytest.approx(oracle.shares(back, heads, counted, seen))
     return made
 
 
@@ -162,7 +155,6 @@ def test_nothing_was_read() -> None:
     made = kept_map(None, look(cache, [None]))
     assert made == KeptMap(0, 0, (KeptLayer(None, (), (), 0, 0),))
     assert made.edges == [0]
-    assert token_shares(None, look(cache, [None])).held.shape == (0,)
     assert KeptMap.from_json(made.to_json()) == made
 
 
@@ -193,8 +185,6 @@ def test_looks_at_two_caches_are_refused(llama: Tiny) -> None:
     for before, after in ((longer, shorter), (other, longer)):
         with pytest.raises(ValueError, match="one cache"):
             kept_map(before, after)
-        with pytest.raises(ValueError, match="one cache"):
-            token_shares(before, after)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from kvlite.web.work import Shown, Work
 
 from ..storage.record import Record, branches_of, keys_of, said_in
 from ..storage.store import ConversationStore
-from .accounts import PageFinder, account_of, look_at
+from .accounts import account_of, look_at
 
 # Seconds for which figures are new enough.
 NEW = 0.5
@@ -60,7 +60,6 @@ class ActiveConversation:
     store: ConversationStore
     record: Record
     session: Session
-    finder: PageFinder
     figures: Figures | None = None
     kept: bool = True
     reading_s: float = 0.0
@@ -115,7 +114,7 @@ class ActiveConversation:
         record = self.record
         record.said = said_in(self.session, self.talk.messages)
         with suppress(OSError):  # the user learns of a full disk when the conversation is kept
-            account = account_of(last, before, self.finder, reading_s)
+            account = account_of(last, before, self.session, reading_s)
             self.store.keep_account(record.id, keys_of(record.said)[-1], account)
 
     def keep(self, name: str = "this conversation") -> None:

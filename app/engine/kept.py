@@ -19,7 +19,6 @@ BINS = 240
 
 Bits = NDArray[np.uint8]
 Counts = NDArray[np.int64]
-Shares = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -133,16 +132,6 @@ class KeptMap:
             raise ValueError
 
 
-@dataclass(frozen=True)
-class TokenShares:
-    """How much is held of each token, and what came back of that during the answer: `(seen,)`
-    float32 from 0 to 1, means over KV heads and the layers that see everything, or all where none
-    does."""
-
-    held: Shares
-    back: Shares
-
-
 def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
     """Look at a cache, of several sequences at the first, and the windows of the model's shape.
 
@@ -185,19 +174,6 @@ def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:
             )
         )
     return KeptMap(after.seen, before.seen, tuple(layers))
-
-
-def token_shares(before: Look | None, after: Look) -> TokenShares:
-    """How much is held of each token; arguments and errors are those of `kept_map`."""
-    full = [window is None for window in after.windows]
-    sums, pairs = np.zeros((2, after.seen), np.int64), 0
-    layers = zip(_counts(before or after, after), after.heads, full, strict=True)
-    for counts, heads, sees_everything in layers:
-        if sees_everything or not any(full):
-            sums += counts
-            pairs += heads
-    held, back = (sums / max(1, pairs)).astype(np.float32)
-    return TokenShares(held, back)
 
 
 def _counts(before: Look, after: Look) -> Iterator[tuple[Counts, Counts]]:

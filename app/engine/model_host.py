@@ -30,7 +30,6 @@ from kvlite.web.work import PAUSE, Work
 
 from ..storage.record import Record
 from ..storage.store import ConversationStore
-from .accounts import PageFinder
 from .active_conversation import ActiveConversation
 
 ConversationTask = Callable[[ActiveConversation, Work], Any]
@@ -165,7 +164,7 @@ class ModelHost:
             except SettingError as error:  # they are another version's, or another model's
                 work.note(f"{record.title} goes on without its own settings: {error}")
                 record.changed = {}
-        self.active = now = ActiveConversation(store, record, session, PageFinder(session))
+        self.active = now = ActiveConversation(store, record, session)
         try:
             now.resume(self.runner, work)
         except BaseException:

@@ -1,6 +1,6 @@
 """What an answer was made from, in sentences and pictures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -10,8 +10,12 @@ from kvlite.errors import SnapshotError
 from kvlite.model.calibration import Calibration
 
 from ..engine.kept import KeptMap
-from ..engine.pages import PageShare
-from .pictures import draw_heads, draw_kept, draw_pages
+from .pictures import draw_heads, draw_kept
+
+_KEPT = (
+    "A line for each layer of the model, from the beginning of the conversation to its end: the "
+    "stronger the color, the more the layer still holds of that part."
+)
 
 
 def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> str:
@@ -19,25 +23,41 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
-    head = f"<h4>Answer to “{escape(asked)}”</h4>" if asked else ""
+    head = f"<h4>Answer to \u201c{escape(asked)}\u201d</h4>" if asked else ""
     told = "".join(f"<li>{escape(each)}</li>" for each in account["told"])
-    pictures = "".join(_pictures(account, calibration))
-    return f'<div class="account">{head}{pictures}<ul>{told}</ul></div>'
+    details = "".join(_details(account, calibration))
+    if details:
+        details = f"<details><summary>Details</summary>{details}</details>"
+    sources = _sources(account.get("sources", ()))
+    return f'<div class="account">{head}{sources}<ul>{told}</ul>{details}</div>'
 
 
-def _pictures(account: Mapping[str, Any], calibration: Calibration | None) -> Iterator[str]:
-    if pages := [PageShare(**each) for each in account.get("pages", ())]:
-        yield _figure("Pages it was made from", draw_pages(pages))
+def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
+    """Passages as quotations; a click opens the document there."""
+    if not sources:
+        return ""
+    return f"<h5>Where it came from</h5>{''.join(map(_source, sources))}"
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    quoted, place = escape(source["text"]), escape(f"{source['document']}, {source['where']}")
+    before, passage, after = (escape(source[name]) for name in ("before", "passage", "after"))
+    return (
+        f'<details class="source"><summary><q>{quoted}</q> <cite>{place}</cite></summary>'
+        f'<div class="document" tabindex="0">{before}<mark>{passage}</mark>{after}</div></details>'
+    )
+
+
+def _details(account: Mapping[str, Any], calibration: Calibration | None) -> Iterator[str]:
     if kept := account.get("kept"):
         try:
-            yield _figure("What each layer holds", draw_kept(KeptMap.from_json(kept)))
+            picture = draw_kept(KeptMap.from_json(kept))
         except SnapshotError as error:
             yield f"<p>{escape(str(error))}</p>"
+        else:
+            yield f"<p>{_KEPT}</p>{_figure('What each layer holds', picture)}"
     if calibration is not None:
-        yield (
-            "<details><summary>Effective rank of the model's heads (UNComp)</summary>"
-            f"{draw_heads(calibration)}</details>"
-        )
+        yield _figure("Effective rank of the model's heads (UNComp)", draw_heads(calibration))
 
 
 def _figure(caption: str, svg: str) -> str:

@@ -75,8 +75,13 @@ def _question(text: str, documents: Sequence[str]) -> list[Message]:
 
 
 def _answer(text: str, account: Mapping[str, Any]) -> list[Message]:
-    told = [_notice(account["brief"], "\n\n".join(account["told"]))] if account else []
-    return [answered(text), *told]
+    if not account:
+        return [answered(text)]
+    sources = [
+        sanitized(f"{each['document']}, {each['where']}: \u201c{each['text']}\u201d")
+        for each in account.get("sources", ())
+    ]
+    return [answered(text), _notice(account["brief"], "\n\n".join([*sources, *account["told"]]))]
 
 
 def answered(text: str) -> Message:

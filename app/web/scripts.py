@@ -70,6 +70,11 @@ ONE_STOP = """() => {
   new MutationObserver(name).observe(list, all);
   name();
 }"""
+# A document that is opened at a passage shows that passage.
+OPENED = """() => document.addEventListener('toggle', (event) => {
+  const box = event.target.querySelector?.(':scope > .document'), mark = box?.querySelector('mark');
+  if (mark) box.scrollTop = mark.offsetTop - (box.clientHeight - mark.offsetHeight) / 2;
+}, true)"""
 # Of a document that waits in the box gradio shows only that there is one.
 NAMED = """(said) => {
   setTimeout(() => document.querySelectorAll('#box .thumbnail-item').forEach((each, at) => {

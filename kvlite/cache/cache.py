@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.layer import LayerCache
+from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import States, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.errors import InterruptedCacheError
@@ -23,6 +24,7 @@ class KVCache:
             by that.
         writing: a decode step has begun and not ended.
         states: by layer, what the recurrent layers that run with it keep.
+        queries: of the layers that somebody watches.
     """
 
     layers: list[LayerCache]
@@ -30,6 +32,7 @@ class KVCache:
     reconstructed: int = 0
     writing: bool = False
     states: dict[int, States] = field(default_factory=dict)
+    queries: dict[int, QueryLog] = field(default_factory=dict)
 
     @classmethod
     def empty(

@@ -38,13 +38,16 @@ def ask(
     ] = None,
     library: FromLibrary = True,
     server: Server = "",
+    sources: Annotated[
+        bool, typer.Option("--sources", help="print the three passages each answer came from")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Ask a question about one document or several, or many questions.
 
     Reads all of it layer by layer, keeps what the question needs, answers, and says what the
-    answer was made from. Ctrl-C ends an answer where it stands.
+    answer was made from and which passage it came from. Ctrl-C ends an answer where it stands.
 
     Several questions are each answered as if it alone were asked, in the same decode steps as far
     as memory allows. The documents are read once. With --json the answers are a list.
@@ -93,7 +96,7 @@ def ask(
         talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
         if len(questions) == 1:
-            reason = _answer(talk, questions[0], screen, as_json)
+            reason = _answer(talk, questions[0], screen, as_json=as_json, sources=sources)
             if reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
             if reason == "memory":
@@ -108,15 +111,15 @@ def ask(
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
     if questions:
-        code = answer_each(talk, questions, screen, resolved, as_json=as_json)
+        code = answer_each(talk, questions, screen, resolved, as_json=as_json, sources=sources)
         if code:
             raise typer.Exit(code)
         return
-    _answer_all(talk, screen, resolved, as_json=as_json)
+    _answer_all(talk, screen, resolved, as_json=as_json, sources=sources)
 
 
 def _answer_all(
-    talk: "Conversation", screen: "Console", resolved: Resolved, *, as_json: bool
+    talk: "Conversation", screen: "Console", resolved: Resolved, *, as_json: bool, sources: bool
 ) -> None:
     """Answer questions until there are no more.
 
@@ -127,7 +130,8 @@ def _answer_all(
     asked, failed = "", False
     for asked in lines_said(screen, _HINT):
         try:
-            failed |= _answer(talk, asked, screen, as_json) == "memory"
+            reason = _answer(talk, asked, screen, as_json=as_json, sources=sources)
+            failed |= reason == "memory"
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:
@@ -140,7 +144,7 @@ def _answer_all(
 
 
 def _answer(
-    talk: "Conversation", asked: str, screen: "Console", as_json: bool
+    talk: "Conversation", asked: str, screen: "Console", *, as_json: bool, sources: bool
 ) -> "FinishReason | None":
     """Print the answer to a question, which goes with the documents the first time; why it
     ended."""
@@ -149,4 +153,4 @@ def _answer(
     def begin(callbacks: Callbacks) -> "Iterator[Piece]":
         return talk.stream(message, callbacks=callbacks)
 
-    return print_answer(begin, screen, as_json).finish_reason
+    return print_answer(begin, screen, as_json, sources=sources).finish_reason

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
-from kvlite.cli.screen import reading
+from kvlite.cli.screen import print_account, reading, sources_json
 from kvlite.cli.word_wrap import word_wrapped
 from kvlite.config.resolve import Resolved
 from kvlite.documents.names import is_written_like_a_file, may_be_file
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvlite.conversation.conversation import Conversation
-    from kvlite.conversation.metrics import GenerationMetrics, Piece
+    from kvlite.conversation.metrics import FinishReason, Piece
 
 USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 
@@ -69,6 +69,7 @@ def answer_each(
     resolved: Resolved,
     *,
     as_json: bool,
+    sources: bool,
 ) -> int:
     """Answer questions together, and print the answers in their order, each once those before it
     have ended. Ctrl-C ends them where they stand.
@@ -76,7 +77,7 @@ def answer_each(
     Returns:
         The exit code.
     """
-    shown = _Shown(questions, screen, resolved, as_json=as_json)
+    shown = _Shown(questions, screen, resolved, as_json=as_json, sources=sources)
     with reading(screen) as (bar, callbacks):
         said = [said_about(talk, question) for question in questions]
         try:
@@ -96,19 +97,26 @@ class _Shown:
     """Answers as they are printed.
 
     Attributes:
-        texts, metrics, errors: by question; of an answer, what has come so far.
+        texts, pieces, errors: by question; of an answer, what has come so far, and its last piece.
         next: the first question that is not printed.
+        sources: whether to print all passages that answers came from.
         status: how far all of it is.
         code: the exit code.
     """
 
     def __init__(
-        self, questions: Sequence[str], screen: "Console", resolved: Resolved, *, as_json: bool
+        self,
+        questions: Sequence[str],
+        screen: "Console",
+        resolved: Resolved,
+        *,
+        as_json: bool,
+        sources: bool,
     ) -> None:
         self.questions, self.screen, self.resolved = questions, screen, resolved
-        self.as_json = as_json
+        self.as_json, self.sources = as_json, sources
         self.texts = [""] * len(questions)
-        self.metrics: list[GenerationMetrics | None] = [None] * len(questions)
+        self.pieces: list[Piece | None] = [None] * len(questions)
         self.errors: dict[int, str] = {}
         self.next = self.code = 0
         self.status = screen.status("Answering")
@@ -117,7 +125,7 @@ class _Shown:
         """Take a piece of an answer."""
         self.status.start()
         self.texts[index] += piece.text
-        self.metrics[index] = piece.metrics
+        self.pieces[index] = piece
         self.show()
 
     def failed(self, index: int, error: KvliteError) -> None:
@@ -132,30 +140,33 @@ class _Shown:
             self.status.stop()
             self._print(self.next)
             self.next += 1
-        made = sum(each.generated_tokens for each in self.metrics if each is not None)
+        made = sum(each.metrics.generated_tokens for each in self.pieces if each is not None)
         ended, count = sum(map(self._ended, range(len(self.questions)))), len(self.questions)
         self.status.update(f"Answering: {ended} of {count} done, {made:,} tokens")
 
     def _ended(self, index: int) -> bool:
-        metrics = self.metrics[index]
-        return index in self.errors or (metrics is not None and metrics.finish_reason is not None)
+        return index in self.errors or self._reason(index) is not None
+
+    def _reason(self, index: int) -> "FinishReason | None":
+        piece = self.pieces[index]
+        return None if piece is None else piece.metrics.finish_reason
 
     def _print(self, index: int) -> None:
         self._write(f"{index + 1}. {self.questions[index]}")
         if index in self.errors:
             self.screen.print(f"kvlite: {self.errors[index]}")
             return
-        metrics = self.metrics[index]
-        assert metrics is not None
+        piece = self.pieces[index]
+        assert piece is not None
         self._write(self.texts[index])
-        self.screen.print(metrics.line(), style="dim")
+        print_account(piece, self.screen, sources=self.sources)
 
     def _write(self, text: str) -> None:
         write(f"{word_wrapped(text) if sys.stdout.isatty() else text}\n")
 
     def end(self) -> None:
         """Print the rest: no more comes."""
-        reasons = [None if each is None else each.finish_reason for each in self.metrics]
+        reasons = [*map(self._reason, range(len(self.questions)))]
         none = [at for at, each in enumerate(reasons) if each is None and at not in self.errors]
         if none or "interrupted" in reasons:
             self.code = INTERRUPTED
@@ -169,9 +180,9 @@ class _Shown:
 
     def _json(self, index: int) -> dict[str, Any]:
         made: dict[str, Any] = {"question": self.questions[index]}
-        metrics = self.metrics[index]
-        if metrics is not None:
-            made |= {"answer": self.texts[index], **metrics.to_json()}
+        piece = self.pieces[index]
+        if piece is not None:
+            made |= {"answer": self.texts[index], **sources_json(piece), **piece.metrics.to_json()}
         if index in self.errors:
             made["error"] = self.errors[index]
         return made

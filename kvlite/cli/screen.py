@@ -3,12 +3,12 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from signal import SIGINT, SIGTERM
 from threading import Event, Timer
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -19,8 +19,12 @@ from kvlite.cli.word_wrap import WordWrap
 from kvlite.engine.callbacks import Callbacks
 
 if TYPE_CHECKING:
-    from kvlite.conversation.metrics import GenerationMetrics
+    from kvlite.conversation.metrics import GenerationMetrics, Piece
     from kvlite.conversation.session import Begin
+    from kvlite.conversation.sources import Source
+
+# Characters shown of the passage under an answer.
+QUOTED = 60
 
 
 def console(quiet: bool = False) -> Console:
@@ -75,10 +79,11 @@ def reading(screen: Console, title: str = "Reading") -> Iterator[tuple[ReadingBa
 
 
 def print_answer(
-    begin: "Begin", screen: Console, as_json: bool, *, account: bool = True
+    begin: "Begin", screen: Console, as_json: bool, *, account: bool = True, sources: bool = False
 ) -> "GenerationMetrics":
     """Print an answer as it comes; after text, a line on the screen says what it was made from,
-    unless `account` is False."""
+    unless `account` is False, and others which passages it came from: the best one, or if `sources`
+    all that are known."""
     pieces, wrap = [], WordWrap() if sys.stdout.isatty() else None
     with reading(screen) as (bar, callbacks):
         for piece in begin(callbacks):
@@ -89,12 +94,33 @@ def print_answer(
     metrics = pieces[-1].metrics
     if as_json:
         answer = "".join(piece.text for piece in pieces)
-        print_json({"answer": answer, **metrics.to_json()}, readable=True)
+        print_json(
+            {"answer": answer, **sources_json(pieces[-1]), **metrics.to_json()}, readable=True
+        )
         return metrics
     write(f"{'' if wrap is None else wrap.flush()}\n")
     if account:
-        screen.print(metrics.line(), style="dim")
+        print_account(pieces[-1], screen, sources=sources)
     return metrics
+
+
+def print_account(last: "Piece", screen: Console, *, sources: bool) -> None:
+    """Print what an answer was made from, by its last piece."""
+    screen.print(last.metrics.line(), style="dim")
+    for line in source_lines(last.sources, whole=sources):
+        screen.print(line, style="dim")
+
+
+def source_lines(sources: "Sequence[Source]", *, whole: bool) -> list[str]:
+    """The passages an answer came from as lines, or the beginning of the best one."""
+    if whole:
+        return [f"{number}. {each.line()}" for number, each in enumerate(sources, 1)]
+    return [f"From {each.line(QUOTED)}" for each in sources[:1]]
+
+
+def sources_json(last: "Piece") -> dict[str, Any]:
+    """The passages an answer about documents came from, by its last piece."""
+    return {"sources": [each.to_json() for each in last.sources]} if last.sources else {}
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from kvlite.cache.segment import bytes_held
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import held
 from kvlite.conversation.metrics import Piece
+from kvlite.conversation.sources import watched, with_sources
 from kvlite.conversation.turn import Turn
 from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
@@ -206,13 +207,17 @@ class AnswerBatch:
             own = source.branched()
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
         turn.note(talk.not_read(question.text))
+        own.cache.queries = watched(talk.model.shape) if talk.documents else {}
         own.read(turn, self.callbacks)
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
         source.plans[length] = plan = turn.run_stats.planned_phases
         planned = plan.get("read", 0)
         self.largest = max(self.largest, taken)
         self.reading = max(self.reading, planned - bytes_held(talk.model.tensors()) - taken)
-        pieces = own.answer(turn, ignore_eos=False, cancel=cancel)
+        said = [*talk.history.said, (question.text, len(own.token_ids))]
+        about = own, said, talk.documents, config.settings.system
+        answer = own.answer(turn, ignore_eos=False, cancel=cancel)
+        pieces = (with_sources(piece, *about) for piece in answer)
         begun = _Answer(question.index, source, turn, pieces)
         self.going.append(begun)
         return begun

@@ -15,6 +15,7 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message, Node
 from kvlite.conversation.metrics import Answer, Piece
+from kvlite.conversation.sources import watched, with_sources
 from kvlite.conversation.together import ask_each
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import checked
@@ -138,8 +139,7 @@ class Conversation:
         if ids:
             self.context.end_step(self.config)
             ids = [*self.context.pending_ids, *ids]
-            turn = self.history.next_turn(ids, self.config, answers=False)
-            self.history.read(turn, callbacks)
+            self.history.read(self.history.next_turn(ids, self.config, answers=False), callbacks)
 
     @alone
     def read_ahead(self, text: str, *, callbacks: Callbacks = NO_CALLBACKS) -> bool:
@@ -339,39 +339,40 @@ class Conversation:
         """Write it to a file that `Runner.open` goes on from; returns the bytes written. Of an
         answer that is still going on, what has come so far is saved. Args and errors are those of
         `snapshot.save`."""
-        target = path_of(path)
         require_callable(progress, "progress")
-        return snapshot.save(target, self, progress, most, light=light)
+        return snapshot.save(path_of(path), self, progress, most, light=light)
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
         turn = self.history.next_turn(self.message_ids(text, callbacks.cancel), chosen)
         turn.note(self.not_read(text))
+        self.cache.queries = watched(self.model.shape) if self.documents else {}
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
         self.history.prompt = self.context.checkpoint(chosen, answering=True)
         yield from self._answered(self.history.say(start, text), turn, callbacks.cancel)
 
     def _answered(self, node: Node, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
+        said, system = self.history.said, self.settings.system
         for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
             node.answer += piece.text
-            yield piece
+            yield with_sources(piece, self.context, said, self.documents, system)
 
     @property
     def _unread(self) -> list[int]:
         """The tokens of the last answer to read before a new message, without a stop token: the
         template closes the answer itself."""
-        if self.model.tokenizer.chat_template is None or self._branch.tip is None:
-            return self.context.pending_ids
-        return [token for token in self.context.pending_ids if token not in self.model.stop_ids]
+        pending, ends = self.context.pending_ids, self.model.stop_ids
+        templated = self.model.tokenizer.chat_template is not None and self._branch.tip is not None
+        return [token for token in pending if not templated or token not in ends]
 
     def _said(
         self, text: str, *, at: Checkpoint | None = None, cancel: Event | None = None
     ) -> list[int]:
         """The tokens of a user message, said at a checkpoint or (None) now."""
-        number, read = len(self._branch.nodes), len(self.token_ids)
-        ahead = self._branch.prefilled_ids
+        branch = self._branch
+        number, read, ahead = len(branch.nodes), len(self.token_ids), branch.prefilled_ids
         if at is not None:
             number, read, ahead = at.number, at.seen, at.prefilled_ids
         opening, first = not number, read == len(ahead)
@@ -386,8 +387,7 @@ class Conversation:
 
     def not_read(self, text: str) -> tuple[str, ...]:
         """Notes on the documents in a message that could not be read whole."""
-        lacking = (each for each in self.documents if each.note)
-        return tuple(each.note for each in lacking if all_of([each]) in text)
+        return tuple(each.note for each in self.documents if each.note and all_of([each]) in text)
 
     def message_ids(self, text: str, cancel: Event | None) -> list[int]:
         """The tokens to read if `text` is said now: what is pending of the last answer, and of the

@@ -171,6 +171,11 @@ class History:
         """The current one."""
         return self.branches[self.current]
 
+    @property
+    def said(self) -> list[tuple[str, int]]:
+        """The messages, and how many tokens were read up to the end of each."""
+        return [(node.text, node.prompt_end) for node in self.branch.nodes]
+
     def next_start(self, config: EngineConfig) -> Checkpoint:
         """Where a message said now begins."""
         if self.here is not None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvlite.cache.bits import UNCHANGED
 from kvlite.config.units import readable
+
+if TYPE_CHECKING:
+    from kvlite.conversation.sources import Source
 
 FinishReason = Literal["stop", "length", "interrupted", "memory"]
 
@@ -195,11 +198,13 @@ class GenerationMetrics:
 @dataclass(frozen=True)
 class Piece:
     """A token of an answer, the text that can no longer change, and the metrics so far. The last
-    piece has no token if memory ran out."""
+    piece has no token if memory ran out; if a conversation has documents, it has the passages that
+    the answer came from, at most three, the one that was looked at most first."""
 
     token_id: int | None
     text: str
     metrics: GenerationMetrics
+    sources: tuple["Source", ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.history import Branch
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
+from kvlite.conversation.sources import Source
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ContextError, SettingError
@@ -58,6 +59,7 @@ class Session:
         changed: what the user changed of them since.
         waiting: documents that the next message will be about.
         last: the metrics of the last answer.
+        sources: the passages that it came from.
         places: files that the conversation was saved in or loaded from.
     """
 
@@ -82,6 +84,7 @@ class Session:
         found by its documents."""
         self.talk = talk
         self.last: GenerationMetrics | None = None
+        self.sources: tuple[Source, ...] = ()
         self.places: set[Path] = set()
         told = {node.text for branch in talk.history.branches for node in branch.nodes}
         found = [message for said in told if (message := _about(talk.documents, said))]
@@ -228,7 +231,7 @@ class Session:
 
     def _heard(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
-            self.last = piece.metrics
+            self.last, self.sources = piece.metrics, piece.sources
             yield piece
 
     def undo(self, callbacks: Callbacks) -> None:

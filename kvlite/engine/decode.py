@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
+from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.oom_actions import cache_oom_actions
@@ -50,6 +51,7 @@ class LayerStep:
         recall: Recall | None = None,
         states: States | None = None,
         positions: Tensor | None = None,
+        queries: QueryLog | None = None,
     ) -> None:
         self.index = index
         self.layer = layer
@@ -58,6 +60,7 @@ class LayerStep:
         self.rotation = rotation
         self.sparse_mask = sparse_mask
         self.recall = recall
+        self.queries = queries
         self.positions = _on_device(position, layer.keys.device) if positions is None else positions
         self.done: set[tuple[str, tuple[int, ...]]] = set()
         self.asked: Window | None = None
@@ -67,6 +70,8 @@ class LayerStep:
         """Write the token into every head group, then attend over all of it."""
         if not self.done and not all(head_group.room for head_group in self.layer.head_groups):
             self._grow()
+        if self.queries is not None:
+            self.queries.write(self.positions, q, softmax)
         recall = self.recall
         if recall is not None:
             add = partial(recall.store.answer, self.index, k, v, self.position)
@@ -268,7 +273,7 @@ class Step:
         layer, policy = self.cache.layers[index], self.policies[index]
         if self.step is None:
             rotation, sparse_mask = self.rotations[index], self.sparse_masks[index]
-            states = self.cache.states.get(index)
+            states, queries = self.cache.states.get(index), self.cache.queries.get(index)
             self.step = LayerStep(
                 index,
                 layer,
@@ -279,6 +284,7 @@ class Step:
                 self.recall,
                 states,
                 self.positions,
+                queries,
             )
         self.step.layer, self.step.policy = layer, policy
         return self.step

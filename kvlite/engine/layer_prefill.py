@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.query_stats import QueryStatistics
@@ -107,6 +108,7 @@ class LayerPrefill:
         coming: Rotation | None = None,
         measures: bool = False,
         states: States | None = None,
+        log: QueryLog | None = None,
     ) -> None:
         """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
@@ -118,6 +120,7 @@ class LayerPrefill:
             coming: mean rotation of the positions to come, if queries there are to be expected.
             measures: whether `query_sq_sum` is asked for.
             states: before these tokens.
+            log: takes the queries, where somebody watches the layer.
         """
         method = policy.method
         self.layer = layer
@@ -138,6 +141,7 @@ class LayerPrefill:
         self.softmax = Softmax(1.0)  # until the first chunk
         self.states = states or {}
         self.carrier = StateCarrier(self.states)
+        self.log = log
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
         """Put the next chunk through a decoder layer, as `through` does, or leave everything as it
@@ -177,6 +181,8 @@ class LayerPrefill:
         causally; without `answers` the result means nothing."""
         self.kv_heads, self.softmax = k.shape[1], softmax
         self.found = self._found(q)
+        if self.log is not None:
+            self.log.write(self.positions[self.done : self.done + q.shape[2]], q, softmax)
         return over_head_groups(self.layer, q, k, v, softmax, self._over_head_group)
 
     def _found(self, q: Tensor) -> Found:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache.query_log import QueryLog
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
@@ -24,6 +25,7 @@ class LayerProgram:
         evicts: whether it is full, so that each token overwrites an entry.
         mask: what a token sees of it, if not everything.
         rotation: of the token.
+        log: takes the queries, where somebody watches the layer.
         writes: whether tokens are written; else they are only attended with.
     """
 
@@ -36,10 +38,12 @@ class LayerProgram:
         position: Tensor,
         seen: int,
         clock: RecallClock | None,
+        log: QueryLog | None = None,
     ) -> None:
         self.layer, self.policy, self.position = layer, policy, position
         self.mask, self.seen, self.writes = mask, seen, True
         self.rotation: Rotation | None = None
+        self.log = log
         groups, device = layer.head_groups, position.device
         self.heads = heads = [head for group in groups for head in group.heads]
         capacities = [group.residual_keys.shape[2] for group in groups for _ in group.heads]
@@ -88,6 +92,8 @@ class LayerProgram:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`, for one token of one sequence."""
+        if self.log is not None and self.writes:
+            self.log.write(self.position, q, softmax)
         queries = grouped(q, k.shape[1])[:, :, :, 0]
         scores, scale = None, softmax.scale
         if self.recall is not None:

@@ -73,8 +73,7 @@ class Prefill:
         if store is None or not store.begun:
             cache.require_whole()
         require_served(model, policies, cache.layers, cache.seen)
-        self.model = model
-        self.cache = cache
+        self.model, self.cache = model, cache
         self.store = store
         self.backend = backend
         if store is not None:
@@ -154,6 +153,7 @@ class Prefill:
             self.coming[index],
             measures=self.store is not None,
             states=self._before.get(index),
+            log=self.cache.queries.get(index),
         )
         if policy.method.decoding.cumulative and self.cache.reconstructed:
             layer.clear_rows()  # they hold what a reconstruction found, not sums

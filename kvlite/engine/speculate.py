@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.cache.query_log import QueryLog
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.memory.free import is_oom, release_memory
@@ -45,12 +46,15 @@ class LayerAhead:
         positions: of the tokens, `(L,)` int32.
     """
 
-    def __init__(self, layer: LayerCache, positions: Tensor) -> None:
+    def __init__(self, layer: LayerCache, positions: Tensor, log: QueryLog | None = None) -> None:
         self.layer = layer
+        self.log = log
         self.positions = positions
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Each token over all entries, those before it in the pass, and itself."""
+        if self.log is not None:
+            self.log.write(self.positions, q, softmax)
         return over_head_groups(self.layer, q, k, v, softmax, self._over)
 
     def _over(
@@ -86,7 +90,7 @@ class Ahead:
         hidden = model.embed(torch.tensor([token_ids], device=device))
         rotations = rotations_apart(model, start, count)
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            attender = LayerAhead(layer, positions)
+            attender = LayerAhead(layer, positions, cache.queries.get(index))
             hidden = model.layers[index](
                 hidden,
                 position_ids=positions[None],

@@ -96,7 +96,10 @@ class StepProgram:
         self.position = torch.full_like(self.token, cache.seen)
         self.clock = None if recall is None else RecallClock(recall, self.position)
         self.layers = [
-            LayerProgram(index, layer, policy, mask, self.position, cache.seen, self.clock)
+            LayerProgram(
+                *(index, layer, policy, mask, self.position, cache.seen, self.clock),
+                log=cache.queries.get(index),
+            )
             for index, (layer, policy, mask) in enumerate(
                 zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
             )

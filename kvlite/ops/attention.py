@@ -102,7 +102,7 @@ def attend_band(
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softmax: Softmax) -> Tensor:
     """Attention under a boolean mask `(L, N)`, True where entry j is visible to row i."""
     if softmax.softcap is not None or softmax.sinks is not None:
-        logits = _logits(q, k, softmax).masked_fill_(~mask, -torch.inf)
+        logits = scaled_logits(q, k, softmax).masked_fill_(~mask, -torch.inf)
         return _weigh(softmax.probabilities(logits), v, q)
     if q.device.type == "cuda":
         # With a mask, CUDA's fast kernels take only as many KV heads as query heads.
@@ -119,7 +119,7 @@ def attend_with_rows(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple
         output `(batch, heads, L, dim)` and the probabilities averaged over a KV head's queries,
         `(batch, kv heads, L, N)` float32.
     """
-    probabilities = softmax.probabilities(_logits(q, k, softmax))
+    probabilities = softmax.probabilities(scaled_logits(q, k, softmax))
     return _weigh(probabilities, v, q), probabilities.mean(2)
 
 
@@ -178,7 +178,7 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
         rows = slice(start, min(start + block, length))
         stop = entries - length + rows.stop
         first = stop - (rows.stop - rows.start)
-        logits = _logits(q[:, :, rows], k[:, :, :stop], softmax)
+        logits = scaled_logits(q[:, :, rows], k[:, :, :stop], softmax)
         own = columns[first:stop]
         logits[..., first:].masked_fill_(own > own[:, None], -torch.inf)
         weights = (logits - grouped(lse[:, :, rows, None], kv_heads)).exp_()
@@ -203,7 +203,7 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
     for start in range(0, length, block):
         rows = slice(start, start + block)
-        logits = _logits(q[:, :, rows], k, softmax)
+        logits = scaled_logits(q[:, :, rows], k, softmax)
         logits -= grouped(lse[:, :, rows, None], kv_heads)
         torch.maximum(peaks, logits.flatten(2, 3).amax(2), out=peaks)
     return peaks.exp_()
@@ -214,7 +214,7 @@ def grouped(q: Tensor, kv_heads: int) -> Tensor:
     return q.view(q.shape[0], kv_heads, -1, *q.shape[2:])
 
 
-def _logits(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
+def scaled_logits(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
     """Logits `(batch, kv heads, group, L, N)` float32, from float32 products: a product in
     float16 may overflow before it is scaled."""
     group = grouped(q, k.shape[1]).float() * softmax.scale
@@ -238,7 +238,7 @@ def _plain(
     for start in range(0, q.shape[2], ROW_BLOCK):
         rows = q[:, :, start : start + ROW_BLOCK]
         stop = start + rows.shape[2] if causal else k.shape[2]
-        logits = _logits(rows, k[:, :, :stop], softmax)
+        logits = scaled_logits(rows, k[:, :, :stop], softmax)
         if causal:
             index = torch.arange(start, stop, device=q.device)
             logits.masked_fill_(columns[:stop] > index[:, None], -torch.inf)

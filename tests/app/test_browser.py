@@ -129,7 +129,7 @@ def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
     answered(page, 1)
     page.locator(ACCOUNT).locator(".title").click()
     expect(page.locator("#answer")).to_contain_text("Answer to “What is a lamp?”")
-    expect(page.locator("#answer figure").first).to_be_in_viewport()
+    expect(page.locator("#answer li").first).to_be_in_viewport()
     page.get_by_role("button", name="Memory and settings").click()
     page.locator("#side:not(.open)").wait_for()
     page.locator(ACCOUNT).locator(".title").click()  # which folds it
@@ -365,6 +365,14 @@ def test_a_document_is_read_and_asked_about_twice(
     (answer,) = answered(page, 1)
     assert "Brandt" in answer
     expect(page.locator("#chat").get_by_text("About karsk.pdf")).to_be_visible()
+    page.get_by_role("tab", name="Answer").click()
+    first = page.locator("#answer .source").first
+    expect(first.locator("cite")).to_have_text("karsk.pdf, page 1")
+    expect(first.locator("mark")).not_to_be_visible()
+    first.locator("summary").press("Enter")
+    expect(first.locator("mark")).to_be_in_viewport()
+    expect(first.locator(".document")).to_contain_text("owns a grey donkey")
+    assert first.locator("mark").inner_text() in FACTS
     send(page, "In which year?")
     assert "1911" in answered(page, 2)[1]
 

@@ -1,6 +1,7 @@
 """Pictures: what is drawn is what was given, in cells, words and for whoever cannot see."""
 
 import re
+from html import escape
 from itertools import pairwise
 from random import Random
 from xml.etree import ElementTree
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 
 from kvlite.methods.rank import layer_groups
 from kvlite_app.engine.kept import KeptLayer, KeptMap
-from kvlite_app.engine.pages import PageShare
-from kvlite_app.views.pictures import draw_heads, draw_kept, draw_pages, told
+from kvlite_app.views.answer import answer_html
+from kvlite_app.views.pictures import draw_heads, draw_kept
 from kvlite_app.views.pictures.kept_map import MOST_RUNS
-from kvlite_app.views.pictures.svg import STEPS, STRENGTHS, WIDTH, percent, runs, short, shown
+from kvlite_app.views.pictures.svg import STEPS, STRENGTHS, WIDTH, percent, runs, shown
 from tests.conftest import make_tiny
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -149,92 +150,13 @@ def test_nothing_was_read() -> None:
     assert "Nothing was read yet." in texts(parsed(draw_kept(KeptMap(0, 0, (layer([]),)))))
 
 
-def page(number: int, held: float, back: float = 0, **other: object) -> PageShare:
-    given = {"place": 0, "document": "a.pdf", "label": f"page {number}", "tokens": 300}
-    return PageShare(**{**given, **other}, held=held, back=back)  # type: ignore[arg-type]
-
-
-def test_every_page_has_a_cell_and_says_what_it_is() -> None:
-    pages = [page(1, 0.2), page(2, 0.9, 0.3), page(3, 0), page(4, 0, tokens=0), page(5, 0.004)]
-    root = parsed(draw_pages(pages))
-    assert titles(root) == [
-        "page 1: 20% held; 300 tokens",
-        "page 2: 90% held, 30% came back while answering; 300 tokens",
-        "page 3: 0% held; 300 tokens",
-        "page 4: no text",
-        "page 5: under 1% held; 300 tokens",
-    ]
-    groups = [each for each in root.iter(f"{SVG}g") if _title(each)]
-    held = [[each for each in group if "held" in each.get("fill", "")] for group in groups]
-    assert [len(each) for each in held] == [1, 1, 0, 0, 1]
-    strengths = [float(each[0].get("fill-opacity", "1")) for each in held if each]
-    assert strengths[1] > strengths[0] > strengths[2] > 0.1
-    again = [each for each in groups[1] if "back" in each.get("fill", "")]
-    part = float(again[0].get("height", "0")) / float(held[1][0].get("height", "1"))
-    assert part == pytest.approx(0.3 / 0.6, abs=0.01)
-    framed = [group for group in groups if any(each.get("stroke") for each in group)]
-    assert [_title(each) for each in framed] == [titles(root)[1]]
-
-
-def test_the_pages_in_words_are_drawn_too() -> None:
-    pages = [page(n, 0.05) for n in range(1, 9)]
-    pages += [page(9, 0.5, 0.2), page(10, 0, document="b.pdf", place=1)]
-    said = told(pages)
-    assert said == (
-        "Held most: page 9 (50%) of a.pdf. Nothing is held of 1 page. "
-        "While answering came back: page 9 (20%) of a.pdf."
-    )
-    root = parsed(draw_pages(pages))
-    assert " ".join(texts(root)).startswith(said)
-    assert [each for each in texts(root) if each.endswith(".pdf")] == ["a.pdf", "b.pdf"]
-
-
-@pytest.mark.parametrize(
-    ("shares", "said"),
-    [
-        ([1.0, 1.0], "The answer was made from all pages, whole."),
-        ([0.3, 0.3], "All pages are held alike, 30% of each."),
-        ([0.8, 0.9], "No page stands out: 80% to 90% of each is held."),
-        ([0.0, 0.0], "Nothing is held of any page."),
-        ([0.0, 0.6, 0.0], "Held most: page 2 (60%). Nothing is held of page 1, page 3."),
-        ([0.999, 0.4], "Held most: page 1 (99%)."),
-        ([], "No pages were read."),
-    ],
-)
-def test_what_is_said_of_pages(shares: list[float], said: str) -> None:
-    pages = [page(number, share) for number, share in enumerate(shares, 1)]
-    assert told(pages) == said
-    assert said in " ".join(texts(parsed(draw_pages(pages))))
-
-
-@pytest.mark.parametrize("count", [1, 20, 21, 300, 1000])
-def test_many_pages_go_in_rows_within_the_picture(count: int) -> None:
-    svg = draw_pages([page(n, n / count, n / count / 2) for n in range(1, count + 1)])
-    root = parsed(svg)
-    width, height = (float(each) for each in root.get("viewBox", "").split()[2:])
-    places = set()
-    for group in root.iter(f"{SVG}g"):
-        rect = group.find(f"{SVG}rect")
-        assert rect is not None
-        x, y, w, h = (float(rect.get(each, "0")) for each in ("x", "y", "width", "height"))
-        assert 0 <= x <= width - w
-        assert 0 <= y <= height - h
-        places.add((x, y))
-    assert len(places) == count
-    assert len(svg) < 500 * count + 2000
-
-
 def test_a_hostile_name_is_text_and_nothing_else() -> None:
-    pages = [page(1, 0.9, 0.1, document=HOSTILE), page(2, 0.1, place=1)]
-    svg = draw_pages(pages, name=HOSTILE)
+    kept = KeptMap(9, 9, (layer([5]),))
+    svg = draw_kept(kept, name=HOSTILE)
     root = parsed(svg)
-    names = [each for each in texts(root) if each.startswith('"><script>')]
-    assert names
     assert not re.search("<script|<img|\u202e|\x00|\x1b|\ud800", svg)
     svg.encode()
     assert root[0].text == shown(HOSTILE)
-    kept = KeptMap(9, 9, (layer([5]),))
-    assert parsed(draw_kept(kept, name=HOSTILE))[0].text == shown(HOSTILE)
 
 
 def test_heads_are_stronger_the_higher_they_rank() -> None:
@@ -295,16 +217,18 @@ def test_runs_say_all_there_is(steps: list[int]) -> None:
     assert all(one[0] != other[0] for one, other in pairwise(made))
 
 
-@pytest.mark.long
-@given(st.text(max_size=40), st.integers(4, 30))
-def test_long_names_keep_beginning_and_end(text: str, most: int) -> None:
-    cut = short(text, most)
-    assert len(cut) == min(len(text), most)
-    if len(text) > most:
-        assert text.startswith(cut.partition("…")[0])
-        assert text.endswith(cut[len(cut) - most // 3 :])
-
-
 def test_shares_as_people_write_them() -> None:
     written = [percent(share) for share in (0, 1e-9, 0.0099, 0.01, 0.5, 0.9999, 1)]
     assert written == ["0%", "under 1%", "under 1%", "1%", "50%", "99%", "100%"]
+
+
+def test_quotations_are_text_with_the_document_around_them() -> None:
+    passage = {"document": HOSTILE, "where": "page 3", "text": HOSTILE, "passage": HOSTILE}
+    account = {"told": ["Read."], "sources": [{**passage, "before": "<b>", "after": HOSTILE}]}
+    shown_html = answer_html(account, None)
+    assert not re.search("<script|<img|<b>", shown_html)
+    assert shown_html.count("<mark>") == shown_html.count('<details class="source">') == 1
+    assert f"&lt;b&gt;<mark>{escape(HOSTILE)}</mark>" in shown_html
+    assert "Details" not in shown_html
+    kept = KeptMap(9, 9, (layer([5]),)).to_json()
+    assert "Details" in answer_html({"told": [], "kept": kept}, None)

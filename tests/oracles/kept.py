@@ -32,12 +32,3 @@ def binned(held: Sequence[set[int]], heads: int, seen: int, bins: int) -> list[i
         sizes[number] += heads
         counts[number] += sum(at in head for head in held)
     return [per_cent(count, size) for count, size in zip(counts, sizes, strict=True)]
-
-
-def shares(layers: Held, heads: Sequence[int], counted: Sequence[int], seen: int) -> list[float]:
-    """Of each position, the mean over the heads of the layers that count."""
-    return [
-        sum(at in head for number in counted for head in layers[number])
-        / sum(heads[number] for number in counted)
-        for at in range(seen)
-    ]

@@ -2,6 +2,5 @@
 
 from .heads import draw_heads
 from .kept_map import draw_kept
-from .page_strip import draw_pages, told
 
-__all__ = ["draw_heads", "draw_kept", "draw_pages", "told"]
+__all__ = ["draw_heads", "draw_kept"]

@@ -135,14 +135,6 @@ def percent(share: float) -> str:
     return f"{min(99, round(100 * share)) if share < 1 else 100}%"
 
 
-def short(text: str, most: int) -> str:
-    """Text of at most so many characters, with the middle left out."""
-    if len(text) <= most:
-        return text
-    end = most // 3
-    return f"{text[: most - end - 1]}…{text[-end:]}"
-
-
 def ceiling(share: float) -> float:
     """The next round share, for the end of a scale."""
     ends = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)

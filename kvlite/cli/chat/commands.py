@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlite.cli.chat import typed, views
+from kvlite.cli.screen import source_lines
 from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
 from kvlite.conversation import export
@@ -362,6 +363,19 @@ def _metrics(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         raise SettingError("nothing has been answered yet")
     for sentence in told(session.last):
         terminal.say(sentence)
+
+
+@_command("sources", "", "quotes the passages that the last answer came from")
+def _sources(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if session.last is None:
+        raise SettingError("nothing has been answered yet")
+    if not session.sources:
+        raise SettingError(
+            "no passages are known for the last answer: ask about a document that was read with "
+            "/read in this conversation"
+        )
+    for line in source_lines(session.sources, whole=True):
+        terminal.say(line)
 
 
 @_command("clear", "", "begins a new conversation")
