@@ -28,8 +28,17 @@ PROMPT, BUDGET, STEPS = 150, 48, 70
 # Tokens at which layers grow, so that a plain step takes them, are at most so many of `STEPS`.
 GROWS = 2
 
-
+METHODS = (
+    "full spans snapkv pyramidkv kvx kvx:recent=4 h2o h2o:norm=mean streaming "
+    "streaming:roll=false tova tova:per_head=true lminfinite keydiff "
+    "expectedattention snapkv:per_head=true uncomp random"
+)
 GREEDY = Settings(temperature=0)
+CONVERSATIONS: list[dict[str, Any]] = [
+    {"method": "h2o", "budget": "40", "recall": "off"},
+    {"method": "spans", "budget": "60", "recall": "ram", "recall_entries": 8},
+    {"method": "snapkv", "budget": "60", "recall": "off", "kv_bits": "4"},
+]
 
 
 @dataclass
@@ -156,34 +165,20 @@ def same_store(mine: Recall, plain: Recall) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize(
-    "method",
-    [
-        "full",
-        "spans",
-        "snapkv",
-        "pyramidkv",
-        "kvx",
-        "kvx:recent=4",
-        "h2o",
-        "h2o:norm=mean",
-        "streaming",
-        "streaming:roll=false",
-        "tova",
-        "tova:per_head=true",
-        "lminfinite",
-        "lminfinite:limit=false",
-        "keydiff",
-        "expectedattention",
-        "snapkv:per_head=true",
-        "uncomp",
-        "random",
-    ],
-)
+@pytest.mark.parametrize("method", METHODS.split())
 def test_replays_are_plain_steps(llama: Tiny, method: str) -> None:
     graphs = compare(llama, method)
     assert graphs.steps >= STEPS - GROWS
     assert graphs.reason == ""
+
+
+@pytest.fixture
+def unpadded() -> Tiny:
+    """A tiny Llama without a query of nothing, the padding's, which wants all entries alike."""
+    tiny = make_tiny("llama")
+    with torch.no_grad():
+        tiny.model.module.model.embed_tokens.weight[0] = 0.02
+    return tiny
 
 
 @pytest.fixture
@@ -207,11 +202,8 @@ def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ("uncomp", 60, 8),
     ],
 )
-def test_recall(plain_torch: None, method: str, budget: int, entries: int) -> None:
-    tiny = make_tiny("llama")
-    with torch.no_grad():  # a query of nothing, the padding's, wants all entries alike
-        tiny.model.module.model.embed_tokens.weight[0] = 0.02
-    graphs = compare(tiny, method, budget=budget, recall=entries)
+def test_recall(unpadded: Tiny, plain_torch: None, method: str, budget: int, entries: int) -> None:
+    graphs = compare(unpadded, method, budget=budget, recall=entries)
     assert graphs.steps >= STEPS - GROWS - 1
     assert graphs.reason == ""
 
@@ -231,7 +223,6 @@ def test_recall(plain_torch: None, method: str, budget: int, entries: int) -> No
         ("minicache", "16", 80),
         ("minicache", "4", 80),
         ("snapkv:per_head=true", "4", 40),
-        ("uncomp", "4", 80),
     ],
 )
 def test_quantized_entries(
@@ -363,18 +354,22 @@ def test_layers_that_were_moved_are_not_served(
 
 
 @pytest.mark.long
-def test_conversations_go_through_graphs(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", CONVERSATIONS, ids=str)
+def test_conversations_go_through_graphs(
+    unpadded: Tiny, plain_torch: None, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Turns, branches and answers drawn again are what they are without."""
 
     def talk() -> list[Any]:
-        runner = Runner(llama.model, Settings(method="h2o", budget="40", recall="off"))
+        runner = Runner(unpadded.model, Settings(**given))
         talking = runner.conversation(max_new_tokens=20, temperature=0.7, seed=3)
         said = [talking.generate(list(range(3, 120)), ignore_eos=True).token_ids]
         said.append(talking.generate(list(range(50, 60)), ignore_eos=True).token_ids)
         texts = [list(talking.stream("7 8 9")), list(talking.regenerate(seed=4))]
         talking.undo()
         texts.append(list(talking.stream("11 12")))
-        return [said, [[piece.token_id for piece in each] for each in texts], state(talking.cache)]
+        drawn, turn = [[piece.token_id for piece in each] for each in texts], talking.context.turn
+        return [said, drawn, state(talking.cache, turn and turn.recall)]
 
     plain, made = talk(), list[GraphDecoder]()
 
