@@ -120,6 +120,7 @@ def layer(dim: int = 128, width: int = 4096, *, gemma: bool = False) -> None:
     slots = torch.zeros(KV_HEADS, dtype=torch.int64, device=DEVICE)
     held = hidden.new_zeros(1, KV_HEADS, dim)
     into = held, held, torch.zeros(1, KV_HEADS, dtype=torch.int32, device=DEVICE)
+    write_token(k, k, into[2][0, :1], into)
     write_token(k, k, slots[:1], into, slots)
 
 
