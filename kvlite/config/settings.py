@@ -109,11 +109,10 @@ class Settings:
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
     weights: str = _option(
         "auto",
-        "data type of the weights; auto is bf16 on a GPU, on a CPU fp32, or int4 for a GGUF file "
-        "below 1 GiB whose layers are all Q4_0, Q4_1 or Q4_K, which loses nothing, and that of a "
-        "quantized checkpoint; int4 is for a CPU; "
-        "with int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
-        choices=("auto", "fp32", "bf16", "fp16", "int8", "int4", "nf4"),
+        "data type of the weights; auto is gguf for a GGUF file (Q4, Q5, Q6_K and Q8_0 stay as "
+        "they are, which loses nothing), that of a quantized checkpoint, else bf16 on a GPU and "
+        "fp32 on a CPU; with gguf, int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
+        choices=("auto", "fp32", "bf16", "fp16", "gguf", "int8", "int4", "nf4"),
     )
     vram: str = _option(
         "auto",

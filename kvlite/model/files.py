@@ -34,6 +34,8 @@ _DTYPES = {
     "BF16": "bfloat16",
     "U8": "uint8",
 }
+# Beside a config.json: where weights lie in a GGUF file (`model.gguf_index`).
+GGUF_INDEX = "gguf.json"
 # Of each file's bytes, for its fingerprint.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -120,8 +122,11 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         # `glob` finds nothing in a folder that it may not read, and says nothing.
-        for path in sorted(each for each in folder.iterdir() if each.match("*.safetensors")):
-            begin, stored = _read_header(path)
+        paths = sorted(each for each in folder.iterdir() if each.match("*.safetensors"))
+        files = [(path, *_read_header(path)) for path in paths]
+        if not files and (folder / GGUF_INDEX).is_file():
+            files = [_gguf(folder)]
+        for path, begin, stored in files:
             tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())
             digest.update(json.dumps(tensors).encode())
             last = max(0, path.stat().st_size - begin - _SAMPLE_BYTES)
@@ -140,6 +145,11 @@ def fingerprint(folder: Path) -> str:
             "permissions"
         ) from error
     return digest.hexdigest()[:16]
+
+
+def _gguf(folder: Path) -> tuple[Path, int, dict[str, Stored]]:
+    """The GGUF file that has a model's weights, as `_read_header`, without their names."""
+    return Path(json.loads((folder / GGUF_INDEX).read_bytes())["path"]), 0, {}
 
 
 def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:

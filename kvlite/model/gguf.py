@@ -17,8 +17,9 @@ from kvlite.config.paths import cache_folder
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, Stopped, reason, require_uncancelled
 from kvlite.model.architectures import ADMITTED
-from kvlite.model.files import stored_weights
+from kvlite.model.files import GGUF_INDEX, stored_weights
 from kvlite.model.gguf_header import read_header, require_magic
+from kvlite.model.gguf_index import gguf_alone, write_index
 from kvlite.model.shape import read_config, require_admitted
 
 _GGUF_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
@@ -40,10 +41,10 @@ def converted_folder(
 ) -> Path:
     """The safetensors folder of a GGUF file, made on first use (about 20 s for 135M weights).
 
-    Weights are written in float32; those of files above 1 GiB in bfloat16, which takes half. The
-    folder is named by the file's SHA-256, so a changed file is converted again. It is written to a
-    temporary folder and renamed, so it is whole or not there; a damaged one is made again. One
-    process converts at a time, others wait.
+    Weights are written in float32; those of files above 1 GiB, which are not `readable_folder`'s,
+    in bfloat16, which takes half. The folder is named by the file's SHA-256, so a changed file is
+    converted again. It is written to a temporary folder and renamed, so it is whole or not there;
+    a damaged one is made again. One process converts at a time, others wait.
 
     Args:
         notify: called with a sentence before a conversion, and before waiting for another.
@@ -58,6 +59,8 @@ def converted_folder(
     try:
         folder = _folder_of(gguf, cancel)
         if folder.is_dir() and flaw(folder) is None:
+            with suppress(OSError):
+                write_index(folder, gguf)
             return folder
         header = read_header(gguf)
     except OSError as error:
@@ -75,26 +78,52 @@ def converted_folder(
     return folder
 
 
-def config_folder_of(gguf: Path, cancel: Event | None = None) -> Path:
-    """A folder with nothing but the config.json that a GGUF file's header describes: enough for a
-    plan, in seconds however large the file is. Raises as `converted_folder`."""
+def is_large(gguf: Path) -> bool:
+    """Whether a file's weights are better read where they are than converted to float32."""
+    return gguf.stat().st_size >= FLOAT32_LIMIT
+
+
+def readable_folder(gguf: Path, cancel: Event | None = None) -> Path | None:
+    """A folder with a GGUF file's config.json, tokenizer and index, from which its weights are read
+    where they are; None if they cannot be. Raises as `converted_folder`."""
+    folder = described_folder(gguf, cancel)
+    if gguf_alone(folder) is None:
+        return None
+    if not (folder / "tokenizer_config.json").is_file():
+        _in_child(_write_tokenizer, gguf, folder, cancel)
+    return folder
+
+
+def described_folder(gguf: Path, cancel: Event | None = None) -> Path:
+    """A folder with the config.json that a GGUF file's header describes, and the index of its
+    weights: enough for a plan, in seconds however large the file is. Raises as `converted_folder`.
+    """
     about = gguf.stat()
     folder = cache_folder() / "configs" / f"{gguf.stem}-{about.st_size}-{about.st_mtime_ns}"
-    if (folder / "config.json").is_file():
-        return folder
-    header = read_header(gguf)
-    require_admitted(hugging_face_name(header.architecture), str(gguf))
-    header.require_sizes()
+    if not (folder / "config.json").is_file():
+        header = read_header(gguf)
+        require_admitted(hugging_face_name(header.architecture), str(gguf))
+        header.require_sizes()
+        _in_child(_write_config, gguf, folder, cancel)
+    try:
+        write_index(folder, gguf)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    return folder
+
+
+def _in_child(
+    work: Callable[[Path, Path], None], gguf: Path, folder: Path, cancel: Event | None
+) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        run_in_child(_write_config, gguf, folder, cancel=cancel)
+        run_in_child(work, gguf, folder, cancel=cancel)
     except KvliteError:
         raise
     except OSError as error:
         raise _unusable(folder, error) from error
     except Exception as error:  # libraries fail in many ways over a stranger's file
         raise ModelError(f"{gguf} does not describe a model: {reason(error)}") from error
-    return folder
 
 
 def _write_config(gguf: Path, folder: Path) -> None:
@@ -107,6 +136,20 @@ def _write_config(gguf: Path, folder: Path) -> None:
     config: Any = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, **PLACE)
     with replaced(folder / "config.json") as file:
         file.write(config.to_json_string().encode())
+
+
+def _write_tokenizer(gguf: Path, folder: Path) -> None:
+    """Runs in a child process."""
+    from transformers import AutoTokenizer
+
+    from kvlite.model.load import PLACE
+
+    made: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **PLACE)
+    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=folder) as partial:
+        made.save_pretrained(partial)
+        # The one that says that all are there comes last.
+        for file in sorted(Path(partial).iterdir(), key=lambda file: "config" in file.name):
+            file.replace(folder / file.name)
 
 
 def hugging_face_name(architecture: str) -> str:
@@ -189,7 +232,7 @@ def _convert_into(
         shutil.rmtree(folder)
     else:
         say(f"Converting {gguf.name} to safetensors, once, into {folder.parent}")
-    small = gguf.stat().st_size < FLOAT32_LIMIT
+    small = not is_large(gguf)
     _require_room(gguf, numbers * (4 if small else 2) + _BESIDE, folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder.parent))
     try:
@@ -208,6 +251,8 @@ def _convert_into(
             if isinstance(error, OSError) and error.errno is not None:  # the system's own
                 raise
             raise ModelError(f"{gguf} cannot be converted: {reason(error)}") from error
+        with suppress(OSError):
+            write_index(partial, gguf)
         _record(partial)
         try:
             partial.rename(folder)
@@ -256,7 +301,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     from kvlite.model.load import PLACE, require_whole
     from kvlite.model.making import making_modules
 
-    small = gguf.stat().st_size < FLOAT32_LIMIT
+    small = not is_large(gguf)
     place: dict[str, Any] = {"gguf_file": gguf.name, **PLACE}
     with making_modules():
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
@@ -280,7 +325,8 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 def _record(folder: Path) -> None:
     """Write sizes and digests of a conversion's files beside them."""
-    marks = {file.name: _mark(file) for file in sorted(folder.iterdir())}
+    files = (file for file in sorted(folder.iterdir()) if file.name != GGUF_INDEX)
+    marks = {file.name: _mark(file) for file in files}
     (folder / RECORD).write_text(json.dumps(marks, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,13 +7,14 @@ models, and lists are skipped, so that a hostile header costs neither time nor m
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 from kvlite.errors import ModelError
 from kvlite.model.config_limits import MOST
+from kvlite.model.files import Stored
 
 VERSIONS = (2, 3)
 # The largest vocabularies have a quarter of a million tokens, with name, score, kind and merge.
@@ -47,13 +48,20 @@ class Header:
     Attributes:
         architecture: GGUF's name for it.
         fields: the metadata; of a list only its length, as a tuple of one.
-        numbers: how many weights there are.
+        tensors: by GGUF's names; their kinds are ggml's, such as Q4_K.
+        order: of bytes, "<" or ">".
     """
 
     path: Path
     architecture: str
     fields: dict[str, Any]
-    numbers: int
+    tensors: dict[str, Stored]
+    order: str
+
+    @property
+    def numbers(self) -> int:
+        """How many weights there are."""
+        return sum(tensor.count for tensor in self.tensors.values())
 
     def require_sizes(self) -> None:
         """Raises ModelError unless sizes are plausible and the file has as many weights as they
@@ -141,25 +149,24 @@ class _Reading:
             )
         if not tensors:
             raise _Damaged("no tensors")
-        numbers = self._weights(tensors, about.get("general.alignment", 32))
+        found = self._weights(tensors, about.get("general.alignment", 32))
         architecture = about.get("general.architecture")
         if not isinstance(architecture, str):
             raise _Damaged("general.architecture is no text")
-        return Header(self.path, architecture, about, numbers)
+        return Header(self.path, architecture, about, found, self.order)
 
-    def _weights(self, count: int, alignment: Any) -> int:
-        """How many numbers all tensors have; checks that each tensor lies within the file."""
+    def _weights(self, count: int, alignment: Any) -> dict[str, Stored]:
+        """Where tensors lie; checks that each lies within the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        kinds = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}
+        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise _Damaged(f"general.alignment is {alignment!r}")
-        names, ends, numbers = set[str](), [0], 0
+        found: dict[str, Stored] = {}
         for _ in range(count):
             name = self._text()
-            if name in names:
+            if name in found:
                 raise _Damaged(f"{name!r} is there twice")
-            names.add(name)
             (dimensions,) = self._numbers("I")
             if not 0 < dimensions <= _MOST_DIMENSIONS:
                 raise _Damaged(f"{name!r} has {dimensions:,} dimensions")
@@ -167,15 +174,19 @@ class _Reading:
             kind, begin = self._numbers("IQ")
             if kind not in kinds:
                 raise _Damaged(f"{name!r} is of type {kind}")
-            block, nbytes = kinds[kind]
+            called, block, nbytes = kinds[kind]
             if not prod(sizes) or sizes[0] % block or begin % alignment:
                 raise _Damaged(f"{name!r} has sizes {sizes} at {begin}")
-            ends.append(begin + prod(sizes) // block * nbytes)
-            numbers += prod(sizes)
-        begin = -(-self.file.tell() // alignment) * alignment
-        if begin + max(ends) > self.size:
-            raise _Damaged(f"{begin + max(ends):,} bytes were written, {self.size:,} are here")
-        return numbers
+            end = begin + prod(sizes) // block * nbytes
+            found[name] = Stored(self.path, called, sizes[::-1], begin, end)
+        data = -(-self.file.tell() // alignment) * alignment
+        last = data + max(tensor.end for tensor in found.values())
+        if last > self.size:
+            raise _Damaged(f"{last:,} bytes were written, {self.size:,} are here")
+        return {
+            name: replace(each, begin=data + each.begin, end=data + each.end)
+            for name, each in found.items()
+        }
 
     def _value(self, kind: int) -> Any:
         """A field's value; of an array only its length, as a tuple of one."""

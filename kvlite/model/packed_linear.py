@@ -1,4 +1,4 @@
-"""Layers with 4- and 8-bit weights for a CPU, in groups of 32 along the inputs.
+"""Layers whose weights stay in the blocks of a GGUF file (`ops.blocks`).
 
 A few tokens multiply the packed weights; many tokens multiply weights that are unpacked for them,
 which costs little beside the product.
@@ -9,74 +9,92 @@ from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-GROUP = 32
+from kvlite.ops.blocks import BlockFormat
+
 # Up to this many rows, the packed product is faster than unpacking.
 FEW_ROWS = 8
-# Weights that are unpacked at once, for products that are large enough to be fast.
+# Weights that a CPU unpacks at once, for products that are large enough to be fast.
 UNPACKED = 1 << 20
 
 
 class PackedWeights(nn.Module):
-    """A matrix of packed weights; a weight is `code * scale + offset`.
+    """A matrix of packed weights.
 
     Attributes:
-        bits: 4 or 8.
-        codes: `(inputs * bits / 8, outputs)` uint8, as `ops.numba_linear` lays them out.
-        scales, offsets: `(inputs / 32, outputs)` float32.
+        blocks: uint8; `(outputs, bytes of one)` as in a file or, for a CPU, the other way round,
+            with codes of Q8_0 from 0 on.
+        dtype: what weights are unpacked to, and the type of products.
     """
 
-    codes: Tensor
-    scales: Tensor
-    offsets: Tensor
-
-    def __init__(self, codes: Tensor, scales: Tensor, offsets: Tensor, bits: int) -> None:
-        """Take what `quantize` gives."""
+    def __init__(self, blocks: Tensor, form: BlockFormat, dtype: torch.dtype) -> None:
+        """Take blocks as a file has them."""
         super().__init__()
-        self.bits = bits
-        self.out_features, self.in_features = codes.shape
-        codes = codes.t().contiguous()
-        if bits == 4:
-            first, second = codes.view(-1, 2, GROUP // 2, self.out_features).unbind(1)
-            codes = (first | second << 4).flatten(0, 1)
-        self.register_buffer("codes", codes)
-        self.register_buffer("scales", scales.t().contiguous())
-        self.register_buffer("offsets", offsets.t().contiguous())
+        self.form, self.dtype = form, dtype
+        self.out_features = len(blocks)
+        self.in_features = blocks.shape[1] // form.nbytes * form.inputs
+        # As elsewhere, float32 is planned as on a CPU.
+        self.on_cpu = blocks.is_cpu or (blocks.is_meta and dtype == torch.float32)
+        if self.on_cpu:
+            blocks = blocks.t().clone(memory_format=torch.contiguous_format)
+            if form.name == "Q8_0":
+                blocks.view(-1, form.nbytes, self.out_features)[:, 2:] ^= 128
+        self.blocks = nn.Parameter(blocks, requires_grad=False)
 
     def product(self, rows: Tensor) -> Tensor:
-        """`rows @ weight.T`, `(n, outputs)` float32, of `(n, inputs)` float32."""
-        if len(rows) <= FEW_ROWS and not rows.is_meta:
-            return torch.from_numpy(self.multiply(rows.contiguous().numpy()))
+        """`rows @ weight.T`, `(n, outputs)`, of `(n, inputs)`."""
+        if len(rows) <= FEW_ROWS:
+            return self._few(rows)
+        if not self.on_cpu:
+            return F.linear(rows, self._unpacked_rows(self.blocks))
         out = rows.new_empty(len(rows), self.out_features)
-        if len(rows) > FEW_ROWS:
-            step = max(64, UNPACKED // self.in_features)
-            for first in range(0, self.out_features, step):
-                last = min(first + step, self.out_features)
-                torch.mm(rows, self.unpacked(first, last), out=out[:, first:last])
+        step = max(64, UNPACKED // self.in_features)
+        for first in range(0, self.out_features, step):
+            last = min(first + step, self.out_features)
+            torch.mm(rows, self._unpacked(self.blocks, first, last), out=out[:, first:last])
         return out
 
-    def unpacked(self, first: int, last: int) -> Tensor:
-        """The weights of outputs from `first` to before `last`, transposed: `(inputs, last -
-        first)` float32."""
-        if self.codes.is_meta:
-            return self.scales.new_empty(self.in_features, last - first)
-        from kvlite.ops.numba_linear import unpack
+    def of_outputs(self, ids: Tensor) -> Tensor:
+        """The weights of some outputs `(n,)`, `(n, inputs)`."""
+        if not self.on_cpu:
+            return self._unpacked_rows(self.blocks[ids])
+        return self._unpacked(self.blocks[:, ids], 0, len(ids)).t().contiguous()
 
-        return unpack(self.codes, self.scales, self.offsets, self.bits, first, last)
+    def _few(self, rows: Tensor) -> Tensor:
+        if rows.is_meta:
+            return rows.new_empty(len(rows), self.out_features)
+        if self.on_cpu:
+            return torch.from_numpy(self.multiply(rows.contiguous().numpy()))
+        from kvlite.ops.triton_linear import multiply
+
+        return multiply(rows, self.blocks, self.form)
 
     @cached_property
     def multiply(self) -> Callable[[np.ndarray], np.ndarray]:
-        """As `product`, of arrays of a few contiguous rows."""
+        """As `product`, of arrays of a few contiguous rows, on a CPU."""
         from kvlite.ops.numba_linear import multiplier
 
-        return multiplier(self.codes, self.scales, self.offsets, self.bits)
+        return multiplier(self.blocks, self.form)
 
-    def columns(self, ids: Tensor) -> Tensor:
-        """The weights of some outputs, `(n, inputs)` float32, of 8 bits."""
-        scales, offsets = (each[:, ids].t()[:, :, None] for each in (self.scales, self.offsets))
-        codes = self.codes[:, ids].t().float().view(len(ids), -1, GROUP)
-        return codes.mul_(scales).add_(offsets).flatten(1)
+    def _unpacked(self, blocks: Tensor, first: int, last: int) -> Tensor:
+        """The weights of outputs from `first` to before `last`, `(inputs, last - first)`."""
+        out = torch.empty(self.in_features, last - first, dtype=self.dtype, device=blocks.device)
+        if not blocks.is_meta:
+            from kvlite.ops.numba_linear import unpack
+
+            unpack(blocks, self.form, first, last, out)
+        return out
+
+    def _unpacked_rows(self, blocks: Tensor) -> Tensor:
+        """All weights of blocks as a file has them, `(outputs, inputs)`."""
+        out = torch.empty(len(blocks), self.in_features, dtype=self.dtype, device=blocks.device)
+        if not blocks.is_meta:
+            from kvlite.ops.triton_linear import unpack
+
+            unpack(blocks, self.form, out)
+        return out
 
 
 class PackedLinear(nn.Module):
@@ -87,19 +105,27 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = weight, bias
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input @ weight.T + bias`, float32 like the input."""
+        """`input @ weight.T + bias`, of the input's dtype."""
         out = self.weight.product(input.reshape(-1, self.weight.in_features))
         out = out.view(*input.shape[:-1], self.weight.out_features)
         return out if self.bias is None else out + self.bias
 
 
 class PackedEmbedding(nn.Module):
-    """An embedding of packed weights that takes the place of a plain one."""
+    """An embedding of packed weights that takes the place of a plain one.
 
-    def __init__(self, weight: PackedWeights) -> None:
+    Attributes:
+        multiplier: what embeddings are multiplied by, if the model does that (gemma).
+    """
+
+    def __init__(self, weight: PackedWeights, multiplier: Tensor | None = None) -> None:
         super().__init__()
         self.weight = weight
+        self.register_buffer("multiplier", multiplier, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embeddings `(..., inputs)` of ids `(...)`."""
-        return self.weight.columns(ids.flatten()).view(*ids.shape, self.weight.in_features)
+        found = self.weight.of_outputs(ids.flatten())
+        if isinstance(self.multiplier, Tensor):
+            found = found * self.multiplier.to(found.dtype)
+        return found.view(*ids.shape, self.weight.in_features)

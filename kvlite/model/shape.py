@@ -1,7 +1,7 @@
 """A model's shape: everything that memory depends on, from its config alone."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, prod
@@ -50,17 +50,17 @@ class Parts:
 
         int8 has a float32 scale per row. nf4 has 4 bits per number and an 8-bit scale for every 64;
         of these, a float32 scale for every 256, their float32 mean, and two tables of 16 and 256
-        float32 ("QLoRA", section 3, as bitsandbytes lays it out). Packed weights have 4 bits per
-        number, an embedding 8, and a float32 scale and offset for every 32 inputs; matrices whose
-        inputs are no multiple of 32 are not packed. Experts are quantized each by itself, and
-        those of one projection share a table.
+        float32 ("QLoRA", section 3, as bitsandbytes lays it out). int4 has 4 bits per number, and
+        a float16 scale and offset for every 32 inputs; matrices whose inputs are no multiple of 32
+        are not packed. Experts are quantized each by itself, and those of one projection share a
+        table.
         In MXFP4 32 numbers of 4 bits share a byte.
         """
         if self.experts and weights.name in ("int8", "nf4", "mxfp4"):
             return self.count * self._expert_bytes(weights)
         numbers = prod(self.size)
-        if bits := self._packed_bits(weights):
-            return self.count * (numbers * bits // 8 + 8 * numbers // 32)
+        if weights.name == "int4" and self.linear and not self.size[-1] % 32:
+            return self.count * numbers * 20 // 32
         if not self.linear or weights.name not in ("int8", "nf4"):
             itemsize = 4 if self.upcast and weights.is_half else weights.dtype.itemsize
             return self.count * numbers * itemsize
@@ -84,14 +84,6 @@ class Parts:
             return experts * (numbers + 4 * rows)
         scales = ceil(numbers / 64)
         return experts * (ceil(numbers / 2) + scales + 4 * (ceil(scales / 256) + 1)) + 4 * 256
-
-    def _packed_bits(self, weights: "Weights") -> int:
-        """Bits of these weights where they are packed, else 0."""
-        if not weights.packs or self.size[-1] % 32:
-            return 0
-        if self.linear:
-            return 4
-        return 8 if self.group == "embedding" and weights.packed_embedding else 0
 
 
 GROUPS = ("embedding", "attention", "recurrent", "mlp", "norms", "head")
@@ -153,6 +145,8 @@ class ModelShape:
         and, on a CPU that multiplies bfloat16, a byte more for each of nf4's scales, which become
         bfloat16 at the first token.
         """
+        if weights.index is not None:
+            return weights.index.weight_bytes(weights.dtype.itemsize)
         return self._by_group(lambda part: part.nbytes(weights))
 
     def _by_group(self, of: Callable[[Parts], int]) -> dict[str, int]:
@@ -318,7 +312,7 @@ def _parts(model: Any, layer_kinds: list[str]) -> tuple[Parts, ...]:
     upcast = model._keep_in_fp32_modules  # by transformers, where a model is loaded as float16
     kinds = Counter(
         (
-            _group(name, layer_kinds),
+            group_of(name, layer_kinds),
             tuple(weight.shape),
             name in linears,
             any(each in name for each in upcast),
@@ -334,7 +328,12 @@ _RECURRENT = ("linear_attn", "conv", "mamba")
 _MIXERS = {"full_attention": "attention", "linear_attention": "recurrent"}
 
 
-def _group(name: str, layer_kinds: list[str]) -> str:
+def group_of(name: str, layer_kinds: Sequence[str] = ()) -> str:
+    """The group, of `GROUPS`, of a parameter by transformers' name.
+
+    Args:
+        layer_kinds: of layers that are of one part alone.
+    """
     if "norm" in name:
         return "norms"
     if "embed" in name:

@@ -8,10 +8,11 @@ from threading import Event
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
 from kvlite.model.gguf import (
-    FLOAT32_LIMIT,
     already_converted,
-    config_folder_of,
     converted_folder,
+    described_folder,
+    is_large,
+    readable_folder,
     sweep,
 )
 from kvlite.model.hub import fetched
@@ -44,6 +45,8 @@ def find_model(
     if model == EMBEDDED_MODEL:
         return converted_folder(_embedded_gguf(), notify, cancel)
     if path.is_file():
+        if is_large(path) and (folder := readable_folder(path, cancel)):
+            return folder
         return converted_folder(path, notify, cancel)
     return path if path.is_dir() else require_weights(fetched(model, notify, cancel), model)
 
@@ -81,8 +84,8 @@ def find_config(
     if folder is not None:
         return folder
     file = _expanded(model)
-    if file.is_file() and file.stat().st_size >= FLOAT32_LIMIT:
-        return config_folder_of(file, cancel)  # its conversion takes minutes
+    if file.is_file() and is_large(file):
+        return described_folder(file, cancel)  # its conversion takes minutes
     if not is_repo(model) or file.is_file():
         return find_model(model, notify, cancel)
     return _admitted(fetched(model, notify, cancel, only="config.json"), model)

@@ -6,7 +6,7 @@ Sources: "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale" (se
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kvlite.errors import SettingError
 from kvlite.model.architectures import has_experts
-from kvlite.model.packing import stored_packed
+from kvlite.model.gguf_index import GGUFIndex, read_index
 from kvlite.model.shape import read_config
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,24 +32,22 @@ class Weights:
     """The type that weights are loaded as.
 
     Attributes:
-        name: fp32, bf16, fp16, int8, int4, nf4, or a checkpoint's own quantization, such as gptq.
+        name: fp32, bf16, fp16, int8, int4, nf4, gguf, or a checkpoint's own quantization, such as
+            gptq.
         dtype: of activations, of the cache, and of weights that are not quantized.
         stored: the checkpoint is quantized already.
-        lossless: int4 has the weights as they are stored: they lie on grids of 4 bits.
-        packed_embedding: with int4 the embedding, which is the head too, is kept in 8 bits, for it
-            is stored in no more.
+        index: with gguf, the file, which has the weights as they stay.
     """
 
     name: str
     dtype: torch.dtype
     stored: bool = False
-    lossless: bool = False
-    packed_embedding: bool = False
+    index: GGUFIndex | None = field(default=None, repr=False)
 
     @property
     def packs(self) -> bool:
         """Whether layers are those of `model.packed_linear`."""
-        return self.name == "int4"
+        return self.name in ("int4", "gguf")
 
     @property
     def is_half(self) -> bool:
@@ -66,7 +64,8 @@ class Weights:
     def numbers(self) -> str:
         """The type whose numbers these are: what another model's keys and values must come from to
         be gone on with."""
-        return "fp32" if self.lossless else self.name
+        exact = self.index is not None and self.dtype == torch.float32
+        return "fp32" if exact else self.name
 
     @property
     def config(self) -> Any:
@@ -89,9 +88,9 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     """What `--weights` means on this device for the model in `folder`, from its config and, on a
     CPU, samples of its weights.
 
-    `auto` is bfloat16 on a GPU (float16 if it has none) and float32 on a CPU; with quantized
-    weights, activations have this type. Where a CPU can keep weights packed as they are stored,
-    `auto` does; without the files, it does not know.
+    `auto` is gguf for a GGUF file with packed weights, which stay as they are, else bfloat16 on a
+    GPU (float16 if it has none) and float32 on a CPU. With quantized weights, activations have this
+    type.
 
     Raises:
         SettingError: the model cannot be loaded like that.
@@ -109,40 +108,37 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
         return Weights(name, _natural_dtype(device), stored=True)
     if setting in PLAIN:
         return Weights(setting, PLAIN[setting])
-    if setting == "auto":
-        if device.type == "cpu" and _can_pack() and (packed := _packed(folder, config)).lossless:
-            return packed
-        dtype = _natural_dtype(device)
-        return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
-    if setting == "int4":
-        if has_experts(config["model_type"]):
+    dtype, kernels = _natural_dtype(device), "numba" if device.type == "cpu" else "triton"
+    if setting in ("auto", "gguf"):
+        index = read_index(folder)
+        if index is not None and index.packs and find_spec(kernels) is not None:
+            return Weights("gguf", dtype, index=index)
+        if setting == "auto":
+            return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
+        if index is None or not index.packs:
             raise SettingError(
-                f"--weights int4 would leave the experts of {folder} as they are, which is nearly "
-                f"all of a {config['model_type']!r} model: use nf4"
+                f"--weights gguf keeps weights as a GGUF file has them, and {folder} comes from "
+                "none that can be multiplied so: leave --weights out"
             )
-        if device.type != "cpu":
-            raise SettingError(f"--weights int4 is for a CPU, not {device}: use nf4")
-        if not _can_pack():
+    if setting == "int4" and has_experts(config["model_type"]):
+        raise SettingError(
+            f"--weights int4 would leave the experts of {folder} as they are, which is nearly "
+            f"all of a {config['model_type']!r} model: use nf4"
+        )
+    if setting in ("int4", "gguf"):
+        if find_spec(kernels) is None:
+            needed = "'numba>=0.66,<0.70'" if kernels == "numba" else "triton"
             raise SettingError(
-                "--weights int4 needs numba, which is not installed: run `pip install "
-                "'numba>=0.66,<0.70'`, or use fp32"
+                f"--weights {setting} needs {kernels}, which is not installed: run `pip install "
+                f"{needed}`, or use {'fp32' if kernels == 'numba' else 'bf16'}"
             )
-        return _packed(folder, config)
+        return Weights(setting, dtype)
     if find_spec("bitsandbytes") is None:
         raise SettingError(
             f"--weights {setting} needs bitsandbytes, which is not installed: run "
             "`pip install 'bitsandbytes>=0.50,<0.51'`, or use bf16"
         )
-    return Weights(setting, _natural_dtype(device))
-
-
-def _can_pack() -> bool:
-    return find_spec("numba") is not None
-
-
-def _packed(folder: Path, config: dict[str, Any]) -> Weights:
-    lossless, packed_embedding = stored_packed(folder, config)
-    return Weights("int4", torch.float32, False, lossless, packed_embedding)
+    return Weights(setting, dtype)
 
 
 def stored_name(stored: Any) -> str:

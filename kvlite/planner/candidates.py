@@ -13,6 +13,7 @@ from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget, card, device_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.calibration import find_calibration
+from kvlite.model.gguf_index import read_index
 from kvlite.model.load import PLACE, choose_device
 from kvlite.model.shape import described, read_config
 from kvlite.model.source import find_config
@@ -110,7 +111,7 @@ def load_options_here(
     """
     first = choose_weights(settings.weights, device, folder)
     found = [first]
-    if settings.weights == "auto" and first.packs:
+    if settings.weights == "auto" and first.packs and device.type == "cpu":
         found.append(choose_weights("fp32", device, folder))  # which can be read layer by layer
     shrinks = find_spec("bitsandbytes") is not None
     if settings.weights == "auto" and not first.stored and device.type == "cuda" and shrinks:
@@ -157,8 +158,9 @@ def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
         return [Weights(stored_name(stored), half, stored=True)]
     if settings.weights in PLAIN:
         return [Weights(settings.weights, PLAIN[settings.weights])]
-    if settings.weights == "int4":
-        raise SettingError("--weights int4 is for a CPU, not a card: use nf4")
-    if settings.weights != "auto":
-        return [Weights(settings.weights, half)]
-    return [Weights("bf16", half), Weights("nf4", half), Weights("int8", half)]
+    index = read_index(folder) if settings.weights in ("auto", "gguf") else None
+    packed = [] if index is None or not index.packs else [Weights("gguf", half, index=index)]
+    if settings.weights == "auto":
+        plain = [] if packed else [Weights("bf16", half)]
+        return [*packed, *plain, Weights("nf4", half), Weights("int8", half)]
+    return packed or [Weights(settings.weights, half)]

@@ -44,7 +44,7 @@ class Forecaster:
 
     def kind(self, weights: Weights) -> Any:
         """The same for weights that take as much beside them."""
-        packed = weights.keeps_experts_packed(self.shape.model_type)
+        packed = weights.packs or weights.keeps_experts_packed(self.shape.model_type)
         return weights.dtype, weights.name if packed else ""
 
     def first_turn(

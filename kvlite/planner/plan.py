@@ -308,8 +308,10 @@ class Planner:
         if weights.keeps_experts_packed(self.shape.model_type):
             read = weights if weights.stored else replace(weights, name="bf16")  # of its dtype
             return self._largest_layer(read)
-        if self.room.kind != "cpu" and weights.name in PLAIN:
+        if self.room.kind != "cpu" and (weights.name in PLAIN or weights.index is not None):
             return 0
+        if weights.index is not None:
+            return weights.index.largest
         largest = max(part.numbers() // part.count for part in self.shape.parts)
         return largest * weights.dtype.itemsize
 

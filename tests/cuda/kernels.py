@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from torch import Tensor
 
 from kvlite.cache.quantized import packed_codes, unpacked_codes
@@ -157,6 +159,19 @@ def write(given: Arguments) -> None:
         into[:, heads] = row.to(into.dtype)
 
 
+def multiply_packed(given: Arguments) -> None:
+    assert given.grid[1] == len(given.rows) and given.outputs == len(given.blocks)
+    given.out.copy_(given.rows.float() @ _unpacked(given).T)
+
+
+def unpack(given: Arguments) -> None:
+    given.out.copy_(_unpacked(given))
+
+
+def _unpacked(given: Arguments) -> Tensor:
+    return torch.from_numpy(dequantize(given.blocks.numpy(), GGMLQuantizationType(given.KIND)))
+
+
 TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_decode._attend_split": attend_split,
     "triton_decode.merge_splits": merge_splits,
@@ -171,6 +186,8 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_layer_ops._turn": turn,
     "triton_layer_ops._gate": gate,
     "triton_write._write": write,
+    "triton_linear._multiply": multiply_packed,
+    "triton_linear._unpack": unpack,
 }
 
 

@@ -4,6 +4,7 @@ it compiles, and all that a thread computes with stays in registers."""
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.offload.kv.index import Index
+from kvlite.ops.blocks import FORMATS
 from kvlite.ops.layer_ops import Norm
 from kvlite.ops.softmax import Softmax
 from tests.conftest import CACHE
@@ -30,6 +32,7 @@ from kvlite.ops import triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_exchange import put_entries
 from kvlite.ops.triton_gather import gather_rows, put_rows
+from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_topk import search
 from kvlite.ops.triton_write import write_token
@@ -124,6 +127,14 @@ def layer(dim: int = 128, width: int = 4096, *, gemma: bool = False) -> None:
     write_token(k, k, slots[:1], into, slots)
 
 
+def linear(kind: str) -> None:
+    """A layer's packed weights, multiplied by a token, and unpacked for many."""
+    form = FORMATS[kind]
+    packed = torch.zeros(64, 4096 // form.inputs * form.nbytes, dtype=torch.uint8, device=DEVICE)
+    multiply(torch.zeros(1, 4096, dtype=torch.bfloat16, device=DEVICE), packed, form)
+    unpack(packed, form, torch.empty(64, 4096, dtype=torch.bfloat16, device=DEVICE))
+
+
 WORK: dict[str, Callable[[], None]] = {
     "4 bits": lambda: attention(4, 4),
     "8 bits": lambda: attention(8, 8),
@@ -148,6 +159,7 @@ WORK: dict[str, Callable[[], None]] = {
     "gather": moved,
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),
+    **{kind: partial(linear, kind) for kind in FORMATS},
 }
 
 

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from kvlite.config.units import readable
 from kvlite.errors import ModelError, SettingError, require_uncancelled
 from kvlite.memory.free import is_oom, release_memory
-from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
+from kvlite.model.gguf_index import gguf_alone
 from kvlite.model.hybrid import HybridLayer
 from kvlite.model.load import LoadedModel, load_model, load_module
-from kvlite.model.making import keeps_float32, making_modules
-from kvlite.model.packing import pack_embedding, pack_linears
+from kvlite.model.making import making_modules
+from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts, quantize_layer
-from kvlite.model.shape import read_config, read_shape, transformers_config
-from kvlite.model.weights import MXFP4, PLAIN, Weights, hush_bitsandbytes, keep_odd_sizes_unpacked
+from kvlite.model.shape import read_config, read_shape
+from kvlite.model.skeleton import empty_module
+from kvlite.model.weights import MXFP4, PLAIN, Weights, keep_odd_sizes_unpacked
 from kvlite.offload.weights.buffers import (
     FileReader,
     InFiles,
@@ -35,6 +36,7 @@ from kvlite.offload.weights.buffers import (
     move_unstreamed,
     taken,
 )
+from kvlite.offload.weights.gguf import open_gguf
 from kvlite.offload.weights.layers import StreamedLayers
 
 HOST = torch.device("cpu")
@@ -59,6 +61,11 @@ def require_streamable(
             "already: name the model they were made from, or leave --stream out"
         )
     if setting == "disk":
+        if gguf_alone(folder) is not None:
+            raise SettingError(
+                f"--stream disk reads safetensors, and the weights of {folder} are in a GGUF file: "
+                "leave --stream out"
+            )
         if not as_stored:
             raise SettingError(
                 f"--stream disk reads weights as the files have them, and they are not "
@@ -154,6 +161,9 @@ def open_whole(
         Stopped: `cancel` was set.
     """
     model_type = read_config(folder)["model_type"]
+    index = weights.index or gguf_alone(folder)
+    if index is not None:
+        return open_gguf(folder, index, device=device, weights=weights, cancel=cancel)
     if weights.packs or weights.keeps_experts_packed(model_type):
         return open_by_layer(folder, device=device, weights=weights, cancel=cancel)
     return load_module(folder, device=device, weights=weights)
@@ -162,7 +172,7 @@ def open_whole(
 def open_by_layer(
     folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model with packed weights (`model.packing`) or quantized ones
+    """A transformers model with weights in 4 bits (`model.packing`) or quantized ones
     (`model.quantizing`), of which no more than one layer is ever in memory as it was.
 
     Raises:
@@ -176,8 +186,6 @@ def open_by_layer(
         require_uncancelled(cancel)
         parts = partial(_parts, f"{LAYERS}{index}.", stored=stored)
         _read_and_pack(layer, parts, device, weights)
-    if weights.packed_embedding:
-        pack_embedding(module)
     if device.type == "cpu":
         keep_odd_sizes_unpacked(module)
     return module, found
@@ -197,7 +205,7 @@ def _read_and_pack(
     with closing(source.reader):
         source.bring(0, memory)
     if weights.packs:
-        pack_linears(layer, lossless=weights.lossless)
+        pack_linears(layer, weights.dtype)
     elif not weights.stored:
         quantize_layer(layer, weights)
     first = memory.data_ptr()
@@ -222,25 +230,11 @@ def open_without_layers(
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model whose decoder layers are on the meta device, the rest on `device`, after
     a check that the files have all weights; and loading info like transformers'."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    register_attention()
-    hush_bitsandbytes()
-    config = transformers_config(folder).get_text_config()
-    with making_modules(), init_empty_weights(include_buffers=False):
-        module: Any = AutoModelForCausalLM.from_config(
-            config, dtype=weights.dtype, attn_implementation=ATTENTION
-        )
-    if (folder / "generation_config.json").is_file():
-        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    module = empty_module(folder, weights)
     if weights.name == MXFP4:
         quantize_experts(module, weights)
     stored = stored_weights(folder)
     state = module.state_dict(keep_vars=True)
-    for name, weight in state.items():
-        if keeps_float32(module, name, weights.is_half):
-            weight.data = weight.data.float()
     made = {name: parts_of(name, stored) for name in state}
     missing = {name for name, parts in made.items() if not parts}
     misfits = {name for name, parts in made.items() if parts and not fit(parts, state[name].shape)}
