@@ -123,10 +123,10 @@ def fingerprint(folder: Path) -> str:
     try:
         # `glob` finds nothing in a folder that it may not read, and says nothing.
         paths = sorted(each for each in folder.iterdir() if each.match("*.safetensors"))
-        files = [(path, *_read_header(path)) for path in paths]
-        if not files and (folder / GGUF_INDEX).is_file():
-            files = [_gguf(folder)]
-        for path, begin, stored in files:
+        if not paths and (index := folder / GGUF_INDEX).is_file():
+            paths = [Path(json.loads(index.read_bytes())["path"])]
+        for path in paths:
+            begin, stored = _read_header(path) if path.suffix == ".safetensors" else (0, {})
             tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())
             digest.update(json.dumps(tensors).encode())
             last = max(0, path.stat().st_size - begin - _SAMPLE_BYTES)
@@ -145,11 +145,6 @@ def fingerprint(folder: Path) -> str:
             "permissions"
         ) from error
     return digest.hexdigest()[:16]
-
-
-def _gguf(folder: Path) -> tuple[Path, int, dict[str, Stored]]:
-    """The GGUF file that has a model's weights, as `_read_header`, without their names."""
-    return Path(json.loads((folder / GGUF_INDEX).read_bytes())["path"]), 0, {}
 
 
 def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:

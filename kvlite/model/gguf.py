@@ -59,7 +59,7 @@ def converted_folder(
     try:
         folder = _folder_of(gguf, cancel)
         if folder.is_dir() and flaw(folder) is None:
-            with suppress(OSError):
+            with suppress(OSError, ModelError):
                 write_index(folder, gguf)
             return folder
         header = read_header(gguf)
@@ -251,7 +251,7 @@ def _convert_into(
             if isinstance(error, OSError) and error.errno is not None:  # the system's own
                 raise
             raise ModelError(f"{gguf} cannot be converted: {reason(error)}") from error
-        with suppress(OSError):
+        with suppress(OSError, ModelError):
             write_index(partial, gguf)
         _record(partial)
         try:

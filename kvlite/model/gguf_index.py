@@ -21,7 +21,7 @@ from kvlite.errors import ModelError
 from kvlite.model.files import GGUF_INDEX, Stored
 from kvlite.model.gguf_header import read_header
 from kvlite.model.making import meta_module
-from kvlite.model.shape import GROUPS, group_of, transformers_config
+from kvlite.model.shape import GROUPS, described, group_of
 from kvlite.ops.blocks import FORMATS, BlockFormat
 
 # By GGUF's names of architectures: what is added to norms. Others are read by transformers alone.
@@ -194,7 +194,7 @@ def _tensors(folder: Path, file: Path) -> dict[str, GGUFTensor]:
     added = _ADDED_TO_NORMS.get(header.architecture)
     if added is None or header.order != "<":
         return {}
-    config = transformers_config(folder).get_text_config()
+    config, _ = described(folder)
     kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
     known = get_tensor_name_map(kinds[header.architecture], config.num_hidden_layers)
     found = {}

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvlite.model.attention_interface import Attender
-from kvlite.model.packed_linear import PackedLinear
 from kvlite.ops import layer_ops
 from kvlite.ops.device import has_triton
 from kvlite.ops.layer_ops import ACTIVATIONS, Norm
@@ -126,7 +125,7 @@ class TokenLayer:
 
 def _ops_for(product: nn.Module) -> Any:
     """What computes between the products of a layer, of which one is given."""
-    if isinstance(product, PackedLinear) or not has_triton(product.weight.device):
+    if not has_triton(next(product.parameters()).device):
         return layer_ops
     from kvlite.ops import triton_layer_ops
 

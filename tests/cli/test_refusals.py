@@ -66,7 +66,7 @@ def test_a_question_without_a_file(refused: Refused) -> None:
         ("--top-p 2", "--top-p 2", "between 0 and 1"),
         ("--top-k 1.5", "'--top-k'", "'1.5' (see `kvlite ask --help`)"),
         ("--max-tokens 0", "--max-tokens 0", "at least 1"),
-        ("--weights int3", "--weights 'int3'", "auto, fp32, bf16, fp16, int8, int4, nf4"),
+        ("--weights int3", "--weights 'int3'", "auto, fp32, bf16, fp16, gguf, int8, int4, nf4"),
         ("--measure guess", "--measure 'guess'", "process, tensors"),
         ("--device toaster", "'toaster'", "use auto, cpu or cuda"),
         ("--device mps", "'mps'", "use auto, cpu or cuda"),
