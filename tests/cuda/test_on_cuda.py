@@ -22,6 +22,7 @@ from kvlite.engine.step_program import StepProgram
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
+from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import Weights
@@ -204,6 +205,24 @@ def test_a_conversation_is_that_of_a_cpu(
     with fake_cuda(maps=maps):
         model = make_tiny("llama", "cuda", **SIZES).model
         assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
+
+
+def test_packed_weights_give_what_they_give_on_a_cpu(tmp_path: Path) -> None:
+    """A token by the kernel, many by weights that it unpacked; nothing waits for them."""
+    model = make_tiny("llama", **SIZES).model
+    pack_linears(model.module.model.layers, torch.float32)
+    expected = two_turns(model, tmp_path / "cpu.kv", method="full")
+    with fake_cuda() as device:
+        model = make_tiny("llama", "cuda", **SIZES).model
+        pack_linears(model.module.model.layers, torch.float32)
+        assert two_turns(model, tmp_path / "cuda.kv", method="full") == expected
+        launched = device.launches
+        assert launched["triton_linear._multiply"] and launched["triton_linear._unpack"]
+        reading = read(model, "full")
+        token = reading.logits.argmax(-1)
+        device.forget()
+        reading.step(token)
+        assert not device.waits
 
 
 def sinking(device: str, weights: str = "", dtype: torch.dtype = torch.float32) -> LoadedModel:
