@@ -18,6 +18,7 @@ from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import Step, decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.speculate import Speculation, room_ahead
 from kvlite.engine.step_program import refusal
 from kvlite.errors import SettingError, SnapshotError, Stopped
@@ -251,7 +252,7 @@ def test_what_would_have_to_take_states_back_says_why_not(hybrid: Tiny) -> None:
     policies = layer_policies(Full(), hybrid.model.shape, 10**6, len(IDS))
     assert "recurrent layers" in str(refusal(hybrid.model, cache, policies, None))
     assert room_ahead(cache, policies) == 0
-    speculation = Speculation(hybrid.model, cache, policies, IDS, ())
+    speculation = Speculation(hybrid.model, cache, policies, [PromptLookup(IDS)], ())
     assert speculation.off == "the states of recurrent layers cannot be taken back"
     metrics = opened(hybrid, method="full", speculate="auto").generate(IDS).metrics
     assert metrics.no_speculation == speculation.off

@@ -208,6 +208,7 @@ def write_gguf(path: Path, tied: bool) -> None:
     file.close()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_gguf_is_read_where_it_is(
     tied: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ def kernel() -> Iterator[ModuleType]:
         yield module
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_weights_are_those_of_the_gguf_package(kernel: ModuleType, kind: str) -> None:
     """Of a matrix whose sizes are no multiples of what a program takes, unpacked in float32 and

@@ -17,7 +17,7 @@ EMBEDDED_MODEL = "smollm2-135m"
 # The largest whole number a setting may be.
 LARGEST = 2**63 - 1
 # Settings that only take effect when a model is loaded.
-LOADING = ("model", "device", "weights", "vram", "stream")
+LOADING = ("model", "draft", "device", "weights", "vram", "stream")
 
 
 def _option(
@@ -113,6 +113,11 @@ class Settings:
         "they are, which loses nothing), that of a quantized checkpoint, else bf16 on a GPU and "
         "fp32 on a CPU; with gguf, int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
         choices=("auto", "fp32", "bf16", "fp16", "gguf", "int8", "int4", "nf4"),
+    )
+    draft: str = _option(
+        "",
+        "a smaller model of the same tokens, as --model: what it would say next goes through the "
+        "model together with the next token, and what comes true is kept; the same answers, sooner",
     )
     vram: str = _option(
         "auto",

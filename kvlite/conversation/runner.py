@@ -6,6 +6,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
+
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -21,8 +23,9 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
+from kvlite.model.weights import choose_weights
 from kvlite.offload.weights.loader import load_streamed, open_whole
-from kvlite.planner.candidates import planner_here
+from kvlite.planner.candidates import planner_here, read_tokenizer
 from kvlite.planner.plan import Plan, Planner, refusal
 
 # Tokens planned for if nobody says how many will be read; and the fewest that must fit.
@@ -150,7 +153,10 @@ def open_runner(
     folder = find_model(settings.model, notify, cancel)
     planner = planner_here(settings, folder, device, reads_text=reads is not None, cancel=cancel)
     tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
-    asked = None
+    open_draft, asked = None, None
+    if settings.draft:
+        known = tokenizer or read_tokenizer(folder)
+        open_draft = _draft_opener(settings, known, device, notify, cancel)
     if reads is not None and tokenizer is not None:
         asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
     _require_fit(planner, config, asked)
@@ -174,9 +180,37 @@ def open_runner(
         tokenizer=tokenizer,
         cancel=cancel,
     )
+    if open_draft is not None:
+        model.draft = open_draft()
     if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
         require_own_answers(model)
     return Runner(model, choice.applied(settings), plan)
+
+
+def _draft_opener(
+    settings: Settings,
+    tokenizer: Any,
+    device: torch.device,
+    notify: Callable[[str], None] | None,
+    cancel: Event | None,
+) -> Callable[[], LoadedModel]:
+    """What loads the smaller model that `--draft` names, to be called once the large one is there.
+
+    Raises:
+        ModelError: it cannot be found.
+        SettingError: its tokens are others.
+        Stopped: `cancel` was set.
+    """
+    folder = find_model(settings.draft, notify, cancel)
+    own = read_tokenizer(folder)
+    if own is None or tokenizer is None or own.get_vocab() != tokenizer.get_vocab():
+        raise SettingError(
+            f"--draft {settings.draft} has other tokens than {settings.model}: take a smaller "
+            "model of the same family, or leave --draft out"
+        )
+    weights, opened = choose_weights("auto", device, folder), partial(open_whole, cancel=cancel)
+    given = {"device": device, "weights": weights, "tokenizer": own, "cancel": cancel}
+    return partial(load_model, folder, opened=opened, **given)
 
 
 def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:

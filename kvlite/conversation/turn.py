@@ -18,13 +18,15 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
+from kvlite.engine.draft import Draft
 from kvlite.engine.grammar import Grammar
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
+from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.sampling import DRAWING, Sampler
-from kvlite.engine.speculate import Speculation
+from kvlite.engine.speculate import Proposer, Speculation
 from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
@@ -293,9 +295,14 @@ class Turn:
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
-        if self.settings.speculate == "off":
+        draft, looks_up = self.model.draft, self.settings.speculate != "off"
+        if draft is None and not looks_up:
             off = "--speculate off"
-        return Speculation(self.model, self.cache, self.policies, self.token_ids, ends, off)
+        proposers = list[Proposer]([PromptLookup(self.token_ids)] if looks_up and not off else [])
+        if draft is not None and not off:
+            longest, vocab = self.turn_config.longest, self.model.shape.vocab
+            proposers.append(Draft(draft, self.token_ids, longest, vocab))
+        return Speculation(self.model, self.cache, self.policies, proposers, ends, off)
 
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.longest - self.run_stats.generated

@@ -70,6 +70,9 @@ class PromptLookup:
             found.append(found[len(found) - (len(self.token_ids) - self._follows)])
         return found
 
+    def release(self) -> None:
+        """Nothing is held on the device."""
+
     def _add(self, token: int) -> None:
         at = len(self.token_ids)
         pair = token << 32 | (self.token_ids[-1] if at else 0)

@@ -12,7 +12,7 @@ from itertools import takewhile
 from math import log2
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from torch import Tensor
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.engine.heads import over_head_groups
-from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
@@ -28,6 +27,7 @@ from kvlite.model.rotary import rotations_apart
 from kvlite.ops.attention import attend_causal
 from kvlite.ops.softmax import Softmax
 
+T = TypeVar("T")
 # The most tokens in one pass, and how much more tokens in the same time it has to promise.
 WIDEST, WORTH = 8, 1.1
 # What a second token and each further one cost a CPU (SmolLM2 in fp32), in steps of one token.
@@ -174,6 +174,23 @@ def _more(width: int) -> float:
     return (SECOND + FURTHER * (width - 2)) if width > 1 else 0.0
 
 
+class Proposer(Protocol):
+    """Proposes tokens to come from those so far."""
+
+    def push(self, token: int) -> None:
+        """Go on with the next token, and count whether it was the one to be expected."""
+
+    def chances(self, count: int) -> list[float]:
+        """How likely the first, the first two, ... of `count` proposed tokens all come; none where
+        nothing is proposed."""
+
+    def proposed(self, count: int) -> list[int]:
+        """The next `count` tokens."""
+
+    def release(self) -> None:
+        """Let go of what it holds on the device."""
+
+
 class Speculation:
     """Decides, token by token, how many go through the layers together.
 
@@ -191,17 +208,17 @@ class Speculation:
         model: LoadedModel,
         cache: KVCache,
         policies: Sequence[LayerPolicy],
-        token_ids: Sequence[int],
+        proposers: Sequence[Proposer],
         ends: Collection[int],
         off: str = "",
     ) -> None:
-        """For one answer to `token_ids`; after one of `ends` nothing is proposed. Cache and
-        policies may change meanwhile."""
+        """For one answer; after one of `ends` nothing is proposed. Of several proposers the one
+        that promises most is asked. Cache and policies may change meanwhile."""
         self.model, self.cache, self.policies, self.ends = model, cache, policies, ends
         self.off = off
         if model.shape.recurrent_layers and not off:
             self.off = off = "the states of recurrent layers cannot be taken back"
-        self.lookup = PromptLookup(() if off else token_ids)
+        self.proposers = proposers
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0
         self._ahead: Ahead | None = None
@@ -224,7 +241,8 @@ class Speculation:
         """
         began, self._began = self._began, perf_counter()
         if not self.off:
-            self.lookup.push(token)
+            for proposer in self.proposers:
+                proposer.push(token)
         if self._ahead is not None:
             logits = self._unless_short(partial(self._ahead.enter, token))
             if logits is not None:
@@ -232,7 +250,7 @@ class Speculation:
                 return logits
         if began:
             self.pace.took(self._width, self._spent)
-        proposed = self.lookup.proposed(self._choose(most) - 1)
+        proposed = self._proposed(most)
         token_ids = [token, *takewhile(lambda each: each not in self.ends, proposed)]
         self._ahead, self._width, self._spent = None, len(token_ids), 0.0
         self.steps += 1
@@ -242,6 +260,8 @@ class Speculation:
     def release(self) -> None:
         """Let go of the layers that tokens went through; the answer has ended."""
         self._ahead = None
+        for proposer in self.proposers:
+            proposer.release()
 
     def stepped(self) -> None:
         """Count a step with other conversations, which take one token each: nothing is proposed
@@ -254,16 +274,21 @@ class Speculation:
         if self._began:
             self._spent += perf_counter() - self._began
 
-    def _choose(self, most: int) -> int:
-        """How many tokens are put through now: as many as promise the most tokens in a time."""
+    def _proposed(self, most: int) -> list[int]:
+        """The tokens that are put through now behind the next: as many as promise the most tokens
+        in a time."""
         if self.off:
-            return 1
-        best, rate, tokens, costs = 1, WORTH, 1.0, self.pace.costs()
-        for ahead, chance in enumerate(self.lookup.chances(min(WIDEST, most) - 1), 1):
-            tokens += chance
-            if tokens / costs[ahead] > rate:
-                best, rate = 1 + ahead, tokens / costs[ahead]
-        return best if best == 1 else max(1, min(best, room_ahead(self.cache, self.policies)))
+            return []
+        best, chosen, rate, costs = 0, None, WORTH, self.pace.costs()
+        for proposer in self.proposers:
+            tokens = 1.0
+            for ahead, chance in enumerate(proposer.chances(min(WIDEST, most) - 1), 1):
+                tokens += chance
+                if tokens / costs[ahead] > rate:
+                    best, chosen, rate = ahead, proposer, tokens / costs[ahead]
+        if chosen is None or (count := min(best, room_ahead(self.cache, self.policies) - 1)) < 1:
+            return []
+        return self._unless_short(partial(chosen.proposed, count)) or []
 
     def _pass(self, token_ids: list[int]) -> Tensor | None:
         """Put the next token through with those proposed."""
@@ -272,7 +297,7 @@ class Speculation:
         self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1
         return logits
 
-    def _unless_short(self, work: Callable[[], Tensor | None]) -> Tensor | None:
+    def _unless_short(self, work: Callable[[], T | None]) -> T | None:
         """Do work that changes nothing before it has all the memory it needs; None, and no
         speculation from here on, if there is too little."""
         try:

@@ -49,6 +49,7 @@ class LoadedModel:
         calibration: measurements for methods that need them, if there are any.
         layers: the decoder layers.
         meta: the same model without weights, once a forecast needed it.
+        draft: a smaller model that proposes its tokens, if there is one.
     """
 
     module: Any
@@ -60,6 +61,7 @@ class LoadedModel:
     calibration: Calibration | None = None
     layers: Layers = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
+    draft: "LoadedModel | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.layers = Layers(engine_layers(self.module.model.layers, self.shape))
@@ -111,6 +113,8 @@ class LoadedModel:
         """Everything on the device for it; some twice, as views of one storage."""
         yield from held_tensors(self.module)
         yield from self.layers.tensors()
+        if self.draft is not None:
+            yield from self.draft.tensors()
 
     def empty_cache(self) -> KVCache:
         """An empty cache for one sequence of this model."""

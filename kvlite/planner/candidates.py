@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from kvlite.config.settings import Settings
+from kvlite.engine.draft import reads
+from kvlite.engine.prefill import CHUNK
+from kvlite.engine.speculate import WIDEST
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget, card, device_budget
 from kvlite.methods.engine_config import EngineConfig
@@ -83,15 +86,36 @@ def _planner(
     require_uncancelled(cancel)
     config, shape = described(folder)
     require_uncancelled(cancel)
-    tokenizer = _read_tokenizer(folder) if reads_text else None
+    tokenizer = read_tokenizer(folder) if reads_text else None
     require_uncancelled(cancel)
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = EngineConfig.from_settings(settings)
-    return Planner(forecaster, room, config, load_options, in_files, cancel)
+    draft = _draft_bytes(settings, room, cancel) if settings.draft else 0
+    return Planner(forecaster, room, config, load_options, in_files, cancel, draft)
 
 
-def _read_tokenizer(folder: Path) -> Any:
+def _draft_bytes(settings: Settings, room: DeviceBudget, cancel: Event | None) -> int:
+    """Bytes that a draft model takes beside the large one: its weights, and the most it has to hold
+    while it reads and proposes."""
+    folder = find_config(settings.draft, None, cancel)
+    if room.kind == "cpu" or torch.cuda.is_available():
+        weights = choose_weights("auto", choose_device(settings.device), folder)
+    else:
+        weights = _weights_elsewhere(settings.replace({"weights": "auto"}), folder)[0]
+    config, shape = described(folder)
+    plain = EngineConfig.from_settings(Settings(method="full", recall="off"))
+    longest = min(settings.max_new_tokens, shape.max_context - 1)
+    tokens = reads(shape.max_context, longest)
+    made = Forecaster(config, shape).first_turn(
+        plain, weights, chunk=CHUNK, tokens=tokens, longest=longest + WIDEST
+    )
+    held = max(each.total for each in (made.reading, made.choosing, made.answering))
+    return sum(shape.weight_bytes(weights).values()) + held
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer of the model in a folder; None if it cannot be read."""
     from transformers import AutoTokenizer
 
     try:

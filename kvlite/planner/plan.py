@@ -53,6 +53,7 @@ class Plan:
         forecast: of everything else.
         reasons: why each setting that was left open is as it is, a sentence each.
         tokens_per_s: the most that the memory's bandwidth allows; None if it is not known.
+        draft: bytes that a draft model takes.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Plan:
     forecast: Forecast
     reasons: tuple[str, ...]
     tokens_per_s: float | None
+    draft: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -75,11 +77,12 @@ class Plan:
     def phases(self) -> dict[str, dict[str, int]]:
         """Bytes at the peak of each phase, item by item."""
         made = self.forecast
+        draft = {"draft model": self.draft} if self.draft else {}
         return {
-            "load": {"weights": self.weight_bytes, "a weight on its way": self.passing},
-            "read": self._items(made.reading),
-            "choose": self._items(made.choosing),
-            "answer": self._items(made.answering),
+            "load": {"weights": self.weight_bytes, "a weight on its way": self.passing, **draft},
+            "read": self._items(made.reading) | draft,
+            "choose": self._items(made.choosing) | draft,
+            "answer": self._items(made.answering) | draft,
         }
 
     def _items(self, moment: Moment) -> dict[str, int]:
@@ -144,6 +147,7 @@ class Planner:
         load_options: Sequence[tuple[str, Weights]],
         in_files: int = 0,
         cancel: Event | None = None,
+        draft: int = 0,
     ) -> None:
         """Plan for some settings, and choose those left open.
 
@@ -152,6 +156,7 @@ class Planner:
                 first.
             in_files: bytes of the model's files, which a quantized checkpoint takes in memory, too.
             cancel: set to end a plan that is being made, which raises Stopped.
+            draft: bytes that a draft model takes.
         """
         self.forecaster = forecaster
         self.shape = forecaster.shape
@@ -162,6 +167,7 @@ class Planner:
         self.load_options = list(load_options)
         self.in_files = in_files
         self.cancel = cancel
+        self.draft = draft
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
@@ -184,6 +190,7 @@ class Planner:
             forecast=made,
             reasons=(),
             tokens_per_s=self._ceiling(choice, held, made),
+            draft=self.draft,
         )
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
@@ -345,7 +352,8 @@ class Planner:
         and of shorter ones until one fits, tell all others.
         """
         held = self._held(choice.weights, choice.stream)
-        if sum(held.values()) + self._passing(choice.weights) > self.room.tensors:
+        beside = self._passing(choice.weights) + self.draft
+        if sum(held.values()) + beside > self.room.tensors:
             return 0
         above: tuple[int, list[int]] | None = None
         for length in reversed(self._bends(choice)):

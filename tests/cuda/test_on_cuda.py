@@ -207,6 +207,7 @@ def test_a_conversation_is_that_of_a_cpu(
         assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
 
 
+@pytest.mark.long
 def test_packed_weights_give_what_they_give_on_a_cpu(tmp_path: Path) -> None:
     """A token by the kernel, many by weights that it unpacked; nothing waits for them."""
     model = make_tiny("llama", **SIZES).model

@@ -1,0 +1,116 @@
+"""A draft model: what a smaller model of the same tokens would say next.
+
+Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (2023).
+Proposals are its likeliest tokens. As every token is drawn from the large model's own logits,
+whatever was proposed, answers are distributed as without.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVCache
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import prefill
+from kvlite.engine.speculate import WIDEST, Ahead, room_ahead
+from kvlite.methods import parse_method
+from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.load import LoadedModel
+
+# The last tokens that a draft model reads.
+READS = 2048
+# How often a proposal is taken to come before that is known, and how many that counts for.
+CHANCE, WEIGHT = 0.7, 4.0
+
+
+class Draft:
+    """Proposes tokens to come from those so far, like `PromptLookup`.
+
+    Attributes:
+        token_ids: the last ones so far.
+    """
+
+    def __init__(
+        self, model: LoadedModel, token_ids: Sequence[int], longest: int, vocab: int
+    ) -> None:
+        """For an answer of at most `longest` tokens, which are read when tokens are wanted.
+
+        Args:
+            vocab: tokens that the large model knows.
+        """
+        self.model, self.longest, self.vocab = model, longest, vocab
+        self.token_ids = list(token_ids[-reads(model.shape.max_context, longest) :])
+        self.policies = layer_policies(
+            parse_method("full"), model.shape, READS, max(1, len(self.token_ids))
+        )
+        self._cache: KVCache | None = None
+        self._guessed: list[int] = []
+        self._came, self._tried = CHANCE * WEIGHT, WEIGHT
+
+    def push(self, token: int) -> None:
+        """Go on with the next token, and count whether it was the one to be expected."""
+        self.token_ids.append(token)
+        if self._guessed:
+            came = self._guessed.pop(0) == token
+            self._tried += 1
+            self._came += came
+            self._guessed = self._guessed if came else []
+
+    def chances(self, count: int) -> list[float]:
+        """How likely the first, the first two, ... of `count` proposed tokens all come."""
+        chance = self._came / self._tried
+        return [chance ** (ahead + 1) for ahead in range(count)]
+
+    @torch.inference_mode()
+    def proposed(self, count: int) -> list[int]:
+        """The next `count` tokens."""
+        try:
+            found = self._likeliest(count)
+        except BaseException:
+            self.release()  # it may be half written
+            raise
+        self._guessed = [*found]
+        return found
+
+    def _likeliest(self, count: int) -> list[int]:
+        logits, cache, found = *self._read(), list[int]()
+        marks, seen = [layer.mark() for layer in cache.layers], cache.seen
+        while len(found) < count:
+            token = logits[:, : self.vocab].argmax(-1)
+            found.append(int(token))
+            if len(found) < count:
+                logits = decode_step(self.model, cache, token, self.policies)
+        for layer, mark in zip(cache.layers, marks, strict=True):
+            layer.rewind(mark)
+        cache.seen = seen
+        return found
+
+    def release(self) -> None:
+        """Let go of the cache."""
+        self._cache = None
+
+    def _read(self) -> tuple[Tensor, KVCache]:
+        """Read what is new of the tokens so far. Returns logits of the next, and the cache."""
+        model, policies = self.model, self.policies
+        if self._cache is None:
+            self._cache, ids = model.empty_cache(), torch.tensor([self.token_ids])
+            room = self.longest + WIDEST
+            return prefill(model, self._cache, ids, policies, reserve=room), self._cache
+        cache, logits = self._cache, None
+        new = self.token_ids[cache.seen :]
+        if len(new) <= room_ahead(cache, policies):
+            ahead = Ahead(model, cache, new)
+            for token in new:
+                logits = ahead.enter(token)
+        else:
+            for token in new:
+                ids = torch.tensor([token], device=model.device)
+                logits = decode_step(model, cache, ids, policies)
+        assert logits is not None
+        return logits, cache
+
+
+def reads(max_context: int, longest: int) -> int:
+    """How many of the last tokens a draft model reads before an answer."""
+    return max(1, min(READS, max_context - longest - WIDEST))
