@@ -123,7 +123,12 @@ def test_answers_with_a_draft_model_are_distributed_as_without(
 ) -> None:
     """All answers of three tokens of a vocabulary of three, by enumeration."""
     monkeypatch.setattr(Pace, "factor", 0.0)
-    sizes = {"vocab_size": 3, "eos_token_id": None, "bos_token_id": None}
+    sizes: dict[str, Any] = {
+        "initializer_range": 0.5,
+        "vocab_size": 3,
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
     tiny, draft = make_tiny("llama", **sizes), make_tiny("llama", **sizes).model
     model = tiny.model
     for parameter in draft.module.parameters():
