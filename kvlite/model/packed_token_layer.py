@@ -26,7 +26,7 @@ class PackedTokenLayer(TokenLayer):
         mlp = module.mlp
         gates = type(getattr(mlp, structure.activation)).__name__ == "SiLUActivation"
         down = mlp.down_proj
-        packed = isinstance(down, PackedLinear) and not down.weight.codes.is_meta
+        packed = isinstance(down, PackedLinear) and down.weight.blocks.is_cpu
         return packed and gates and structure.after is None
 
     def __init__(self, module: Any, structure: Structure, kv_heads: int) -> None:
