@@ -18,15 +18,14 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
-from kvlite.engine.draft import Draft
+from kvlite.engine.draft import proposers
 from kvlite.engine.grammar import Grammar
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prefill_oom import halved
-from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.sampling import DRAWING, Sampler
-from kvlite.engine.speculate import Proposer, Speculation
+from kvlite.engine.speculate import Speculation
 from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
@@ -295,14 +294,11 @@ class Turn:
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
-        draft, looks_up = self.model.draft, self.settings.speculate != "off"
-        if draft is None and not looks_up:
+        if not (looks_up := self.settings.speculate != "off") and self.model.draft is None:
             off = "--speculate off"
-        proposers = list[Proposer]([PromptLookup(self.token_ids)] if looks_up and not off else [])
-        if draft is not None and not off:
-            longest, vocab = self.turn_config.longest, self.model.shape.vocab
-            proposers.append(Draft(draft, self.token_ids, longest, vocab))
-        return Speculation(self.model, self.cache, self.policies, proposers, ends, off)
+        given = self.model, self.token_ids, self.turn_config.longest, looks_up
+        made = [] if off else proposers(*given)
+        return Speculation(self.model, self.cache, self.policies, made, ends, off)
 
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.longest - self.run_stats.generated

@@ -13,7 +13,8 @@ from torch import Tensor
 from kvlite.cache import KVCache
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
-from kvlite.engine.speculate import WIDEST, Ahead, room_ahead
+from kvlite.engine.prompt_lookup import PromptLookup
+from kvlite.engine.speculate import WIDEST, Ahead, Proposer, room_ahead
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel
@@ -109,6 +110,20 @@ class Draft:
                 logits = decode_step(model, cache, ids, policies)
         assert logits is not None
         return logits, cache
+
+
+def proposers(
+    model: LoadedModel, token_ids: Sequence[int], longest: int, looks_up: bool
+) -> list[Proposer]:
+    """What proposes tokens of an answer to `token_ids`, of at most `longest` tokens.
+
+    Args:
+        looks_up: whether they are looked up in what was read, too.
+    """
+    found = list[Proposer]([PromptLookup(token_ids)] if looks_up else [])
+    if model.draft is not None:
+        found.append(Draft(model.draft, token_ids, longest, model.shape.vocab))
+    return found
 
 
 def reads(max_context: int, longest: int) -> int:
