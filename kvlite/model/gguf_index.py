@@ -10,19 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvlite.config.atomic_file import replaced
 from kvlite.errors import ModelError
 from kvlite.model.files import GGUF_INDEX, Stored
 from kvlite.model.gguf_header import read_header
-from kvlite.model.making import meta_module
 from kvlite.model.shape import GROUPS, described, group_of
 from kvlite.ops.blocks import FORMATS, BlockFormat
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # By GGUF's names of architectures: what is added to norms. Others are read by transformers alone.
 _ADDED_TO_NORMS = {"llama": 0, "qwen2": 0, "qwen3": 0, "phi3": 0, "gemma2": 1, "gemma3": 1}
@@ -119,8 +118,11 @@ class GGUFReader:
     def __init__(self, index: GGUFIndex, file: Any) -> None:
         self.index, self.file = index, file
 
-    def blocks(self, name: str) -> Tensor:
+    def blocks(self, name: str) -> "Tensor":
         """A tensor's bytes, `(rows, bytes of a row)` uint8, with rows as transformers has them."""
+        import numpy as np
+        import torch
+
         tensor = self.index.tensors[name]
         raw = np.empty(tensor.nbytes, np.uint8)
         self.file.seek(tensor.stored.begin)
@@ -131,8 +133,9 @@ class GGUFReader:
             return rows
         return rows.view(tensor.heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 
-    def numbers(self, name: str, dtype: torch.dtype) -> Tensor:
+    def numbers(self, name: str, dtype: "torch.dtype") -> "Tensor":
         """A tensor's numbers, whatever its blocks."""
+        import torch
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -188,7 +191,10 @@ def write_index(folder: Path, file: Path) -> None:
 
 
 def _tensors(folder: Path, file: Path) -> dict[str, GGUFTensor]:
+    import torch
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    from kvlite.model.making import meta_module
 
     header = read_header(file)
     added = _ADDED_TO_NORMS.get(header.architecture)

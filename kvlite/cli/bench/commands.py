@@ -338,5 +338,5 @@ def speed(
 
       kvlite bench speed --tokens 7000 --budget 256 --recall 128
 
-      kvlite bench speed --weights int4 --peer transformers,llama.cpp
+      kvlite bench speed --weights gguf --peer transformers,llama.cpp
     """
