@@ -464,17 +464,16 @@ def test_an_interrupted_step_is_not_answered_from(
 ) -> None:
     talk = runner.conversation(recall="off")
     talk.generate(prompt, max_new_tokens=2)
-    layer, calls = runner.model.layers[2], 0
-    forward = layer.forward
+    step_layer, calls = runner.model.step_layer, 0
 
-    def interrupted(*args: object, **kwargs: object) -> object:
+    def interrupted(index: int) -> object:
         nonlocal calls
-        calls += 1
-        if calls == 4:  # reading is one call, or two; each step is one
+        calls += index == 2
+        if index == 2 and calls == 2:
             raise KeyboardInterrupt
-        return forward(*args, **kwargs)
+        return step_layer(index)
 
-    monkeypatch.setattr(layer, "forward", interrupted)
+    monkeypatch.setattr(runner.model, "step_layer", interrupted)
     pieces = talk.stream_tokens([500], ignore_eos=True, max_new_tokens=9)
     with pytest.raises(KeyboardInterrupt):
         for piece in pieces:

@@ -28,9 +28,11 @@ def held(server: Server) -> threading.Event:
 async def at_once(server: Server, bodies: list[Any], over: threading.Event) -> list[Any]:
     client = openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0)
     create, name = client.chat.completions.create, server.model.names[0]
-    asked = [asyncio.ensure_future(create(model=name, **body)) for body in bodies]
-    while len(server.model.answering.waiting) < len(bodies):
-        await asyncio.sleep(0.01)
+    asked = []
+    for body in bodies:  # in this order
+        asked.append(asyncio.ensure_future(create(model=name, **body)))
+        while len(server.model.answering.waiting) < len(asked):
+            await asyncio.sleep(0.01)
     over.set()
     return list(await asyncio.gather(*asked))
 
