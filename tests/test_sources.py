@@ -132,7 +132,7 @@ def test_the_last_piece_has_the_passage(smollm: kvlite.Runner, settings: dict[st
     assert not any(piece.sources for piece in talk.stream("Why?"))
 
 
-# Nothing was tuned on these, or on this text: that was done on others.
+# The measure was tuned on another text; variants of it were compared on this one, too.
 HELD_BACK = [
     (
         "The lighthouse at Corran Point was painted green in 1931, unlike the church.",
