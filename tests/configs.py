@@ -4,8 +4,8 @@ Those of the makers' own repositories, with the keys these have and the values n
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
 ernie4_5, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, ministral3, hunyuan_v1_dense,
-gpt_oss, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h and granitemoehybrid were
-written from memory: their sizes may not be the published.
+gpt_oss, gemma3n_text, gemma4_text, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h and
+granitemoehybrid were written from memory: their sizes may not be the published.
 """
 
 from typing import Any
@@ -62,6 +62,65 @@ def _config(kind: str, sizes: tuple[int, ...], **others: Any) -> dict[str, Any]:
         "max_position_embeddings",
     )
     return {"model_type": kind, **dict(zip(names, sizes, strict=True)), **others}
+
+
+def _gemma3n(layers: int, width: int, shared: int) -> dict[str, Any]:
+    return {
+        **_config("gemma3n_text", (2048, width, layers, 8, 2, 262400, 32768)),
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * (layers - 10),
+        "altup_active_idx": 0,
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "altup_num_inputs": 4,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": [width] * layers,
+        "laurel_rank": 64,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * (layers // 5),
+        "num_kv_shared_layers": shared,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144,
+    }
+
+
+def _gemma4(sizes: tuple[int, ...], every: int = 6, **others: Any) -> dict[str, Any]:
+    kinds = ["sliding_attention"] * (every - 1) + ["full_attention"]
+    return _config(
+        "gemma4_text",
+        sizes,
+        **{
+            "attention_k_eq_v": False,
+            "enable_moe_block": False,
+            "final_logit_softcapping": 30.0,
+            "global_head_dim": 512,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size_per_layer_input": 0,
+            "layer_types": kinds * (sizes[2] // every),
+            "moe_intermediate_size": None,
+            "num_experts": None,
+            "num_global_key_value_heads": None,
+            "num_kv_shared_layers": 0,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000000.0,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+            "tie_word_embeddings": True,
+            "top_k_experts": None,
+            "use_double_wide_mlp": False,
+            "vocab_size_per_layer_input": 262144,
+            **others,
+        },
+    )
 
 
 def _without(config: dict[str, Any], key: str) -> dict[str, Any]:
@@ -266,6 +325,38 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rope_theta=1000000,
         sliding_window=512,
         sliding_window_pattern=6,
+    ),
+    "gemma-3n-E4B-it, its text alone": _gemma3n(35, 16384, 15),
+    "gemma-3n-E2B-it, its text alone": _gemma3n(30, 8192, 10),
+    "gemma-4-E2B-it, its text alone": _gemma4(
+        (1536, 6144, 35, 8, 1, 262144, 131072),
+        every=5,
+        hidden_size_per_layer_input=256,
+        num_kv_shared_layers=20,
+        sliding_window=512,
+        use_double_wide_mlp=True,
+    ),
+    "gemma-4-E4B-it, its text alone": _gemma4(
+        (2560, 10240, 42, 8, 2, 262144, 131072),
+        hidden_size_per_layer_input=256,
+        num_kv_shared_layers=18,
+        sliding_window=512,
+    ),
+    "gemma-4-26B-A4B-it, its text alone": _gemma4(
+        (2816, 2112, 30, 16, 8, 262144, 262144),
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        moe_intermediate_size=704,
+        num_experts=128,
+        num_global_key_value_heads=2,
+        sliding_window=1024,
+        top_k_experts=8,
+    ),
+    "gemma-4-31B-it, its text alone": _gemma4(
+        (5376, 21504, 60, 32, 16, 262144, 262144),
+        attention_k_eq_v=True,
+        num_global_key_value_heads=4,
+        sliding_window=1024,
     ),
     "gemma-3-270m": _config(
         "gemma3_text",

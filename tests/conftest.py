@@ -68,6 +68,21 @@ def _rope(kind: str, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": rope}
 
 
+# Layers that see everything have other heads than those with a window.
+TWO_SIZES = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+}
+# Four layers with keys, and others behind them without.
+LENDING = {
+    "layer_types": [*ALTERNATING["layer_types"], *ALTERNATING["layer_types"]],
+    "num_hidden_layers": 8,
+    "num_kv_shared_layers": 4,
+    **SLIDING,
+}
+PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 199}
 # Four layers with attention, and others before, between and behind them.
 DELTA_NETS = {
     "layer_types": [
@@ -112,6 +127,39 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
     "gemma2": ("Gemma2Config", {**GEMMA, **ALTERNATING}),
     "gemma3": ("Gemma3TextConfig", {**GEMMA, **ALTERNATING}),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            **LENDING,
+            **PER_LAYER,
+            "head_dim": 16,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.5, *[0.0] * 7],
+        },
+    ),
+    "gemma4": ("Gemma4TextConfig", {**ALTERNATING, **TWO_SIZES, "hidden_size_per_layer_input": 0}),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        {
+            **ALTERNATING,
+            **TWO_SIZES,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "gemma4-e": (
+        "Gemma4TextConfig",
+        {
+            **LENDING,
+            **PER_LAYER,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "use_double_wide_mlp": True,
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": None}),
     "phi3-sliding": ("Phi3Config", SLIDING),
     "phi3-partial": (
@@ -238,7 +286,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 PARTS = {
     "attention": ["self_attn", "full_attention"],
     "recurrent": ["linear_attn", "conv", "mamba", "linear_attention"],
-    "mlp": ["mlp", "feed_forward", "block_sparse_moe", "shared_mlp", "moe"],
+    "mlp": [
+        *("mlp", "feed_forward", "block_sparse_moe", "shared_mlp", "moe", "experts", "router"),
+        *("altup", "laurel", "per_layer_input_gate", "per_layer_projection"),
+    ],
 }
 
 # Models with recurrent layers.

@@ -54,9 +54,7 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     branches = read_turns(model, [ids[0].tolist()], choices, reserve=8)
     for branch in branches:
         method, budget, forked = branch.choice.method, branch.choice.budget, branch.cache
-        alone = KVCache.empty(
-            shape.layers, shape.kv_heads, shape.head_dim, dtype=model.dtype, device=model.device
-        )
+        alone = KVCache.empty(shape.kv_sizes, dtype=model.dtype, device=model.device)
         policies = layer_policies(method, shape, budget, 300)
         expected = prefill(model, alone, ids, policies, reserve=8)
         torch.testing.assert_close(branch.logits[None], expected)

@@ -73,6 +73,24 @@ def test_parameters_are_those_of_the_model_card(
 
 
 @pytest.mark.parametrize(
+    ("name", "own", "billions"),
+    [
+        ("gemma-3n-E4B-it, its text alone", 20, 6.9),
+        ("gemma-4-E2B-it, its text alone", 15, 4.6),
+        ("gemma-4-26B-A4B-it, its text alone", 30, 25.2),
+        ("gemma-4-31B-it, its text alone", 60, 30.7),
+    ],
+)
+def test_published_gemmas_have_a_shape(
+    name: str, own: int, billions: float, tmp_path: Path
+) -> None:
+    """With as many parameters as their model cards say, without what sees and hears."""
+    shape = read_shape(write(tmp_path, PUBLISHED[name]))
+    assert shape.layers == own  # with keys of their own
+    assert sum(shape.parameters.values()) == pytest.approx(billions * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
     ("name", "layers", "recurrent", "billions"),
     [
         ("Qwen3-Next-80B-A3B-Instruct", 12, 36, 80),

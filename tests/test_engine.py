@@ -25,15 +25,8 @@ FULL = Settings(method="full")
 
 
 def empty(model: LoadedModel, batch: int = 1) -> KVCache:
-    shape = model.shape
-    return KVCache.empty(
-        shape.layers,
-        shape.kv_heads,
-        shape.head_dim,
-        dtype=model.dtype,
-        device=model.device,
-        batch=batch,
-    )
+    sizes = model.shape.kv_sizes
+    return KVCache.empty(sizes, dtype=model.dtype, device=model.device, batch=batch)
 
 
 def run(

@@ -64,9 +64,7 @@ def taken(model: LoadedModel, case: Case) -> int:
     method = parse_method(case.method).fitted(shape, model.calibration)
     policies = layer_policies(method, shape, case.budget, case.tokens, None, case.tokens, bits)
     cache = KVCache.empty(
-        shape.layers,
-        shape.kv_heads,
-        shape.head_dim,
+        shape.kv_sizes,
         dtype=model.dtype,
         device=model.device,
         batch=case.batch,

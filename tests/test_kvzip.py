@@ -216,9 +216,7 @@ def test_sequences_of_a_batch_are_repeated_each_for_itself() -> None:
     for batch in (rows, rows[:1], rows[1:]):
         cache = model.empty_cache()
         cache.layers = KVCache.empty(
-            model.shape.layers,
-            model.shape.kv_heads,
-            model.shape.head_dim,
+            model.shape.kv_sizes,
             dtype=model.dtype,
             device=model.device,
             batch=len(batch),

@@ -36,6 +36,8 @@ WINDOWS: dict[str, tuple[int | None, ...]] = {
     "qwen2": EVERY_OTHER,
     "gemma2": EVERY_OTHER,
     "gemma3_text": EVERY_OTHER,
+    "gemma3n_text": EVERY_OTHER,
+    "gemma4_text": EVERY_OTHER,
     "olmo3": EVERY_OTHER,
     "exaone4": EVERY_OTHER,
     "cohere2": EVERY_OTHER,
@@ -58,7 +60,12 @@ def save_config(config: Any, folder: Path) -> ModelShape:
 def test_the_shape_counts_the_weights_of_the_real_model(tiny: Tiny, tmp_path: Path) -> None:
     shape = save_config(tiny.reference.config, tmp_path)
     assert sum(shape.parameters.values()) == sum(p.numel() for p in tiny.reference.parameters())
-    assert shape.parameters["embedding"] == tiny.reference.get_input_embeddings().weight.numel()
+    beside = [
+        p
+        for name, p in tiny.reference.model.named_parameters()
+        if not name.startswith("layers.") and "norm" not in name
+    ]
+    assert shape.parameters["embedding"] == sum(p.numel() for p in beside)
     norms = [p for name, p in tiny.reference.named_parameters() if "norm" in name]
     assert shape.parameters["norms"] == sum(p.numel() for p in norms)
     for group in PARTS:
@@ -74,10 +81,12 @@ def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -
     with torch.no_grad():
         past = tiny.reference(torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
     attending = [each for each in past.layers if getattr(each, "keys", None) is not None]
-    first = attending[0]
-    assert first.keys.shape[:3] == (1, shape.kv_heads, 3)
-    apart = first.values.shape[3] if ADMITTED[config.model_type].latent else 0
-    assert first.keys.shape[3] + apart == shape.head_dim
+    latent = ADMITTED[config.model_type].latent
+    assert [(1, 3)] * shape.layers == [tuple(each.keys.shape[:3:2]) for each in attending]
+    assert list(shape.kv_sizes) == [
+        (each.keys.shape[1], each.keys.shape[3] + latent * each.values.shape[3])
+        for each in attending
+    ]
     assert len(attending) == shape.layers == len(shape.windows)
     recurrent = [each for each in past.layers if getattr(each, "conv_states", None)]
     assert len(recurrent) == shape.recurrent_layers
@@ -90,10 +99,10 @@ def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -
 def test_full_kv_bytes_equal_a_count_of_what_can_be_seen(tiny: Tiny, tokens: int) -> None:
     shape = tiny.model.shape
     numbers = 0
-    for window in shape.windows:
+    for window, (heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True):
         for position in range(tokens):
             if window is None or position > tokens - 1 - window:
-                numbers += 2 * shape.kv_heads * shape.head_dim
+                numbers += 2 * heads * dim
     assert shape.full_kv_bytes(tokens, 2) == 2 * numbers
     assert shape.full_kv_bytes(tokens, 4, batch=3) == 12 * numbers
 

@@ -12,7 +12,17 @@ from safetensors.torch import load_file, save_file
 import kvlite
 from kvlite.errors import ModelError
 from kvlite.model.shape import read_shape
-from tests.conftest import ALTERNATING, ARCHITECTURES, DELTA_NETS, EXPERTS, GEMMA, SHARED, SIZES
+from tests.conftest import (
+    ALTERNATING,
+    ARCHITECTURES,
+    DELTA_NETS,
+    EXPERTS,
+    GEMMA,
+    LENDING,
+    PER_LAYER,
+    SHARED,
+    SIZES,
+)
 
 VISION = {
     "hidden_size": 32,
@@ -66,8 +76,25 @@ def qwen3_5_moe() -> Any:
     return qwen3_5("Moe", **EXPERTS, **SHARED)
 
 
+def gemma4() -> Any:
+    sizes = {
+        **SIZES,
+        "vocab_size": 49_152,
+        **LENDING,
+        **PER_LAYER,
+        "vocab_size_per_layer_input": 49_152,
+    }
+    text = transformers.Gemma4TextConfig(**sizes, head_dim=16, global_head_dim=32)
+    vision = transformers.Gemma4VisionConfig(
+        **{name: size for name, size in VISION.items() if "image" not in name}
+    )
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    return transformers.Gemma4ForConditionalGeneration(config)
+
+
 MODELS = {
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "ministral3": ministral3,
     "mistral3": mistral3,
     "qwen3_5": qwen3_5,

@@ -103,6 +103,11 @@ def _calibrated(
     lazy: SimLayerKV,
 ) -> Calibration:
     shape = model.shape
+    if shape.window_heads is not None:
+        raise SettingError(
+            f"calibration compares all layers, and this {shape.model_type} model's have heads of "
+            "two sizes: choose a method that needs none (kvlite methods)"
+        )
     searched = len(shape.full_layers) == shape.layers and len(pieces[0]) > 2 * lazy.recent
     total = len(pieces) * (1 + searched)
     measured: list[list[tuple[Tensor, float]]] = []

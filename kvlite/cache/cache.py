@@ -1,6 +1,6 @@
 """The KV cache: all layers, and what they have seen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -37,20 +37,23 @@ class KVCache:
     @classmethod
     def empty(
         cls,
-        layers: int,
-        kv_heads: int,
-        dim: int,
+        sizes: Iterable[tuple[int, int]],
         *,
         dtype: torch.dtype,
         device: torch.device,
         batch: int = 1,
     ) -> "KVCache":
-        """A cache that has seen nothing."""
-        sizes = [(tuple(range(kv_heads)), 0)]
+        """A cache that has seen nothing.
+
+        Args:
+            sizes: per layer, the number of KV heads and the dimension of one.
+        """
         return cls(
             [
-                LayerCache(sizes, batch=batch, dim=dim, dtype=dtype, device=device)
-                for _ in range(layers)
+                LayerCache(
+                    [(tuple(range(heads)), 0)], batch=batch, dim=dim, dtype=dtype, device=device
+                )
+                for heads, dim in sizes
             ]
         )
 

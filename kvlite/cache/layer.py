@@ -103,6 +103,11 @@ class LayerCache:
         ]
 
     @property
+    def kv_heads(self) -> int:
+        """The number of KV heads, those with an alias included."""
+        return sum(len(head_group.heads) for head_group in self.head_groups) + len(self.head_alias)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of storage held, filled or not, what it shares with another layer included."""
         return bytes_held(self.tensors)

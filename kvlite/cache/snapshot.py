@@ -143,37 +143,42 @@ class LayerReader:
 
     Attributes:
         objects: as of `LayerWriter`; each is made when it is first asked for, and only once.
-        device, kv_heads, dim, dtype: of all layers.
+        device, dtype: of all layers.
         seen: tokens read; all positions are below.
     """
 
     source: Source
     objects: Sequence[Plain]
     device: torch.device
-    kv_heads: int
-    dim: int
     dtype: torch.dtype
     seen: int
     _made: dict[int, Any] = field(default_factory=dict)
     _tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def layer(
-        self, plain: Plain, prepare: Callable[[LayerCache], None] | None = None
+        self,
+        plain: Plain,
+        size: tuple[int, int],
+        prepare: Callable[[LayerCache], None] | None = None,
     ) -> LayerCache:
-        """A layer from how its parts fit together; `prepare` is called before it is filled.
+        """A layer from how its parts fit together.
+
+        Args:
+            size: the number of its KV heads, and the dimension of one.
+            prepare: called before it is filled.
 
         Raises:
             SnapshotError: it is damaged, or of another model.
         """
-        head_groups = plain["banks"]
+        (kv_heads, dim), head_groups = size, plain["banks"]
         head_alias = {int(head): int(other) for head, other in plain["like"]}
         held = [head for each in head_groups for head in each["heads"]]
-        require(sorted([*held, *head_alias]) == list(range(self.kv_heads)))
+        require(sorted([*held, *head_alias]) == list(range(kv_heads)))
         require({*head_alias.values()} <= {*held})
         layer = LayerCache(
             [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
             batch=1,
-            dim=self.dim,
+            dim=dim,
             dtype=self.dtype,
             device=self.device,
             decode_rows=plain["rows"],
@@ -205,6 +210,7 @@ class LayerReader:
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
         used, heads = plain["used"], len(head_group.heads)
+        dim = head_group.residual_keys.shape[3]
         require(head_group.segment_len <= used <= head_group.capacity)
         own = slice(0, used - head_group.segment_len)
         self.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
@@ -213,7 +219,7 @@ class LayerReader:
         self._require_seen(head_group.residual_positions[:, :, own])
         if segment is not None:
             require(segment.start <= own.stop and segment.positions.shape[:2] == (1, heads))
-            require(_dim(segment) == self.dim)
+            require(_dim(segment) == dim)
             self._require_seen(segment.positions)
         if head_group.rows is not None:
             require(-1 <= plain["newest_row"] < head_group.rows.shape[2])
@@ -221,7 +227,7 @@ class LayerReader:
         head_group.used, head_group.history_index = used, plain["newest_row"]
         head_group.packed_before = self._object(plain["former"], PackedSource)
         if head_group.packed_before is not None:
-            require(_dim(head_group.packed_before.packed) == self.dim)
+            require(_dim(head_group.packed_before.packed) == dim)
             require(len(head_group.packed_before.rows) == heads)
 
     def _require_seen(self, positions: Tensor) -> None:

@@ -247,9 +247,8 @@ class Snapshot(TensorFile):
         plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
         # A token that was being written when memory ran out is in some layers already.
-        sizes = shape.kv_heads, shape.head_dim, model.dtype, tokens + 1
-        reader = LayerReader(self, plain["objects"], model.device, *sizes)
-        layers = [reader.layer(each) for each in plain["layers"]]
+        reader = LayerReader(self, plain["objects"], model.device, model.dtype, tokens + 1)
+        layers = [*map(reader.layer, plain["layers"], shape.kv_sizes)]
         states = reader.states(plain.get("states", {}))
         require_states(states, shape, model.dtype)
         cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"], states)

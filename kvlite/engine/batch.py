@@ -16,6 +16,7 @@ from kvlite.engine.decode import LayerStep, Step
 from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.memory.oom import T
+from kvlite.model.attention_interface import Lender
 from kvlite.model.load import LoadedModel
 from kvlite.ops.softmax import Softmax
 
@@ -41,6 +42,17 @@ class RowsAttender:
         """As `model.attention_interface.Attender`."""
         rows = zip(self.steps, *(each.split(1) for each in (q, k, v)), strict=True)
         return torch.cat([step.attend(q, k, v, softmax) for step, q, k, v in rows])
+
+    def lender(self, index: int) -> Lender:
+        """As of `LayerStep`, a row each."""
+        lenders = [step.lender(index) for step in self.steps]
+        coses, sines = zip(*(lender.rotation for lender in lenders), strict=True)
+
+        def over(q: Tensor, softmax: Softmax) -> Tensor:
+            rows = zip(lenders, q.split(1), strict=True)
+            return torch.cat([lender.over(q, softmax) for lender, q in rows])
+
+        return Lender((torch.cat(coses), torch.cat(sines)), over)
 
 
 @torch.inference_mode()

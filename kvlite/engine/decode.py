@@ -1,7 +1,7 @@
 """Answering: one token a step through all layers, written in place."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from kvlite.memory.oom import OOMPolicy, T
 from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import ROOM, LayerPolicy
 from kvlite.methods.scores import Window
+from kvlite.model.attention_interface import Lender
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
@@ -38,6 +39,7 @@ class LayerStep:
         done: what was, by KV heads of a head group.
         asked: what the method is to settle by, once all of the layer went through.
         carrier: the states of the recurrent layers that run with it, before and after the token.
+        lenders: earlier layers, by number, whose entries are attended to behind this one.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LayerStep:
         states: States | None = None,
         positions: Tensor | None = None,
         queries: QueryLog | None = None,
+        lenders: "Mapping[int, LayerStep] | None" = None,
     ) -> None:
         self.index = index
         self.layer = layer
@@ -65,6 +68,7 @@ class LayerStep:
         self.done: set[tuple[str, tuple[int, ...]]] = set()
         self.asked: Window | None = None
         self.carrier = StateCarrier(states or {})
+        self.lenders = lenders or {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the token into every head group, then attend over all of it."""
@@ -90,22 +94,47 @@ class LayerStep:
             if recall is not None and recall.reaches(self.index, head_group):
                 come = partial(self._recall, recall, head_group)
                 self._once("recalled", head_group.heads, lambda: come(*wanted()))
-            if head_group.segment is not None and self.sparse_mask is None:
-                return self._over_segment(head_group, q, softmax)
-            keys = head_group.keys[:, :, : head_group.used]
-            values = head_group.values[:, :, : head_group.used]
-            if self.sparse_mask is not None:
-                own = self.rotation
-                return self.sparse_mask.attend(q, keys, values, self.position, own, softmax)
-            if not self.policy.remembers(self.layer):
-                return softmax.with_sinks(*attend(q, keys, values, softmax, causal=False))[0]
-            out, rows = attend_with_rows(q, keys, values, softmax)
-            self._remember(head_group, rows[:, :, 0])
-            return out
+            return self._over_entries(head_group, q, softmax, self.policy.remembers(self.layer))
 
         out = over_head_groups(self.layer, q, k, v, softmax, over)
         if self.policy.method.across.resolves_at == "step":
             self.asked = Window(q, self.position, k.shape[1], softmax)
+        return out
+
+    def lender(self, index: int) -> Lender:
+        """What attends to the entries of layer `index`."""
+        source = self.lenders.get(index, self)
+        return Lender(source.rotation, source._lend)
+
+    def _lend(self, q: Tensor, softmax: Softmax) -> Tensor:
+        """Attention of the token, which is in the layer already."""
+
+        def over(
+            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+        ) -> Tensor:
+            return self._over_entries(head_group, q, softmax, False)
+
+        nothing = q[:, : self.layer.kv_heads]
+        return over_head_groups(self.layer, q, nothing, nothing, softmax, over)
+
+    def _over_entries(
+        self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax, remembers: bool
+    ) -> Tensor:
+        """Attention to what a head group holds; the policy remembers it, if it is to."""
+        if head_group.segment is not None and self.sparse_mask is None:
+            out, row = attend_segment(q, head_group, softmax, remembers=remembers)
+            if remembers and row is not None:
+                self._remember(head_group, row)
+            return out
+        keys = head_group.keys[:, :, : head_group.used]
+        values = head_group.values[:, :, : head_group.used]
+        if self.sparse_mask is not None:
+            own = self.rotation
+            return self.sparse_mask.attend(q, keys, values, self.position, own, softmax)
+        if not remembers:
+            return softmax.with_sinks(*attend(q, keys, values, softmax, causal=False))[0]
+        out, rows = attend_with_rows(q, keys, values, softmax)
+        self._remember(head_group, rows[:, :, 0])
         return out
 
     def _once(self, what: str, heads: tuple[int, ...], act: Callable[[], None]) -> None:
@@ -119,13 +148,6 @@ class LayerStep:
     ) -> None:
         """Bring back what queries of all KV heads want of a head group."""
         recall.bring_back(self.index, head_group, of_heads(queries, head_group.heads), scores)
-
-    def _over_segment(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
-        remembers = self.policy.remembers(self.layer)
-        out, row = attend_segment(q, head_group, softmax, remembers=remembers)
-        if remembers and row is not None:
-            self._remember(head_group, row)
-        return out
 
     def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
         add = head_group.add if self.policy.method.decoding.cumulative else head_group.record
@@ -269,25 +291,27 @@ class Step:
 
     def begin_layer(self) -> LayerStep:
         """The step through the next layer, which may have become smaller since it began."""
-        index, position = self.index, self.cache.seen
-        layer, policy = self.cache.layers[index], self.policies[index]
+        index, lenders = self.index, self.model.shape.lenders
         if self.step is None:
-            rotation, sparse_mask = self.rotations[index], self.sparse_masks[index]
-            states, queries = self.cache.states.get(index), self.cache.queries.get(index)
-            self.step = LayerStep(
-                index,
-                layer,
-                policy,
-                position,
-                rotation,
-                sparse_mask,
-                self.recall,
-                states,
-                self.positions,
-                queries,
-            )
-        self.step.layer, self.step.policy = layer, policy
+            self.step = self._through(index)
+        self.step.layer, self.step.policy = self.cache.layers[index], self.policies[index]
+        self.step.lenders = {each: self._through(each) for each in lenders if each < index}
         return self.step
+
+    def _through(self, index: int) -> LayerStep:
+        """A step through a layer."""
+        return LayerStep(
+            index,
+            self.cache.layers[index],
+            self.policies[index],
+            self.cache.seen,
+            self.rotations[index],
+            self.sparse_masks[index],
+            self.recall,
+            self.cache.states.get(index),
+            self.positions,
+            self.cache.queries.get(index),
+        )
 
     def leave_layer(self) -> None:
         """Put the layer where what is given up next is looked for, however far it got."""

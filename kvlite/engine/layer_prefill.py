@@ -1,6 +1,8 @@
 """One layer reads, chunk by chunk: over all earlier entries freely, over itself causally."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
-from kvlite.model.attention_interface import Attender
-from kvlite.model.hybrid import HybridLayer
+from kvlite.model.attention_interface import Attender, Lender
+from kvlite.model.layers import LayerGroup
 from kvlite.model.rotary import Rotation, unrotated
 from kvlite.ops.attention import attend_causal, attend_masked, attention_sums, grouped
 from kvlite.ops.softmax import Softmax
@@ -48,7 +50,7 @@ def through(
         "position_embeddings": rotation,
         "kvlite": attender,
     }
-    if isinstance(module, HybridLayer):
+    if isinstance(module, LayerGroup):
         through_all: Tensor = module(hidden, answers=answers, **given)
         return through_all
     if not answers:
@@ -63,7 +65,7 @@ def through(
 
 def trails(module: Any) -> bool:
     """Whether layers follow that take what attention answers, though no other attention does."""
-    return isinstance(module, HybridLayer) and module.trailing
+    return isinstance(module, LayerGroup) and module.trailing
 
 
 @dataclass
@@ -109,6 +111,7 @@ class LayerPrefill:
         measures: bool = False,
         states: States | None = None,
         log: QueryLog | None = None,
+        lenders: "Mapping[int, LayerPrefill] | None" = None,
     ) -> None:
         """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
@@ -121,6 +124,7 @@ class LayerPrefill:
             measures: whether `query_sq_sum` is asked for.
             states: before these tokens.
             log: takes the queries, where somebody watches the layer.
+            lenders: earlier layers, by number, whose entries are attended to behind this one.
         """
         method = policy.method
         self.layer = layer
@@ -142,14 +146,16 @@ class LayerPrefill:
         self.states = states or {}
         self.carrier = StateCarrier(self.states)
         self.log = log
+        self.lenders = lenders or {}
+        self.length = 0  # of the chunk that goes through
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
         """Put the next chunk through a decoder layer, as `through` does, or leave everything as it
         was."""
         self.answers = answers = answers or trails(module)
-        length = hidden.shape[1]
+        self.length = length = hidden.shape[1]
         positions = self.positions[self.done : self.done + length]
-        rotation = self._rotation(length)
+        rotation = self._rotation(self.done, length)
         if self.sparse_mask is not None:
             make_room(self.layer, self.sparse_mask.mask, length)
         before = [head_group.used for head_group in self.layer.head_groups]
@@ -198,42 +204,71 @@ class LayerPrefill:
         future = self.policy.method.needs.future_queries
         if future is not None:
             late = self.positions[self.done : self.done + length] >= future.skipped
-            statistics = statistics.joined(unrotated(q, self._rotation(length))[:, :, late])
+            statistics = statistics.joined(
+                unrotated(q, self._rotation(self.done, length))[:, :, late]
+            )
         return Found(length, queries, query_sq_sum, statistics)
 
     def _over_head_group(
         self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
     ) -> Tensor:
-        before, window = head_group.used, self.policy.window
         head_group.append(k, v, self.positions[self.done : self.done + q.shape[2]])
         if not self.answers:
             return q
-        keys = head_group.keys[:, :, : head_group.used]
-        values = head_group.values[:, :, : head_group.used]
-        if window is not None and head_group.used > window:
-            return self._over_window(head_group, q, before, window, softmax)
-        first = self.end - self.positions.shape[0] + self.done
+        assert self.found is not None
+        cumulative = self.policy.method.decoding.cumulative
+        add = self.found.sums.append if cumulative else None
+        return self._over_entries(head_group, q, self.done, softmax, add)
+
+    def lender(self, index: int) -> Lender:
+        """What attends to the entries of layer `index`, for the chunk that goes through."""
+        source, rows = self.lenders.get(index, self), (self.done, self.length)
+        return Lender(source._rotation(*rows), partial(source._lend, *rows))
+
+    def _lend(self, at: int, length: int, q: Tensor, softmax: Softmax) -> Tensor:
+        """Attention of the tokens from row `at` on, which are in the layer already."""
+
+        def over(
+            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+        ) -> Tensor:
+            return self._over_entries(head_group, q, at, softmax)
+
+        nothing = q[:, : self.kv_heads]
+        return over_head_groups(self.layer, q, nothing, nothing, softmax, over)
+
+    def _over_entries(
+        self,
+        head_group: KVHeadGroup,
+        q: Tensor,
+        at: int,
+        softmax: Softmax,
+        add: Callable[[tuple[KVHeadGroup, Tensor]], None] | None = None,
+    ) -> Tensor:
+        """Attention of the tokens from row `at` on, up to these; `add` takes its sums."""
+        used = head_group.used - max(0, self.done - at - q.shape[2])
+        window = self.policy.window
+        keys, values = head_group.keys[:, :, :used], head_group.values[:, :, :used]
+        if window is not None and used > window:
+            return self._over_window(head_group, q, used - q.shape[2], window, softmax)
+        first = self.end - self.positions.shape[0] + at
         vertical_slash = self.policy.method.prefilling.columns
         if self.sparse_mask is not None:
-            own = self._rotation(q.shape[2])
+            own = self._rotation(at, q.shape[2])
             return self.sparse_mask.attend(q, keys, values, first, own, softmax)
         if vertical_slash is not None:
-            at = head_group.positions[..., : head_group.used]
-            seen = attend_vertical_slash(q, keys, values, at, first, vertical_slash, softmax)
+            positions = head_group.positions[..., :used]
+            seen = attend_vertical_slash(q, keys, values, positions, first, vertical_slash, softmax)
             if seen is not None:
                 return seen
         out, lse = softmax.with_sinks(*attend_causal(q, keys, values, softmax))
-        if self.policy.method.decoding.cumulative:
-            assert self.found is not None
-            sums = attention_sums(q, keys, lse, softmax)
-            self.found.sums.append((head_group, sums))
+        if add is not None:
+            add((head_group, attention_sums(q, keys, lse, softmax)))
         return out
 
-    def _rotation(self, length: int) -> Rotation:
-        """Of the chunk of `length` tokens that is being read."""
+    def _rotation(self, at: int, length: int) -> Rotation:
+        """Of `length` tokens from row `at` on."""
         cos, sin = self.rotation
-        chunk = slice(self.done, self.done + length)
-        return cos[:, chunk], sin[:, chunk]
+        return cos[:, at : at + length], sin[:, at : at + length]
 
     def _over_window(
         self, head_group: KVHeadGroup, q: Tensor, before: int, window: int, softmax: Softmax

@@ -30,8 +30,7 @@ def passage_attention(
         others' entries are left out.
     """
     positions, queries = log.of(tokens)
-    kv_heads = sum(len(group.heads) for group in layer.head_groups) + len(layer.head_alias)
-    peaks = []
+    peaks, kv_heads = [], layer.kv_heads
     for group in layer.head_groups:
         q = of_heads(grouped(queries, kv_heads), group.heads).flatten(1, 2)
         softmax = log.softmax.of_heads(group.heads, kv_heads)

@@ -46,6 +46,7 @@ class Prefill:
         reconstruction_pass: of what was read, if a method judges by that.
         reconstructed: tokens that the cache will hold judgements of.
         states: by layer, of the recurrent layers that run with those that were read.
+        lenders: layers that were read, by number, whose entries later ones attend to.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Prefill:
         self.oom_policy = oom_policy
         self.layers: list[LayerCache] = []
         self.states: dict[int, States] = {}
+        self.lenders: dict[int, LayerPrefill] = {}
         self.policies = policies
         self.reserve, self.room = reserve, min(reserve, ROOM)
         self.chunk = chunk
@@ -139,14 +141,14 @@ class Prefill:
 
     def _layer_prefill(self, index: int) -> LayerPrefill:
         """What reads a layer, with room for all that it will."""
-        cos, sin, positions = *self.rotations[index], self.positions
+        (cos, sin), at = self.rotations[index], self.positions
         if self.rows is not None:
-            cos, sin, positions = cos[:, self.rows], sin[:, self.rows], positions[self.rows]
+            cos, sin, at = cos[:, self.rows], sin[:, self.rows], at[self.rows]
         policy, layer = self.policies[index], self._roomy(index)
         layer_prefill = LayerPrefill(
             layer,
             policy,
-            positions,
+            at,
             self.end,
             (cos, sin),
             self.sparse_masks[index],
@@ -154,9 +156,12 @@ class Prefill:
             measures=self.store is not None,
             states=self._before.get(index),
             log=self.cache.queries.get(index),
+            lenders=self.lenders,
         )
         if policy.method.decoding.cumulative and self.cache.reconstructed:
             layer.clear_rows()  # they hold what a reconstruction found, not sums
+        if index in self.model.shape.lenders:
+            self.lenders[index] = layer_prefill
         return layer_prefill
 
     def _begin(self, index: int) -> int:
@@ -207,14 +212,11 @@ class Prefill:
             OutOfMemory: nothing is left to give up that may be.
         """
         for index in range(len(self.policies)):
-            layer = self.compressed(index)
-            self.layers.append(layer)
-            del layer
+            self.layers.append(self.compressed(index))
             self._safely(partial(merge_below, self.layers, self.policies, index, self.room))
         shared = self._safely(lambda: shares(self.layers, self.policies, self.backend))
         for index, kept in shared:
-            cut = partial(take_share, self.layers, self.policies, index, kept, self.room)
-            self._safely(cut)
+            self._safely(partial(take_share, self.layers, self.policies, index, kept, self.room))
         return self._safely(self.logits)
 
     def compressed(self, index: int) -> LayerCache:
@@ -263,11 +265,9 @@ class Prefill:
         if pruning is None or budget is None or budget >= through:
             return
         with self.backend.timed():
-            going = pruning.prune_tokens(view, through, budget)
-            going = self.backend.slots(going).long()
-        rows = going if self.rows is None else self.rows[going]
+            going = self.backend.slots(pruning.prune_tokens(view, through, budget)).long()
         self.hidden = self.hidden[:, going.to(self.hidden.device)]
-        self.rows = rows
+        self.rows = going if self.rows is None else self.rows[going]
 
     def logits(self) -> Tensor:
         """Next-token logits `(batch, vocab)` float32, after the last layer."""

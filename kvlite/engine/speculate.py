@@ -22,8 +22,9 @@ from kvlite.cache.query_log import QueryLog
 from kvlite.engine.heads import over_head_groups
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.attention_interface import Lender
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import rotations_apart
+from kvlite.model.rotary import Rotation, rotations_apart
 from kvlite.ops.attention import attend_causal
 from kvlite.ops.softmax import Softmax
 
@@ -44,12 +45,37 @@ class LayerAhead:
     Attributes:
         layer: stays as it is, but for its free slots.
         positions: of the tokens, `(L,)` int32.
+        rotation: of these positions.
+        lenders: this layer and those before it, by number.
     """
 
-    def __init__(self, layer: LayerCache, positions: Tensor, log: QueryLog | None = None) -> None:
+    def __init__(
+        self,
+        layer: LayerCache,
+        positions: Tensor,
+        rotation: Rotation,
+        lenders: Sequence["LayerAhead"],
+        log: QueryLog | None = None,
+    ) -> None:
         self.layer = layer
         self.log = log
         self.positions = positions
+        self.rotation = rotation
+        self.lenders = [*lenders, self]
+
+    def lender(self, index: int) -> Lender:
+        """What attends to the entries of layer `index`."""
+        source = self.lenders[index]
+        return Lender(source.rotation, source._lend)
+
+    def _lend(self, q: Tensor, softmax: Softmax) -> Tensor:
+        def over(
+            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+        ) -> Tensor:
+            return self._over_entries(head_group, q, softmax)
+
+        nothing = q[:, : self.layer.kv_heads]
+        return over_head_groups(self.layer, q, nothing, nothing, softmax, over)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Each token over all entries, those before it in the pass, and itself."""
@@ -65,7 +91,10 @@ class LayerAhead:
             head_group.append(k, v, self.positions)
         finally:
             head_group.used = used
-        end = used + k.shape[2]
+        return self._over_entries(head_group, q, softmax)
+
+    def _over_entries(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
+        end = head_group.used + q.shape[2]
         keys, values = head_group.keys[:, :, :end], head_group.values[:, :, :end]
         return softmax.with_sinks(*attend_causal(q, keys, values, softmax))[0]
 
@@ -89,8 +118,10 @@ class Ahead:
         positions = torch.arange(start, start + count, dtype=torch.int32, device=device)
         hidden = model.embed(torch.tensor([token_ids], device=device))
         rotations = rotations_apart(model, start, count)
+        passed: list[LayerAhead] = []
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            attender = LayerAhead(layer, positions, cache.queries.get(index))
+            attender = LayerAhead(layer, positions, rotation, passed, cache.queries.get(index))
+            passed.append(attender)
             hidden = model.layers[index](
                 hidden,
                 position_ids=positions[None],

@@ -26,6 +26,8 @@ def refusal(
     model: LoadedModel, cache: KVCache, policies: list[LayerPolicy], recall: Recall | None
 ) -> str | None:
     """Why the next step of a cache is no program, in a few words; None if it is one."""
+    if model.shape.lenders:
+        return "layers attend to keys of others"
     if model.shape.recurrent_layers:
         return "recurrent layers carry a state from token to token"
     if model.device.type == "cuda" and find_spec("triton") is None:

@@ -9,7 +9,7 @@ from kvlite.config.units import UNITS
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
 from kvlite.methods.layer_policy import PACKED_ROOM, ROOM
-from kvlite.model.shape import ModelShape
+from kvlite.model.shape import ModelShape, entry_bytes
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
 # A smaller cache would hold nothing useful, however small a model's heads are.
@@ -62,12 +62,14 @@ class Budget:
                 f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
                 "in length: give a number of entries"
             )
-        line = _LineBytes(shape, itemsize, 4 * method.decoding.rows, bits)
+        line = _LineBytes(shape.head_dim, itemsize, 4 * method.decoding.rows, bits)
         grown = 0 if method.decoding.bounded else longest + ROOM
         most = seen + longest + ROOM
-        own = _LineBytes(shape, itemsize, 0, bits)
-        sliding = sum(own.of(min(window, most)) for window in shape.windows if window is not None)
-        sliding *= shape.kv_heads
+        sliding = sum(
+            kv_heads * _LineBytes(dim, itemsize, 0, bits).of(min(window, most))
+            for window, (kv_heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True)
+            if window is not None
+        )
         heads = max(1, len(shape.full_layers)) * shape.kv_heads
         entries = line.longest((self.nbytes - sliding) // heads) - grown
         needed = min(method.min_budget, seen)
@@ -83,14 +85,12 @@ class Budget:
 class _LineBytes:
     """Converts between the entries of one KV head in one layer and bytes."""
 
-    def __init__(
-        self, shape: ModelShape, itemsize: int, remembered: int, bits: KVBits | None
-    ) -> None:
-        self.exact = shape.entry_bytes(itemsize) + remembered
+    def __init__(self, dim: int, itemsize: int, remembered: int, bits: KVBits | None) -> None:
+        self.exact = entry_bytes(dim, itemsize) + remembered
         self.packed, self.mean, self.recent = self.exact, 0, 0
         if bits is not None:
-            self.packed = bits.entry_bytes(shape.head_dim) + remembered
-            self.mean = 4 * shape.head_dim
+            self.packed = bits.entry_bytes(dim) + remembered
+            self.mean = 4 * dim
             self.recent = bits.sinks + bits.recent + PACKED_ROOM
             self.recent += bits.group if bits.by_channel else 0
 

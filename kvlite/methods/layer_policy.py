@@ -240,10 +240,10 @@ def layer_policies(
 def _require_codes(bits: KVBits, shape: ModelShape) -> None:
     """Raises SettingError if the codes of an entry do not fill whole bytes."""
     codes = 8 // min(bits.keys, bits.values)
-    if shape.head_dim % codes:
+    if odd := [dim for _, dim in shape.kv_sizes if dim % codes]:
         raise SettingError(
             f"--kv-bits {bits} needs heads whose dimension is a multiple of {codes}, and this "
-            f"model's have {shape.head_dim}: use --kv-bits 8"
+            f"model's have {odd[0]}: use --kv-bits 8"
         )
 
 

@@ -31,6 +31,8 @@ class Architecture:
         width: the key that says how wide an MLP or an expert is.
         known_as: keys, and what else its class goes by where a config has that.
         dense: whether a model has no experts at all, given what is in its config.
+        needs_unless: pairs of keys; the first is needed where there is no second.
+        carries: whether more goes from layer to layer than a hidden state (`model.gemma`).
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
@@ -48,13 +50,17 @@ class Architecture:
     width: str = "intermediate_size"
     known_as: tuple[tuple[str, str], ...] = ()
     dense: Callable[[Mapping[str, Any]], bool] = lambda config: False
+    needs_unless: tuple[tuple[str, str], ...] = ()
+    carries: bool = False
 
     def layer_groups(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
         before it and its own, for the last one also those behind it."""
         layers: int = config.num_hidden_layers
         if not self.recurrent:
-            return (("attention",),) * layers
+            shared = len(self.borrowed(config))
+            kinds = [(kind,) for kind in _sparsities(config)[: layers - shared]]
+            return (*kinds[:-1], (*kinds[-1], *["shared"] * shared))
         layer_groups: list[tuple[str, ...]] = []
         waiting: tuple[str, ...] = ()
         for kind in config.layer_types:
@@ -63,6 +69,16 @@ class Architecture:
                 layer_groups.append(waiting)
                 waiting = ()
         return (*layer_groups[:-1], layer_groups[-1] + waiting)
+
+    def borrowed(self, config: Any) -> dict[int, int]:
+        """For each layer without keys of its own the number of that whose keys it attends to, given
+        transformers' config; all such layers are the last."""
+        kinds = getattr(config, "layer_types", [])
+        own = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+        return {
+            layer: max(each for each in range(own) if kinds[each] == kinds[layer])
+            for layer in range(own, config.num_hidden_layers)
+        }
 
     def attention_layers(self, layer_groups: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
         """The numbers of the attention layers in the model."""
@@ -73,6 +89,12 @@ class Architecture:
     def attention_in(self, group: tuple[str, ...]) -> int:
         """The place of the attention layer among the kinds of a group."""
         return next(place for place, kind in enumerate(group) if kind not in self.recurrent)
+
+
+def _sparsities(config: Any) -> list[str]:
+    """The kinds of attention layers: in Gemma 3n the MLPs of some are sparse."""
+    pattern = getattr(config, "activation_sparsity_pattern", None) or [0] * config.num_hidden_layers
+    return ["sparse" if share else "attention" for share in pattern]
 
 
 def _rotates_where_told(config: Any, layer: int) -> bool:
@@ -135,6 +157,33 @@ ADMITTED: dict[str, Architecture] = {
     "qwen3": PLAIN,
     "gemma2": PLAIN,
     "gemma3_text": PLAIN,
+    "gemma3n_text": Architecture(
+        needs=(
+            "altup_num_inputs",
+            "head_dim",
+            "hidden_size_per_layer_input",
+            "laurel_rank",
+            "num_key_value_heads",
+            "num_kv_shared_layers",
+            "sliding_window",
+            "vocab_size_per_layer_input",
+        ),
+        carries=True,
+    ),
+    "gemma4_text": Architecture(
+        needs=(
+            "head_dim",
+            "hidden_size_per_layer_input",
+            "num_key_value_heads",
+            "num_kv_shared_layers",
+            "sliding_window",
+        ),
+        experts="num_experts",
+        dense=lambda config: not config.get("enable_moe_block"),
+        needs_unless=(("global_head_dim", "per_layer_config"),),
+        known_as=(("num_experts_per_tok", "top_k_experts"),),
+        carries=True,
+    ),
     "phi3": AS_MANY_KV_HEADS,
     "mixtral": Architecture(experts="num_local_experts"),
     "qwen3_moe": Architecture(
@@ -285,6 +334,8 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "head_dim": 256,
         "max_position_embeddings": 131_072,
     },
+    "gemma3n": {"model_type": "gemma3n_text"},
+    "gemma4": {"model_type": "gemma4_text"},
     "mistral3": {"model_type": "mistral"},
     "qwen3_5": {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
@@ -299,9 +350,6 @@ LANGUAGE_WEIGHTS = {
 
 # Why others that people ask for are refused.
 REFUSED: dict[str, str] = {
-    "gemma3n": "its last layers have no keys of their own",
-    "gemma4": "its last layers have no keys of their own",
-    "gemma4_text": "its last layers have no keys of their own",
     "llama4": "some of its layers see chunks",
     "llama4_text": "some of its layers see chunks",
     "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",

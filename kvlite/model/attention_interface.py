@@ -4,6 +4,8 @@ The engine hands itself down as the decoder layer's keyword `kvlite`, so there i
 and none of transformers' cache objects in between.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +25,24 @@ class Attender(Protocol):
         """Attention output `(batch, heads, L, dim)` for rotated q and the new, unrepeated
         k and v `(batch, kv heads, L, dim)`."""
         ...
+
+
+@dataclass(frozen=True)
+class Lender:
+    """Runs the attention of a layer without keys, over those of another that has the tokens
+    already.
+
+    Attributes:
+        rotation: cos and sin of the tokens, as the other layer has them.
+        over: takes rotated queries, and attends.
+    """
+
+    rotation: tuple[Tensor, Tensor]
+    over: Callable[[Tensor, Softmax], Tensor]
+
+    def attend(self, q: Tensor, k: Any, v: Any, softmax: Softmax) -> Tensor:
+        """As `Attender`, of queries alone."""
+        return self.over(q, softmax)
 
 
 def register_attention() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED, OLDER_KINDS, WRAPPERS
-from kvlite.model.config_limits import MOST
+from kvlite.model.config_limits import ACTIVATIONS, DTYPES, MOST, QUANT_METHODS, ROPES
 from kvlite.model.config_values import Rule, Values, is_whole, shown
 
 # The largest config.json that is read.
@@ -26,27 +26,7 @@ _NEEDED = (
     "vocab_size",
     "max_position_embeddings",
 )
-_DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
-_ACTIVATIONS = (
-    "silu, gelu_pytorch_tanh, gelu, gelu_fast, gelu_new, gelu_python, mish, quick_gelu, relu, "
-    "relu2, relu6, sigmoid, swish, tanh"
-)
 _LAYERS = ("full_attention", "sliding_attention")
-_QUANT_METHODS = (
-    "aqlm, auto-round, awq, bitnet, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, "
-    "fouroversix, fp8, fp_quant, gemma, gptq, higgs, hqq, metal, mxfp4, mxfp8, nvfp4, quanto, "
-    "quark, sinq, spqr, torchao, vptq"
-)
-# Rope types, and what each of them needs.
-_ROPES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "su": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
 
 
 def _is_positive(value: Any) -> bool:
@@ -70,17 +50,22 @@ _RULES: tuple[Rule, ...] = (
         _is_positive,
         "it must be a number above 0",
     ),
-    ("dtype torch_dtype", _DTYPES.__contains__, f"it must be one of {', '.join(_DTYPES[:3])}"),
+    ("dtype torch_dtype", DTYPES.__contains__, f"it must be one of {', '.join(DTYPES[:3])}"),
     (
         "hidden_act hidden_activation mlp_hidden_act",
-        lambda value: value in _ACTIVATIONS.split(", "),
-        f"it must be one of {_ACTIVATIONS}",
+        lambda value: value in ACTIVATIONS.split(", "),
+        f"it must be one of {ACTIVATIONS}",
     ),
     # transformers would take a part of a larger model's config from these.
     (
         "decoder generator text_config text_encoder",
         lambda value: False,
         "the config of a language model has no such part",
+    ),
+    (
+        "hidden_size_per_layer_input",
+        lambda value: is_whole(value) and 0 <= value <= 1 << 14,
+        "it must be a whole number, 0 where layers have no such input",
     ),
     ("bos_token_id", is_whole, "it must be a token's number"),
     (
@@ -92,8 +77,8 @@ _RULES: tuple[Rule, ...] = (
 _QUANT_RULES: tuple[Rule, ...] = (
     (
         "quant_method",
-        lambda value: value in _QUANT_METHODS.split(", "),
-        f"it must be one of {_QUANT_METHODS}",
+        lambda value: value in QUANT_METHODS.split(", "),
+        f"it must be one of {QUANT_METHODS}",
     ),
     ("bnb_4bit_quant_type", ("nf4", "fp4").__contains__, "it must be nf4 or fp4"),
     (
@@ -191,6 +176,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     needed = [*_NEEDED, own.width, *own.needs]
     if own.recurrent and config.get("layer_types") is None:
         needed.append(own.layout)
+    needed += [key for key, other in own.needs_unless if config.get(other) is None]
     if own.layout == "hybrid_override_pattern" and isinstance(config.get("layer_types"), list):
         config = {"num_hidden_layers": len(config["layer_types"]), **config}
     if own.dense(config):
@@ -205,6 +191,9 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     if isinstance(config.get("sliding_window_pattern"), str) and config.get("layer_types"):
         # EXAONE says it in letters, too.
         config = {key: config[key] for key in config if key != "sliding_window_pattern"}
+    width = config.get(own.width)
+    if own.carries and isinstance(width, list) and width and all(map(is_whole, width)):
+        config = {**config, own.width: max(width)}  # one for each layer
     values = Values(config, path)
     for key in needed:
         whole, _, part = key.partition(".")
@@ -225,7 +214,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
     )
     activation = "hidden_activation" if kind.startswith("gemma") else "hidden_act"
     if activation in config and config[activation] is None:
-        raise values.fault(activation, f"it must be one of {_ACTIVATIONS}")
+        raise values.fault(activation, f"it must be one of {ACTIVATIONS}")
     _require_quantization(values)
     for key in ("rope_parameters", "rope_scaling"):
         values.require(key, _is_object, "it must be an object")
@@ -289,6 +278,12 @@ def _require_layers(values: Values, recurrent: tuple[str, ...]) -> None:
             raise values.fault("layer_types", f"{shown(kind)} is none of {', '.join(known)}")
     if kinds and all(kind in recurrent for kind in kinds):
         raise values.fault("layer_types", "one of them must have attention")
+    shared = values.config.get("num_kv_shared_layers")
+    if shared is not None:
+        values.require_whole("num_kv_shared_layers", 0, layers - 1)
+        if not {*kinds[layers - shared :]} <= {*kinds[: layers - shared]}:
+            wanted = "each of these layers needs one of its kind before them, whose keys it takes"
+            raise values.fault("num_kv_shared_layers", wanted)
     values.require(
         "full_attn_idxs",
         lambda full: (
@@ -346,9 +341,9 @@ def _require_rope(rope: Values) -> None:
     """Check how rotary positions are scaled, in the words of transformers 4 or 5."""
     key = "rope_type" if "rope_type" in rope.config else "type"
     kind = rope.config.get(key, "default")
-    if not isinstance(kind, str) or kind not in _ROPES:
-        raise rope.fault(key, f"it must be one of {', '.join(_ROPES)}")
-    for needed in _ROPES[kind]:
+    if not isinstance(kind, str) or kind not in ROPES:
+        raise rope.fault(key, f"it must be one of {', '.join(ROPES)}")
+    for needed in ROPES[kind]:
         if rope.config.get(needed) is None:
             raise ModelError(
                 f"{rope.path} has no {rope.prefix}{needed}, which rope type {kind!r} needs: get "

@@ -1,4 +1,4 @@
-"""The largest sizes that a config may state."""
+"""What a config may state: the largest sizes, and words."""
 
 # Well beyond every published model; a plan of more takes minutes, or overflows.
 MOST = {
@@ -6,6 +6,8 @@ MOST = {
     "num_attention_heads": 1 << 14,
     "num_key_value_heads": 1 << 14,
     "head_dim": 1 << 14,
+    "global_head_dim": 1 << 14,
+    "num_global_key_value_heads": 1 << 14,
     "hidden_size": 1 << 20,
     "intermediate_size": 1 << 22,
     "kv_lora_rank": 1 << 14,
@@ -22,6 +24,9 @@ MOST = {
     "ssm_state_size": 1 << 14,
     "moe_intermediate_size": 1 << 22,
     "vocab_size": 1 << 26,
+    "vocab_size_per_layer_input": 1 << 26,
+    "altup_num_inputs": 64,
+    "laurel_rank": 1 << 14,
     "max_position_embeddings": 1 << 30,
     "original_max_position_embeddings": 1 << 30,
     "n_group": 1 << 12,
@@ -45,4 +50,25 @@ MOST = {
     "no_rope_layer_interval": 1_000,
     "sliding_window_pattern": 1_000,
     "v_head_dim": 1 << 14,
+}
+DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
+ACTIVATIONS = (
+    "silu, gelu_pytorch_tanh, gelu, gelu_fast, gelu_new, gelu_python, mish, quick_gelu, relu, "
+    "relu2, relu6, sigmoid, swish, tanh"
+)
+QUANT_METHODS = (
+    "aqlm, auto-round, awq, bitnet, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, "
+    "fouroversix, fp8, fp_quant, gemma, gptq, higgs, hqq, metal, mxfp4, mxfp8, nvfp4, quanto, "
+    "quark, sinq, spqr, torchao, vptq"
+)
+# Rope types, and what each of them needs.
+ROPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "su": ("short_factor", "long_factor"),
+    "proportional": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }

@@ -5,42 +5,37 @@ before it (behind the last one also what follows) is part of its step and keeps 
 size (`cache.recurrent`), or nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from kvlite.cache.recurrent import StateCarrier
 from kvlite.model.architectures import ADMITTED
+from kvlite.model.gemma import Carried, GemmaLayer
+from kvlite.model.layers import LayerGroup
 
 if TYPE_CHECKING:
     from kvlite.model.shape import ModelShape
 
 
-class HybridLayer(nn.Module):
+class HybridLayer(LayerGroup):
     """An attention layer and the layers that run with it, unmodified, as one.
 
     Attributes:
-        layers: all of them in order, by their numbers in the model.
         attention: the number of the attention layer.
         mixer, norm: the names of attention in that layer, and of the norm before it.
     """
 
     def __init__(self, layers: Mapping[int, Any], attention: int, mixer: str, norm: str) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
+        super().__init__(layers)
         self.attention = str(attention)
         self.mixer, self.norm = mixer, norm
         self.first = next(iter(layers))
+        self.trailing = [*layers][-1] != attention
 
     def forward(self, hidden: Tensor, *, kvlite: Any, answers: bool = True, **given: Any) -> Tensor:
-        """Put tokens `(batch, L, hidden size)` through all of them.
-
-        Args:
-            kvlite: runs the attention, and has a `carrier` of states for the others.
-            answers: whether what comes out is wanted, as where layers are `trailing`; else queries,
-                keys, values and states alone.
-        """
+        """As `LayerGroup`; `kvlite` has a `carrier` of states for the others."""
         carrier: StateCarrier = kvlite.carrier.begin(self.first)
         layer: Any
         for number, layer in self.layers.items():
@@ -53,24 +48,31 @@ class HybridLayer(nn.Module):
                 getattr(layer, self.mixer)(seen, attention_mask=None, kvlite=kvlite, **given)
         return hidden
 
-    @property
-    def trailing(self) -> bool:
-        """Whether layers follow the attention layer."""
-        numbers: list[str] = list(self.layers)
-        return numbers[-1] != self.attention
 
-
-def engine_layers(modules: Sequence[nn.Module], shape: "ModelShape") -> list[nn.Module]:
-    """The engine's layers, of a model's own, as far as there are any."""
-    own = ADMITTED[shape.model_type]
+def engine_layers(model: Any, carried: Carried | None, shape: "ModelShape") -> list[nn.Module]:
+    """The engine's layers, of a language model's own, as far as there are any."""
+    own, modules = ADMITTED[shape.model_type], model.layers
+    if carried is not None:
+        borrowed = own.borrowed(model.config)
+        return [
+            GemmaLayer({number: modules[number] for number in numbers}, carried, borrowed)
+            for numbers in _numbers(shape.layer_groups, len(modules))
+        ]
     if not own.recurrent:
         return [*modules[: shape.layers]]
-    made, first = list[nn.Module](), 0
-    for group in shape.layer_groups:
-        layers = {first + place: modules[first + place] for place in range(len(group))}
-        at = first + own.attention_in(group)
+    made = list[nn.Module]()
+    numbers = _numbers(shape.layer_groups, len(modules))
+    for group, span in zip(shape.layer_groups, numbers, strict=False):
+        layers = {number: modules[number] for number in span}
+        at = span[own.attention_in(group)]
         made.append(HybridLayer(layers, at, own.attention, own.attention_norm))
-        first += len(group)
-        if first == len(modules):
-            break
     return made
+
+
+def _numbers(layer_groups: Sequence[Sequence[str]], layers: int) -> Iterator[range]:
+    """The numbers of the layers of each group, as far as there are so many layers."""
+    first = 0
+    for group in layer_groups:
+        if first < layers:
+            yield range(first, first + len(group))
+        first += len(group)

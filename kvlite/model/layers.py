@@ -1,10 +1,10 @@
 """A model's decoder layers, as the engine accesses them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,26 @@ class Passing:
     setting: str
     nbytes: int
     bytes_per_s: float
+
+
+class LayerGroup(nn.Module):
+    """Layers of the model that run together as one of the engine's: one of them has keys and values
+    of its own.
+
+    It is called with tokens `(batch, L, hidden size)`, `kvlite`, which runs the attention, and
+    `answers`: whether what comes out is wanted, as where layers are `trailing`; else queries, keys,
+    values and states alone.
+
+    Attributes:
+        layers: in order, by their numbers in the model.
+        trailing: whether layers behind that with attention keep a state after every token.
+    """
+
+    trailing = False
+
+    def __init__(self, layers: Mapping[int, Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
 
 
 class Layers:

@@ -17,6 +17,7 @@ from kvlite.model.architectures import ADMITTED, LANGUAGE_WEIGHTS
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
+from kvlite.model.gemma import Carried
 from kvlite.model.grammar import Vocabulary
 from kvlite.model.hybrid import engine_layers
 from kvlite.model.latents import keep_latents
@@ -48,6 +49,7 @@ class LoadedModel:
         stop_ids: tokens that end an answer.
         calibration: measurements for methods that need them, if there are any.
         layers: the decoder layers.
+        carried: what goes from one to the next, where that is more than a hidden state.
         meta: the same model without weights, once a forecast needed it.
         draft: a smaller model that proposes its tokens, if there is one.
     """
@@ -60,18 +62,20 @@ class LoadedModel:
     stop_ids: frozenset[int]
     calibration: Calibration | None = None
     layers: Layers = field(init=False)
+    carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
     draft: "LoadedModel | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.layers = Layers(engine_layers(self.module.model.layers, self.shape))
-        if ADMITTED[self.shape.model_type].latent:
+        own = ADMITTED[self.shape.model_type]
+        self.carried = Carried(self.module.model) if own.carries else None
+        self.layers = Layers(engine_layers(self.module.model, self.carried, self.shape))
+        if own.latent:
             for layer in self.layers.modules:
                 keep_latents(layer.self_attn, ATTENTION)
-        angles = ADMITTED[self.shape.model_type].angles
-        if angles != "halves":
+        if own.angles != "halves":
             for layer in self.layers.modules:
-                with_own_table = partial(_with_own_table, angles)
+                with_own_table = partial(_with_own_table, own.angles)
                 layer.self_attn.register_forward_pre_hook(with_own_table, with_kwargs=True)
 
     @cached_property
@@ -118,19 +122,20 @@ class LoadedModel:
 
     def empty_cache(self) -> KVCache:
         """An empty cache for one sequence of this model."""
-        shape = self.shape
-        return KVCache.empty(
-            shape.layers, shape.kv_heads, shape.head_dim, dtype=self.dtype, device=self.device
-        )
+        return KVCache.empty(self.shape.kv_sizes, dtype=self.dtype, device=self.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""
         hidden: Tensor = self.module.get_input_embeddings()(token_ids)
+        if self.carried is not None:
+            return self.carried.begin(token_ids, hidden)
         multiplier = getattr(self.module.config, "embedding_multiplier", None)
         return hidden if multiplier is None else hidden * multiplier
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
+        if self.carried is not None:
+            hidden = self.carried.end(hidden)
         logits: Tensor = self.module.lm_head(self._final_norm(hidden)).float()
         config = self.module.config
         scale = getattr(config, "logit_scale", 1) / getattr(config, "logits_scaling", 1)
@@ -161,7 +166,7 @@ class LoadedModel:
             tables = [rotary(like, positions[None])] * layers
         else:
             by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
-            tables = [by_kind[kind] for kind in kinds]
+            tables = [by_kind[kind] for kind in kinds[:layers]]
         angles = ADMITTED[self.shape.model_type].angles
         if angles != "halves":
             own: Any = tables[0]

@@ -96,7 +96,8 @@ class ModelShape:
     Attributes:
         model_type: the config's name for the architecture.
         layers: those with attention, which have keys and values.
-        heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers.
+        heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers; kv_heads and
+            head_dim are those of the layers that see everything.
         max_context: tokens the model was trained to hold.
         windows: per layer, the tokens a sliding window shows (its own included), or None where
             the layer sees everything.
@@ -105,6 +106,8 @@ class ModelShape:
         alike: per layer, the first one of the same kind and size.
         layer_groups: per layer, the kinds of the model's own layers that run with it, with its own.
         states: per layer, what the recurrent ones among these keep.
+        window_heads: kv_heads and head_dim of layers with a sliding window, where they have others.
+        lenders: layers whose entries those behind the last layer attend to, too.
     """
 
     model_type: str
@@ -122,6 +125,15 @@ class ModelShape:
     alike: tuple[int, ...]
     layer_groups: tuple[tuple[str, ...], ...] = ()
     states: tuple[tuple[StateShape, ...], ...] = ()
+    window_heads: tuple[int, int] | None = None
+    lenders: tuple[int, ...] = ()
+
+    @property
+    def kv_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Per layer, the number of KV heads and the dimension of one."""
+        full = self.kv_heads, self.head_dim
+        sliding = self.window_heads or full
+        return tuple(full if window is None else sliding for window in self.windows)
 
     @property
     def recurrent_layers(self) -> int:
@@ -160,13 +172,21 @@ class ModelShape:
         return tuple(i for i, window in enumerate(self.windows) if window is None)
 
     def entry_bytes(self, itemsize: int) -> int:
-        """Bytes of one entry of one KV head: key, value, int32 position."""
-        return 2 * self.head_dim * itemsize + 4
+        """As `entry_bytes`, of a layer that sees everything."""
+        return entry_bytes(self.head_dim, itemsize)
 
     def full_kv_bytes(self, tokens: int, itemsize: int, batch: int = 1) -> int:
         """Bytes of keys and values of `tokens` if methods kept all; sliding windows still drop."""
-        entries = sum(min(tokens, window or tokens) for window in self.windows)
-        return batch * entries * self.kv_heads * 2 * self.head_dim * itemsize
+        numbers = sum(
+            min(tokens, window or tokens) * heads * dim
+            for window, (heads, dim) in zip(self.windows, self.kv_sizes, strict=True)
+        )
+        return batch * 2 * numbers * itemsize
+
+
+def entry_bytes(dim: int, itemsize: int) -> int:
+    """Bytes of one entry of one KV head: key, value, int32 position."""
+    return 2 * dim * itemsize + 4
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -235,32 +255,30 @@ def shape_of(config: Any) -> ModelShape:
 
     from kvlite.model.making import meta_module
 
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    kv_heads = config.num_key_value_heads or config.num_attention_heads
     own = ADMITTED[config.model_type]
-    if own.latent:
-        kv_heads, head_dim = 1, config.kv_lora_rank + config.qk_rope_head_dim
     layer_groups, module = own.layer_groups(config), meta_module(config, torch.bfloat16)
     numbers = own.attention_layers(layer_groups)
     rotary = tuple(own.rotates(config, number) for number in numbers)
+    windows = tuple(_windows(config)[number] for number in numbers)
+    full, window_heads = _kv_sizes(config, numbers, windows)
     return ModelShape(
         model_type=config.model_type,
         layers=len(layer_groups),
         heads=config.num_attention_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        kv_heads=full[0],
+        head_dim=full[1],
         hidden=config.hidden_size,
-        intermediate=getattr(config, own.width),
+        intermediate=_widest(getattr(config, own.width)),
         vocab=config.vocab_size,
         max_context=_context(config),
-        windows=tuple(_windows(config)[number] for number in numbers),
+        windows=windows,
         parts=_parts(module, [kind for group in layer_groups for kind in group]),
         rotary=rotary,
         alike=_alike(module.model.layers, layer_groups, rotary),
         layer_groups=layer_groups,
         states=state_shapes(module, layer_groups, own.recurrent),
+        window_heads=window_heads,
+        lenders=tuple(sorted({*own.borrowed(config).values()})),
     )
 
 
@@ -275,6 +293,31 @@ def _alike(
         sizes = tuple(tuple(weight.shape) for part in weights for weight in part)
         kinds.append((group, turns, sizes))
     return tuple(kinds.index(kind) for kind in kinds)
+
+
+def _kv_sizes(
+    config: Any, numbers: Sequence[int], windows: Sequence[int | None]
+) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """KV heads and their dimension: of layers that see everything, and of those with a window where
+    theirs are others; latents are one head. Raises ValueError if these are not all of one size."""
+    if ADMITTED[config.model_type].latent:
+        return (1, config.kv_lora_rank + config.qk_rope_head_dim), None
+    full, sliding = set[tuple[int, int]](), set[tuple[int, int]]()
+    for number, window in zip(numbers, windows, strict=True):
+        own = config.per_layer_config[number]
+        dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+        heads = own.num_key_value_heads or own.num_attention_heads
+        if own.num_attention_heads % heads:
+            raise ValueError(f"{own.num_attention_heads} heads cannot share {heads} KV heads")
+        (full if window is None else sliding).add((heads, dim))
+    full = full or sliding
+    if len(full) > 1 or len(sliding) > 1:
+        raise ValueError("layers that see as much as each other have keys of different sizes")
+    return max(full), max(sliding) if sliding - full else None
+
+
+def _widest(width: int | list[int]) -> int:
+    return width if isinstance(width, int) else max(width)
 
 
 def _context(config: Any) -> int:
@@ -322,6 +365,8 @@ def _parts(model: Any, layer_kinds: list[str]) -> tuple[Parts, ...]:
     return tuple(Parts(*kind, count) for kind, count in kinds.items())
 
 
+# What Gemma makes of embeddings before the layers, and of states behind them.
+_BESIDE_LAYERS = ("model.per_layer_", "model.altup_")
 # What transformers calls what is in the place of attention in recurrent layers.
 _RECURRENT = ("linear_attn", "conv", "mamba")
 # What a layer is that is of one part alone, by its kind.
@@ -336,7 +381,7 @@ def group_of(name: str, layer_kinds: Sequence[str] = ()) -> str:
     """
     if "norm" in name:
         return "norms"
-    if "embed" in name:
+    if "embed" in name or name.startswith(_BESIDE_LAYERS):
         return "embedding"
     if name.startswith("lm_head"):
         return "head"

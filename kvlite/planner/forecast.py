@@ -200,7 +200,8 @@ def forecast(
     meter = MetaMeter(held, host=aside, op_cache=op_cache or MetaOpCache())
     meter.live -= bytes_held(model.tensors())
     del held, index, aside  # or the meter would not see them freed
-    rotation(model.shape.head_dim, model.device)  # made once in a process, not by each layer
+    for dim in {dim for _, dim in model.shape.kv_sizes}:
+        rotation(dim, model.device)  # made once in a process, not by each layer
     try:
         with meter:
             return _forecast(meter, model, cache, [*policies], task, store)
@@ -315,6 +316,11 @@ def _answer(
         rotation = rotations[index]
         layer, states = cache.layers[index], cache.states.get(index)
         step = LayerStep(index, layer, policies[index], at, rotation, seeing[index], recall, states)
+        step.lenders = {
+            each: LayerStep(each, cache.layers[each], policies[each], at, rotations[each])
+            for each in model.shape.lenders
+            if each < index
+        }
         positions = step.positions[None]
         module = model.layers[index]
         module(hidden, position_ids=positions, position_embeddings=rotation, kvlite=step)
@@ -375,6 +381,7 @@ def _kind(reading: _Foresight, index: int) -> Any:
     aside = None if store is None else store.layers[index]
     return (
         reading.model.shape.alike[index],
+        index in reading.model.shape.lenders,
         reading.policies[index],
         reading.policies[index + 1].token_budget if index + 1 < len(reading.policies) else "final",
         reading.hidden.shape[1],

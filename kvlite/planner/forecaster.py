@@ -74,9 +74,7 @@ class Forecaster:
         if recalls and loses(method, budget, tokens, longest, bits):
             store = HostKVStore.empty(shape, dtype, config.recall_bits)
         model = self.model(weights)
-        sizes = 1, shape.kv_heads, shape.head_dim
-        one = KVCache.empty(*sizes, dtype=dtype, device=model.device, batch=batch)
-        cache = KVCache(one.layers * shape.layers)
+        cache = KVCache.empty(shape.kv_sizes, dtype=dtype, device=model.device, batch=batch)
         policies = layer_policies(method, shape, budget, tokens, None, tokens, bits)
         recalled = 0 if store is None else config.settings.recall_entries
         task = Task(tokens, longest, 0, chunk, recalled)

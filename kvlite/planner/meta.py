@@ -35,9 +35,11 @@ class MetaMeter(TensorMeter):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on meta tensors, and count what it returned."""
         if func in (_aten._local_scalar_dense.default, _aten.item.default):
-            return 0
+            return 0 if args[0].is_meta else func(*args)  # others have numbers
+        if func is _aten._is_all_true.default:  # what torch.distributions asks of its parameters
+            return torch.ones((), dtype=torch.bool, device="cpu")
         if func is _aten.is_nonzero.default:
-            return False
+            return not args[0].is_meta and func(*args)
         if func is _aten.equal.default:
             return bool(args[0].shape == args[1].shape)
         if func is _aten.cat.default:

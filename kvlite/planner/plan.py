@@ -272,7 +272,10 @@ class Planner:
         if settings.budget == "auto" and self.method.compresses and lossy:
             budgets += [str(least) for least in LEASTS if least >= self.method.min_budget]
         bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
-        quantizable = self.shape.head_dim % 2 == 0 and self.method.prefilling.mask is None
+        quantizable = (
+            all(dim % 2 == 0 for _, dim in self.shape.kv_sizes)
+            and self.method.prefilling.mask is None
+        )
         if settings.kv_bits == AUTO and quantizable and lossy:
             bits = BITS
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)

@@ -73,11 +73,12 @@ def store_of(
     if disk is None and bits is None:
         store.transfer = transfer_to(model.device)
     require(len(plain["layers"]) == shape.layers)
-    sizes = shape.kv_heads, shape.head_dim, model.dtype, store.seen
-    reader = LayerReader(source, plain["objects"], torch.device("cpu"), *sizes)
-    for index, (each, window) in enumerate(zip(plain["layers"], shape.windows, strict=True)):
+    host = torch.device("cpu")
+    reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen)
+    parts = zip(plain["layers"], shape.windows, shape.kv_sizes, strict=True)
+    for index, (each, window, size) in enumerate(parts):
         pin = store.transfer.pin if store.transfer is not None and window is None else None
-        layer = store.layers[index] = _layer(reader, reader.layer(each["cache"], pin), each)
+        layer = store.layers[index] = _layer(reader.layer(each["cache"], size, pin), each, reader)
         require(layer.window == window)
         if "index" in each:
             layer.index = _index(source, each["index"], layer.read, model)
@@ -89,13 +90,13 @@ def store_of(
     return store
 
 
-def _layer(reader: LayerReader, cache: LayerCache, plain: Plain) -> HostKVLayer:
+def _layer(cache: LayerCache, plain: Plain, reader: LayerReader) -> HostKVLayer:
     require(len(cache.head_groups) == 1 and cache.head_groups[0].used == plain["read"])
     layer = HostKVLayer(cache, plain["window"], plain["read"], scored_by=str(plain["judge"]))
     if "judged" in plain:
         layer.cached_scores = reader.source.new(plain["judged"], reader.device)
         require(layer.cached_scores.dtype == torch.float32 and layer.cached_scores.dim() == 3)
-        require(layer.cached_scores.shape[:2] == (1, reader.kv_heads))
+        require(layer.cached_scores.shape[:2] == (1, len(cache.head_groups[0].heads)))
         require(layer.cached_scores.shape[2] <= layer.read)
     return layer
 

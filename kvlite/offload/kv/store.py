@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
@@ -131,13 +131,8 @@ class HostKVStore:
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
         """A store that has read nothing, for one sequence; `dtype` is that of keys and values."""
-        sizes, host = [(tuple(range(shape.kv_heads)), 0)], torch.device("cpu")
-        layers = [
-            HostKVLayer(
-                LayerCache(sizes, batch=1, dim=shape.head_dim, dtype=dtype, device=host), window
-            )
-            for window in shape.windows
-        ]
+        caches = KVCache.empty(shape.kv_sizes, dtype=dtype, device=torch.device("cpu")).layers
+        layers = [*map(HostKVLayer, caches, shape.windows)]
         return cls(layers, bits)
 
     @property

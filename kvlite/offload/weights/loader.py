@@ -17,7 +17,7 @@ from kvlite.memory.free import is_oom, release_memory
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.gguf_index import gguf_alone
-from kvlite.model.hybrid import HybridLayer
+from kvlite.model.layers import LayerGroup
 from kvlite.model.load import LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
 from kvlite.model.packing import pack_linears
@@ -127,7 +127,7 @@ def in_files(model: LoadedModel) -> StreamedLayers:
     modules, stored = model.layers.modules, stored_weights(model.path)
     layouts = [lay_out(layer, model.device) for layer in modules]
     names = [
-        BODY if isinstance(layer, HybridLayer) else f"{LAYERS}{index}."
+        BODY if isinstance(layer, LayerGroup) else f"{LAYERS}{index}."
         for index, layer in enumerate(modules)
     ]
     parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]

@@ -1,0 +1,161 @@
+"""Gemma 3n and 4: layers that attend to another's keys, inputs made for each layer, streams, and
+heads of two sizes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import kvlite
+from kvlite.cache import KVCache
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.decode import decode_step
+from kvlite.engine.prefill import Prefill, prefill
+from kvlite.engine.speculate import Ahead
+from kvlite.methods import parse_method
+from kvlite.methods.full import Full
+from kvlite.methods.layer_policy import layer_policies
+from tests.conftest import Tiny, make_tiny
+from tests.masked import run_under
+from tests.test_branches import FIRST, GIVEN, OTHER, SECOND, THIRD, heard, opened, said, same
+from tests.test_engine import positions
+from tests.test_hybrid import WAYS
+from tests.test_recall import EXACT, last_logits, logits_of_the_whole
+
+NAMES = ["gemma3n", "gemma4", "gemma4-e"]
+LENDING = ["gemma3n", "gemma4-e"]
+IDS = [3 + 7 * i % 190 for i in range(150)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def gemma(request: pytest.FixtureRequest) -> Tiny:
+    return make_tiny(request.param)
+
+
+@pytest.fixture(scope="module", params=LENDING)
+def lending(request: pytest.FixtureRequest) -> Tiny:
+    return make_tiny(request.param)
+
+
+def dense(tiny: Tiny, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = tiny.reference(ids).logits
+    return logits
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_every_token_of_any_chunk_gets_the_logits_of_transformers(gemma: Tiny, chunk: int) -> None:
+    """Also where what follows each token is wanted, not the last alone."""
+    model, ids = gemma.model, torch.tensor([IDS, IDS[::-1]])
+    policies = layer_policies(Full(), model.shape, 10**6, len(IDS))
+    expected = dense(gemma, ids)
+    one, other = (
+        KVCache.empty(model.shape.kv_sizes, dtype=model.dtype, device=model.device, batch=2)
+        for _ in range(2)
+    )
+    assert (prefill(model, one, ids, policies, chunk=chunk) - expected[:, -1]).abs().max() < 1e-4
+    with torch.inference_mode():
+        reading = Prefill(model, other, ids, policies, chunk=chunk, whole=True)
+        reading.read()
+        rows = torch.stack([model.logits(reading.hidden[:, at]) for at in range(len(IDS))], 1)
+    assert (rows - expected).abs().max() < 1e-4
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("method", ["snapkv:window=8", "h2o", "kvx", "streaming", "keydiff"])
+def test_layers_without_keys_see_what_the_lending_layer_holds(lending: Tiny, method: str) -> None:
+    model, steps, read = lending.model, 20, 90
+    shape, config = model.shape, lending.reference.config
+    cache, held = model.empty_cache(), []
+    policies = layer_policies(parse_method(method), shape, 24, read)
+    ids = torch.tensor([IDS[:read]])
+    rows = [prefill(model, cache, ids, policies, reserve=steps, chunk=32)]
+    for _ in range(steps):
+        ids = torch.cat([ids, rows[-1].argmax(-1)[None]], 1)
+        rows.append(decode_step(model, cache, ids[0, -1:], policies))
+        held.append(positions(cache))
+    seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+    allowed = {}
+    lenders = {"sliding_attention": 2, "full_attention": 3}
+    for layer, kind in enumerate(config.layer_types):
+        sliding = kind == "sliding_attention"
+        mask = seen.triu(1 - config.sliding_window) if sliding else seen
+        allowed[layer] = mask = mask.repeat(shape.kv_heads, 1, 1)
+        source = layer if layer < shape.layers else lenders[kind]
+        for step, layers in enumerate(held):
+            mask[:, read + step] = False
+            for head, slots in enumerate(layers[source]):
+                mask[head, read + step, sorted(slots)] = True
+    expected = run_under(lending.reference, ids, allowed)[0][read - 1 :]
+    assert (torch.cat(rows) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LENDING)
+def test_what_a_layer_is_told_of_a_token_is_what_transformers_tells_it(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Of tokens whose numbers need three digits, some of which Gemma 3n has no input for."""
+    vocab, known = 70_000, 70_000 if name == "gemma4-e" else 69_000
+    model = make_tiny(name, dtype=dtype, vocab_size=vocab, vocab_size_per_layer_input=known).model
+    ids, inner = torch.tensor([[3, 300, 68_999, 69_500, 255, 256, 65_536]]), model.module.model
+    assert model.carried is not None
+    with torch.no_grad():
+        said = inner.get_per_layer_inputs(*[ids, None][: 1 + (name == "gemma4-e")])
+        expected = inner.project_per_layer_inputs(inner.embed_tokens(ids), said)
+        for layer in (0, 5):
+            told = model.carried.layer_input(model.embed(ids), layer)
+            torch.testing.assert_close(told, expected[:, :, layer], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_every_turn_that_recalls_begins_as_if_nothing_had_been_dropped(
+    gemma: Tiny, name: str, bits: str
+) -> None:
+    if name == "uncomp":
+        name = "uncomp:groups=1"  # layers that see everything may have a single KV head
+    settings = {"method": name, "budget": "48", "recall": "ram", "kv_bits": bits}
+    talk = Conversation(gemma.model, Settings(max_new_tokens=9, chunk=64).replace(settings))
+    for turn in range(2):
+        logits = last_logits(talk, IDS[70 * turn : 70 * turn + 70])
+        ids = talk.token_ids[: len(talk.token_ids) - 8]
+        assert (logits - logits_of_the_whole(gemma, ids)).abs().max() < 1e-4
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("name", WAYS)
+def test_going_back_is_as_if_nothing_else_had_been_said(
+    gemma: Tiny, name: str, tmp_path: Path
+) -> None:
+    """By editing, drawing again, undoing; from a file the same."""
+    given = GIVEN[name]
+    talk, fresh, expected = (opened(gemma, **given) for _ in range(3))
+    said(talk, FIRST, SECOND, THIRD)
+    edited = heard(talk.edit(2, OTHER))
+    assert said(fresh, FIRST, OTHER)[1] == edited
+    talk.save(tmp_path / "talk.kv")
+    again = kvlite.Runner(gemma.model, Settings()).open(tmp_path / "talk.kv", reading=Callbacks())
+    assert said(again, SECOND) == said(talk, SECOND) == said(fresh, SECOND)
+    talk.undo()
+    assert talk.undo() == OTHER
+    said(expected, FIRST, THIRD)
+    said(talk, THIRD)
+    same(talk, expected)
+
+
+def test_a_pass_ahead_of_the_answer_gives_the_logits_of_single_steps(lending: Tiny) -> None:
+    model, ids = lending.model, torch.tensor([IDS[:20]])  # shorter than the window
+    policies = layer_policies(Full(), model.shape, 10**6, 20)
+    one, other = model.empty_cache(), model.empty_cache()
+    for cache in (one, other):
+        prefill(model, cache, ids, policies, reserve=4)
+    passing = Ahead(model, one, [5, 6, 7])
+    for token in (5, 6, 7):
+        expected = decode_step(model, other, torch.tensor([token]), policies)
+        torch.testing.assert_close(passing.enter(token), expected, rtol=1e-4, atol=1e-4)
