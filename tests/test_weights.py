@@ -434,7 +434,13 @@ def test_the_check_sees_what_the_loop_leaves_out(
     monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: embed(model, ids.flip(1)))
     with pytest.raises(ModelError, match="do not run layer by layer: logits are"):
         require_own_answers(tiny.model)
-    monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: embed(model, ids) * torch.nan)
+
+    def nowhere(model: LoadedModel, ids: torch.Tensor) -> torch.Tensor:
+        embedded = embed(model, ids)
+        embedded[..., : model.shape.hidden] *= torch.nan  # Gemma's have the ids behind these
+        return embedded
+
+    monkeypatch.setattr(LoadedModel, "embed", nowhere)
     with pytest.raises(ModelError, match="do not run layer by layer"):
         require_own_answers(tiny.model)
     assert tiny.model.module.config._attn_implementation == ATTENTION

@@ -20,6 +20,7 @@ from kvlite.memory.device_budget import hold
 from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
@@ -168,6 +169,13 @@ def open_runner(
     if plan is not None and not plan.fits:
         raise refusal(plan)
     choice = planner.usual() if plan is None else plan.choice
+    untested = architecture(planner.shape.model_type) is UNTESTED
+    if untested and choice.stream != "off":
+        raise SettingError(
+            f"{settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
+            "tested with and cannot check while weights are streamed: use --stream off, or a "
+            "smaller model"
+        )
     hold(device, settings.vram)
     load = partial(load_streamed, choice.stream)
     if choice.stream == "off":
@@ -184,6 +192,13 @@ def open_runner(
         model.draft = open_draft()
     if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
         require_own_answers(model)
+    if untested:
+        require_own_answers(model, untested=True)
+        if notify is not None:
+            notify(
+                f"{settings.model} was not tested with kvlite; its first tokens were checked "
+                "against transformers"
+            )
     return Runner(model, choice.applied(settings), plan)
 
 

@@ -8,7 +8,7 @@ from kvlite.methods.capabilities import FutureQueries, Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 from kvlite.methods.types import KVHeadGroup, Tensor
-from kvlite.model.architectures import ADMITTED
+from kvlite.model.architectures import architecture
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -47,7 +47,7 @@ class ExpectedAttention(Scored):
         return Needs(attention=True, future_queries=FutureQueries(self.future, self.sinks))
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "ExpectedAttention":
-        if why := ADMITTED[shape.model_type].unturnable:
+        if why := architecture(shape.model_type).unturnable:
             raise SettingError(
                 f"method {self.name} turns queries to positions to come, but {why}: use snapkv"
             )

@@ -309,6 +309,14 @@ ADMITTED: dict[str, Architecture] = {
     ),
 }
 
+# Any other is tried, with the check of `engine.selfcheck`.
+UNTESTED = Architecture(needs=(), unturnable="its architecture was not tested with kvlite")
+
+
+def architecture(model_type: str) -> Architecture:
+    """What is known of an architecture."""
+    return ADMITTED.get(model_type, UNTESTED)
+
 
 def has_experts(model_type: str) -> bool:
     """Whether layers of an architecture, admitted or not, are known to have experts."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvlite.model.architectures import ADMITTED
+from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
 from kvlite.ops.softmax import Softmax
 
@@ -66,7 +66,7 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
-    softmax, own = Softmax(scaling, softcap, sinks), ADMITTED[module.config.model_type]
+    softmax, own = Softmax(scaling, softcap, sinks), architecture(module.config.model_type)
     if own.latent:
         query = over_latents(module, query)
     if own.neighbors:

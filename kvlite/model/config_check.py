@@ -12,7 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from kvlite.errors import ModelError
-from kvlite.model.architectures import ADMITTED, OLDER_KINDS, WRAPPERS
+from kvlite.model.architectures import OLDER_KINDS, WRAPPERS, architecture
 from kvlite.model.config_limits import ACTIVATIONS, DTYPES, MOST, QUANT_METHODS, ROPES
 from kvlite.model.config_values import Rule, Values, is_whole, shown
 
@@ -171,7 +171,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
             key, the value and what would be right.
     """
     kind = require_model_type(config, path)
-    own = ADMITTED[kind]
+    own = architecture(kind)
     config = {**config, **{key: config[known] for key, known in own.known_as if known in config}}
     needed = [*_NEEDED, own.width, *own.needs]
     if own.recurrent and config.get("layer_types") is None:
@@ -234,7 +234,7 @@ def _require_fitting(values: Values, kind: str) -> None:
     if heads % (config.get("num_key_value_heads") or heads):
         wanted = f"it must divide num_attention_heads, which is {heads}"
         raise values.fault("num_key_value_heads", wanted)
-    key = "qk_rope_head_dim" if ADMITTED[kind].latent else "head_dim"
+    key = "qk_rope_head_dim" if architecture(kind).latent else "head_dim"
     head_dim = None if kind == "phi3" else config.get(key)
     if head_dim is None and hidden % heads:
         wanted = f"num_attention_heads, which is {heads}, must divide it where no head_dim is given"
@@ -252,7 +252,7 @@ def _require_fitting(values: Values, kind: str) -> None:
     if (config.get("linear_num_value_heads") or 0) % (config.get("linear_num_key_heads") or 1):
         wanted = f"linear_num_key_heads, which is {config['linear_num_key_heads']}, must divide it"
         raise values.fault("linear_num_value_heads", wanted)
-    experts = ADMITTED[kind].experts
+    experts = architecture(kind).experts
     if count := config.get(experts):
         wanted = f"there are {count} experts ({experts})"
         values.require("num_experts_per_tok", lambda chosen: chosen <= count, wanted)

@@ -54,7 +54,7 @@ MOST = {
 DTYPES = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
 ACTIVATIONS = (
     "silu, gelu_pytorch_tanh, gelu, gelu_fast, gelu_new, gelu_python, mish, quick_gelu, relu, "
-    "relu2, relu6, sigmoid, swish, tanh"
+    "relu2, relu6, sigmoid, swish, tanh, xielu"
 )
 QUANT_METHODS = (
     "aqlm, auto-round, awq, bitnet, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from kvlite.cache.recurrent import StateCarrier
-from kvlite.model.architectures import ADMITTED
+from kvlite.model.architectures import architecture
 from kvlite.model.gemma import Carried, GemmaLayer
 from kvlite.model.layers import LayerGroup
 
@@ -51,7 +51,7 @@ class HybridLayer(LayerGroup):
 
 def engine_layers(model: Any, carried: Carried | None, shape: "ModelShape") -> list[nn.Module]:
     """The engine's layers, of a language model's own, as far as there are any."""
-    own, modules = ADMITTED[shape.model_type], model.layers
+    own, modules = architecture(shape.model_type), model.layers
     if carried is not None:
         borrowed = own.borrowed(model.config)
         return [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvlite.cache import KVCache
 from kvlite.errors import ModelError, SettingError, Stopped, reason
-from kvlite.model.architectures import ADMITTED, LANGUAGE_WEIGHTS
+from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
@@ -67,7 +67,7 @@ class LoadedModel:
     draft: "LoadedModel | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        own = ADMITTED[self.shape.model_type]
+        own = architecture(self.shape.model_type)
         self.carried = Carried(self.module.model) if own.carries else None
         self.layers = Layers(engine_layers(self.module.model, self.carried, self.shape))
         if own.latent:
@@ -92,7 +92,7 @@ class LoadedModel:
 
     @property
     def _final_norm(self) -> Any:
-        return getattr(self.module.model, ADMITTED[self.shape.model_type].final_norm)
+        return getattr(self.module.model, architecture(self.shape.model_type).final_norm)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -167,7 +167,7 @@ class LoadedModel:
         else:
             by_kind = {kind: rotary(like, positions[None], kind) for kind in set(kinds)}
             tables = [by_kind[kind] for kind in kinds[:layers]]
-        angles = ADMITTED[self.shape.model_type].angles
+        angles = architecture(self.shape.model_type).angles
         if angles != "halves":
             own: Any = tables[0]
             if angles == "complex":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
-from kvlite.model.architectures import ADMITTED
+from kvlite.model.architectures import architecture
 from kvlite.model.load import LoadedModel
 
 Rotation = tuple[Tensor, Tensor]
@@ -80,7 +80,7 @@ def unturnable(model: LoadedModel) -> str:
     """Why keys cannot be turned to other positions; empty if they can."""
     if _rope_type(model) == "longrope":
         return "this model's rotations (longrope) change with the length of the context"
-    return ADMITTED[model.shape.model_type].unturnable
+    return architecture(model.shape.model_type).unturnable
 
 
 def fixed_tables(model: LoadedModel) -> bool:

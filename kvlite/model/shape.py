@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
-from kvlite.model.architectures import ADMITTED, EXPANDS, REFUSED
+from kvlite.model.architectures import ADMITTED, EXPANDS, REFUSED, architecture
 from kvlite.model.config_check import (
     language_part,
     parsed,
     require_model_type,
     require_sound,
 )
+from kvlite.model.kv_sizes import sizes_and_windows, sizes_by_sight
 from kvlite.model.recurrent_states import StateShape, state_shapes
 
 if TYPE_CHECKING:
@@ -204,14 +205,20 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is not a model folder: it has no config.json (give a folder saved by "
             "transformers, a .gguf file, or a Hugging Face id)"
         ) from None
-    if require_model_type(config, path) in ADMITTED:
-        require_sound(config, path)
+    if (kind := require_model_type(config, path)) not in REFUSED:
+        try:
+            require_sound(config, path)
+        except ModelError as error:
+            if kind in ADMITTED:
+                raise
+            raise ModelError(f"kvlite was not tested with {kind!r} models: {error}") from None
     return config
 
 
-def require_admitted(model_type: str, name: str) -> None:
-    """Raises ModelError if the architecture is not one this engine is tested with."""
-    if model_type not in ADMITTED:
+def require_admitted(model_type: str, name: str, *, tried: bool = False) -> None:
+    """Raises ModelError if the architecture is not one this engine is tested with; where others are
+    `tried`, if it is known to fail."""
+    if model_type in REFUSED or (model_type not in ADMITTED and not tried):
         why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise ModelError(
             f"{name} is a {model_type!r} model, which kvlite does not run{why}: it runs "
@@ -230,10 +237,12 @@ def described(folder: Path) -> tuple[Any, ModelShape]:
     Raises:
         ModelError: the config is missing or broken, or its architecture is not admitted.
     """
-    require_admitted(read_config(folder)["model_type"], str(folder))
+    require_admitted(read_config(folder)["model_type"], str(folder), tried=True)
     try:
         config = transformers_config(folder).get_text_config()
         return config, shape_of(config)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
     except Exception as error:  # libraries fail in many ways over a stranger's file
         # huggingface_hub's validators put what they found into the cause.
         why = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -255,12 +264,12 @@ def shape_of(config: Any) -> ModelShape:
 
     from kvlite.model.making import meta_module
 
-    own = ADMITTED[config.model_type]
+    own = architecture(config.model_type)
     layer_groups, module = own.layer_groups(config), meta_module(config, torch.bfloat16)
     numbers = own.attention_layers(layer_groups)
     rotary = tuple(own.rotates(config, number) for number in numbers)
-    windows = tuple(_windows(config)[number] for number in numbers)
-    full, window_heads = _kv_sizes(config, numbers, windows)
+    sizes, windows = sizes_and_windows(config, module, numbers)
+    full, window_heads = sizes_by_sight(sizes, windows)
     return ModelShape(
         model_type=config.model_type,
         layers=len(layer_groups),
@@ -295,27 +304,6 @@ def _alike(
     return tuple(kinds.index(kind) for kind in kinds)
 
 
-def _kv_sizes(
-    config: Any, numbers: Sequence[int], windows: Sequence[int | None]
-) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """KV heads and their dimension: of layers that see everything, and of those with a window where
-    theirs are others; latents are one head. Raises ValueError if these are not all of one size."""
-    if ADMITTED[config.model_type].latent:
-        return (1, config.kv_lora_rank + config.qk_rope_head_dim), None
-    full, sliding = set[tuple[int, int]](), set[tuple[int, int]]()
-    for number, window in zip(numbers, windows, strict=True):
-        own = config.per_layer_config[number]
-        dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
-        heads = own.num_key_value_heads or own.num_attention_heads
-        if own.num_attention_heads % heads:
-            raise ValueError(f"{own.num_attention_heads} heads cannot share {heads} KV heads")
-        (full if window is None else sliding).add((heads, dim))
-    full = full or sliding
-    if len(full) > 1 or len(sliding) > 1:
-        raise ValueError("layers that see as much as each other have keys of different sizes")
-    return max(full), max(sliding) if sliding - full else None
-
-
 def _widest(width: int | list[int]) -> int:
     return width if isinstance(width, int) else max(width)
 
@@ -329,18 +317,6 @@ def _context(config: Any) -> int:
         return stated
     original = rope.get("original_max_position_embeddings") or stated
     return max(stated, int(original * rope.get("factor", 1)))
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    """Per layer; a window that is no shorter than the context never slides, and counts as none."""
-    window: int | None = getattr(config, "sliding_window", None)
-    layers: int = config.num_hidden_layers
-    if not window or window >= config.max_position_embeddings:
-        return (None,) * layers
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return (window,) * layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _parts(model: Any, layer_kinds: list[str]) -> tuple[Parts, ...]:

@@ -178,7 +178,7 @@ def _embedded_gguf() -> Path:
 
 
 def _admitted(folder: Path, name: str) -> Path:
-    require_admitted(read_config(folder)["model_type"], name)
+    require_admitted(read_config(folder)["model_type"], name, tried=True)
     return folder
 
 
