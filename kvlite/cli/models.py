@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvlite.model.local_models import LocalModel
 
-CONTEXT = 32_768
+CONTEXT, DEFAULT_GGUF = 32_768, "Q4_K_M"
 with_device = partial(with_settings, names=("device", "weights", "vram"))
 
 app = typer.Typer(
@@ -104,20 +104,27 @@ def pull(
     tokens: Annotated[
         int, typer.Option("--context", min=1, help="tokens of the text that is to fit")
     ] = CONTEXT,
+    file: Annotated[
+        str | None, typer.Option("--file", help="a GGUF file, or a part of its name")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a model, after saying how large it is and whether it fits the device.
 
-    Goes on where a download was stopped, and compares every file with its digest on the hub.
+    Of a repository of GGUF files it is one, Q4_K_M unless --file says which; whether that fits is
+    known once it is here. Goes on where a download was stopped, and compares every file with its
+    digest on the hub.
 
     Examples:
 
       kvlite pull Qwen/Qwen3-0.6B
 
       kvlite pull Qwen/Qwen3-8B --context 131072 --yes
+
+      kvlite pull Qwen/Qwen3-8B-GGUF --file q5_k_m
     """
-    from kvlite.model.hub import download_of, downloaded, require_undamaged
+    from kvlite.model.hub import download_of, downloaded, gguf_among, require_undamaged
     from kvlite.model.source import find_config, is_repo, require_weights
 
     if not is_repo(model):
@@ -125,12 +132,19 @@ def pull(
     screen = console()
     with stop_on_interrupt() as cancel:
         with screen.status(f"Asking Hugging Face about {model}"), uncollected():
-            find_config(model, None, cancel)
-            wanted = download_of(model, cancel)
-            if not wanted.has_weights:
-                raise ModelError(f"{model} has no .safetensors weights: kvlite loads nothing else")
-            fitting = _plan(settings, model, tokens)
-        _announce(screen, model, wanted.nbytes, wanted.missing, fitting)
+            wanted, chosen = download_of(model, cancel), ""
+            if file is not None or not wanted.has_weights:
+                ggufs = download_of(model, cancel, only="*.gguf").sizes
+                if not ggufs:
+                    raise ModelError(f"{model} has neither .safetensors nor .gguf weights")
+                chosen = gguf_among(ggufs, file or DEFAULT_GGUF, model)
+                wanted = download_of(model, cancel, only=chosen)
+            else:
+                find_config(model, None, cancel)
+                wanted = download_of(model, cancel)  # the config is here now
+            fitting = None if chosen else _plan(settings, model, tokens)
+        about = f"{model}, {chosen}" if chosen else model
+        _announce(screen, about, wanted.nbytes, wanted.missing, fitting)
         if (
             wanted.missing
             and not yes
@@ -139,21 +153,29 @@ def pull(
         ):
             raise typer.Exit
         with reading_bar(screen, f"Downloading {model}") as bar:
-            folder = require_weights(downloaded(model, bar.update, cancel), model)
+            folder = downloaded(model, bar.update, cancel, only=chosen)
+            path = folder / chosen if chosen else require_weights(folder, model)
         with reading_bar(screen, "Comparing digests") as bar:
             require_undamaged(folder, bar.update, cancel)
+    named = str(path) if chosen else model
+    if chosen:
+        fitting = _plan_or_flaw(settings, named, tokens)
+        screen.print(f"{_shown(fitting)}.")
     if as_json:
-        about = {"model": model, "bytes": wanted.nbytes, "downloaded_bytes": wanted.missing}
-        print_json({**about, "folder": str(folder), "context": tokens, "fits": fitting})
+        sizes = {"bytes": wanted.nbytes, "downloaded_bytes": wanted.missing}
+        print_json(
+            {"model": named, **sizes, "folder": str(folder), "context": tokens, "fits": fitting}
+        )
         return
-    screen.print(f'Here now: kvlite ask report.pdf "What does it conclude?" --model {model}')
+    screen.print(f'Here now: kvlite ask report.pdf "What does it conclude?" --model {named}')
 
 
 def _announce(
-    screen: "Console", model: str, nbytes: int, missing: int, fitting: dict[str, Any]
+    screen: "Console", model: str, nbytes: int, missing: int, fitting: dict[str, Any] | None
 ) -> None:
     here = "" if missing == nbytes else f", {readable(nbytes - missing)} of it here already"
-    screen.print(f"{model}: {readable(nbytes)}{here}. {_shown(fitting)} on {fitting['device']}.")
+    fits = "" if fitting is None else f" {_shown(fitting)} on {fitting['device']}."
+    screen.print(f"{model}: {readable(nbytes)}{here}.{fits}")
 
 
 def _plan(settings: Settings, name: str, tokens: int) -> dict[str, Any]:
@@ -175,10 +197,12 @@ def _plan(settings: Settings, name: str, tokens: int) -> dict[str, Any]:
 
 def _fitting(settings: Settings, model: "LocalModel", tokens: int) -> dict[str, Any] | None:
     """As `_plan`; None where none can be made."""
-    if model.flaw:
-        return None
+    return None if model.flaw else _plan_or_flaw(settings, model.name, tokens)
+
+
+def _plan_or_flaw(settings: Settings, name: str, tokens: int) -> dict[str, Any]:
     try:
-        return _plan(settings, model.name, tokens)
+        return _plan(settings, name, tokens)
     except KvliteError as error:
         return {"flaw": sentence(error)}
 

@@ -2,7 +2,8 @@
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ _UNSTORED = (
     *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT),
 )
 _WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 _BLOCK = 8 << 20
 
@@ -28,14 +29,22 @@ class Download:
     """What getting a repository takes.
 
     Attributes:
-        nbytes: of the files that kvlite wants.
-        missing: of these, what is not here yet.
-        has_weights: whether there are safetensors among them.
+        sizes: bytes of the files that kvlite wants, by name.
+        missing: of these bytes, what is not here yet.
     """
 
-    nbytes: int
+    sizes: Mapping[str, int]
     missing: int
-    has_weights: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all these files."""
+        return sum(self.sizes.values())
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are safetensors among them."""
+        return any(name.endswith(".safetensors") for name in self.sizes)
 
 
 def fetched(
@@ -81,9 +90,37 @@ def downloaded(
     return run_in_child(_fetch, repo, only, progress=progress, cancel=cancel)
 
 
-def download_of(repo: str, cancel: Event | None = None) -> Download:
-    """What getting a repository takes; asks the hub. Raises as `fetched`."""
-    return run_in_child(_ask, repo, cancel=cancel)
+def download_of(repo: str, cancel: Event | None = None, *, only: str = "") -> Download:
+    """What getting a repository takes, or those of its files that are like `only`; asks the hub.
+    Raises as `fetched`."""
+    return run_in_child(_ask, repo, only, cancel=cancel)
+
+
+def gguf_among(sizes: Mapping[str, int], wanted: str, repo: str) -> str:
+    """The name of the one GGUF file that is meant.
+
+    Args:
+        sizes: bytes of a repository's GGUF files.
+        wanted: its name or a part of it that no other has, in any case.
+
+    Raises:
+        ModelError: there is none or more than one, or it is a part of a split one; those that there
+            are are listed with their sizes.
+    """
+    models = [name for name in sizes if not name.rpartition("/")[2].startswith("mmproj")]
+    found = [name for name in models if wanted.lower() in name.lower()]
+    if wanted in models:
+        found = [wanted]
+    split = [name for name in found if _SPLIT.search(name)]
+    if len(found) == 1 and not split:
+        return found[0]
+    listed = ", ".join(f"{name} ({readable(sizes[name])})" for name in sorted(models)) or "none"
+    if split and split == found:
+        raise ModelError(f"{repo} has {wanted} in parts, which kvlite does not join: {listed}")
+    count = "no GGUF file" if not found else f"{len(found)} GGUF files"
+    raise ModelError(
+        f"{repo} has {count} like {wanted!r}: choose one of its files with --file: {listed}"
+    )
 
 
 def require_undamaged(
@@ -107,17 +144,19 @@ def require_undamaged(
         )
 
 
-def _ask(repo: str) -> Download:
+def _ask(repo: str, only: str) -> Download:
     from huggingface_hub import snapshot_download
 
     with _named_errors(repo):
-        files = snapshot_download(repo, allow_patterns=list(_WANTED_FILES), dry_run=True)
-    sizes = [(each.file_size or 0, each.will_download) for each in files]
+        files = snapshot_download(repo, allow_patterns=_patterns(only), dry_run=True)
     return Download(
-        sum(size for size, _ in sizes),
-        sum(size for size, missing in sizes if missing),
-        any(each.filename.endswith(".safetensors") for each in files),
+        {each.filename: each.file_size or 0 for each in files},
+        sum(each.file_size or 0 for each in files if each.will_download),
     )
+
+
+def _patterns(only: str) -> list[str]:
+    return [only] if only else [*_WANTED_FILES]
 
 
 def _check(folder: Path, progress: Callable[[int, int], None]) -> list[str]:
@@ -153,10 +192,10 @@ def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     with _named_errors(repo):
-        if only:
+        if only.endswith(".json"):
             return Path(hf_hub_download(repo, only)).parent
         bar = _bar(progress)
-        return Path(snapshot_download(repo, allow_patterns=list(_WANTED_FILES), tqdm_class=bar))
+        return Path(snapshot_download(repo, allow_patterns=_patterns(only), tqdm_class=bar))
 
 
 @contextmanager

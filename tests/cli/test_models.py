@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.conftest import Refused, Run
 from tests.hub import Hub
+from tests.test_model import write_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +59,38 @@ def test_a_repository_without_weights_is_refused_before_it_is_downloaded(
     refused: Refused, hub: Hub, tmp_path: Path
 ) -> None:
     del hub.files["model.safetensors"]
-    refused(["pull", "a/b"], "a/b", "no .safetensors weights")
+    refused(["pull", "a/b"], "a/b", "neither .safetensors nor .gguf")
     assert not list(tmp_path.rglob("tokenizer.json"))
+
+
+@pytest.mark.long
+def test_one_file_of_a_repository_of_ggufs_is_pulled(
+    kvlite: Run, refused: Refused, hub: Hub, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    content = (tmp_path / "tiny.gguf").read_bytes()
+    hub.files.clear()
+    hub.files |= {
+        "m-Q4_K_M.gguf": content,
+        "m-Q8_0.gguf": content + bytes(100),
+        "m-IQ4_XS.gguf": content + bytes(50),
+        "mmproj-Q4_K_M.gguf": b"no model",
+        "m-BF16-00001-of-00002.gguf": b"",
+    }
+    pulled = kvlite("pull", "a/b", "--json")
+    assert pulled.code == 0, pulled.err
+    file = Path(pulled.json()["model"])
+    assert file.name == "m-Q4_K_M.gguf" and file.read_bytes() == content
+    assert pulled.json()["downloaded_bytes"] == pulled.json()["bytes"] == len(content)
+    assert kvlite("pull", "a/b", "--json").json()["downloaded_bytes"] == 0
+    other = kvlite("pull", "a/b", "--file", "q8", "--json").json()
+    assert Path(other["model"]).read_bytes() == content + bytes(100)
+    with file.resolve().open("r+b") as blob:
+        blob.write(b"!")
+    assert "m-Q4_K_M.gguf came damaged" in kvlite("pull", "a/b").err
+    refused(["pull", "a/b", "--file", "Q2"], "no GGUF file like 'Q2'", "m-Q8_0.gguf (")
+    refused(["pull", "a/b", "--file", "m-"], "4 GGUF files like 'm-'", "--file")
+    refused(["pull", "a/b", "--file", "bf16"], "in parts, which kvlite does not join")
 
 
 def test_what_is_no_id_or_not_here_is_refused(refused: Refused) -> None:
