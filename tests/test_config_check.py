@@ -148,6 +148,10 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
         ("granite-3.3-8b-instruct", "embedding_multiplier"),
         ("Hunyuan-7B-Instruct", "head_dim"),
         ("GLM-4-9B-0414", "head_dim"),
+        ("gemma-3n-E4B-it, its text alone", "altup_num_inputs"),
+        ("gemma-4-E2B-it, its text alone", "num_kv_shared_layers"),
+        ("gemma-4-31B-it, its text alone", "global_head_dim"),
+        ("gemma-4-26B-A4B-it, its text alone", "num_experts"),
         ("c4ai-command-r7b", "logit_scale"),
         ("Mixtral-8x7B-v0.1", "num_local_experts"),
         ("GLM-4.5-Air", "first_k_dense_replace"),
@@ -343,3 +347,18 @@ def test_a_config_is_refused_without_torch(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "has no hidden_size" in ran.stderr and ran.stderr.count("\n") == 1
     assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_kv_shared_layers", 35, "from 0 to 34"),
+        ("num_kv_shared_layers", 31, "one of its kind before them"),
+        ("hidden_size_per_layer_input", -1, "0 where layers have no such input"),
+        ("global_head_dim", 0, "global_head_dim"),
+        ("vocab_size_per_layer_input", "all", "vocab_size_per_layer_input"),
+    ],
+)
+def test_what_no_gemma_has_is_named(key: str, value: Any, said: str, tmp_path: Path) -> None:
+    config = {**PUBLISHED["gemma-4-E2B-it, its text alone"], key: value}
+    assert said in refusal(write(tmp_path, config))
