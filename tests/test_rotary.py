@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.recurrent import StateCarrier
+from kvlite.engine.layer_prefill import through
 from kvlite.errors import SettingError
 from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.model.architectures import ADMITTED
@@ -33,9 +34,8 @@ def caught(model: LoadedModel, layer: int, hidden: Tensor, rotation: Rotation) -
     """Queries and keys of a layer as the model makes them with these cos and sin."""
     catch = Catch()
     with torch.no_grad():
-        positions = torch.zeros(1, hidden.shape[1], dtype=torch.int64)
-        given = {"position_ids": positions, "position_embeddings": rotation}
-        model.layers[layer](hidden, **given, kvlite=catch)
+        positions = torch.zeros(hidden.shape[1], dtype=torch.int64)
+        through(model.layers[layer], hidden, positions, rotation, catch, answers=False)
     return [catch.q, catch.k]
 
 
@@ -50,7 +50,7 @@ def test_turning_equals_encoding_again(tiny: Tiny, at: int, to: int, dtype: torc
     # A longrope model chooses its frequencies by the length: here the same for all.
     table = model.rotations(0, 1000)
     generator = torch.Generator().manual_seed(at)
-    hidden = torch.randn(2, count, model.shape.hidden, generator=generator)
+    hidden = model.embed(torch.randint(3, 199, (2, count), generator=generator))
     for layer, (cos, sin) in enumerate(table):
         cos, sin = cos.to(dtype), sin.to(dtype)
         here, there = (
