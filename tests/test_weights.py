@@ -114,7 +114,13 @@ def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     held = storages(held_tensors(module))
     assert sum(stated.values()) == sum(held.values()) - sum(buffers.values())
     head = module.lm_head.weight is not module.get_input_embeddings().weight
-    assert stated["embedding"] == module.get_input_embeddings().weight.nbytes
+    beside = [
+        part for own, part in module.model.named_children() if own != "layers" and "norm" not in own
+    ]
+    own = [
+        storages(held_tensors(part)) | dict.fromkeys(storages(part.buffers()), 0) for part in beside
+    ]
+    assert stated["embedding"] == sum(sum(each.values()) for each in own)
     assert stated["head"] == (module.lm_head.weight.nbytes if head else 0)
     parts = [part for layer in module.model.layers for part in parts_of(layer, "attention")]
     attention = [held_tensors(part) for part in parts]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
-from kvlite.model.architectures import ADMITTED, EXPANDS, REFUSED, architecture
+from kvlite.model.architectures import ADMITTED, EXPANDS, REFUSED, architecture, has_experts
 from kvlite.model.config_check import (
     language_part,
     parsed,
@@ -52,15 +52,16 @@ class Parts:
         int8 has a float32 scale per row. nf4 has 4 bits per number and an 8-bit scale for every 64;
         of these, a float32 scale for every 256, their float32 mean, and two tables of 16 and 256
         float32 ("QLoRA", section 3, as bitsandbytes lays it out). int4 has 4 bits per number, and
-        a float16 scale and offset for every 32 inputs; matrices whose inputs are no multiple of 32
-        are not packed. Experts are quantized each by itself, and those of one projection share a
-        table.
+        a float16 scale and offset for every 32 inputs; matrices beside layers, and those whose
+        inputs are no multiple of 32, are not packed. Experts are quantized each by itself, and
+        those of one projection share a table.
         In MXFP4 32 numbers of 4 bits share a byte.
         """
         if self.experts and weights.name in ("int8", "nf4", "mxfp4"):
             return self.count * self._expert_bytes(weights)
         numbers = prod(self.size)
-        if weights.name == "int4" and self.linear and not self.size[-1] % 32:
+        within = self.linear and self.group != "embedding"
+        if weights.name == "int4" and within and not self.size[-1] % 32:
             return self.count * numbers * 20 // 32
         if not self.linear or weights.name not in ("int8", "nf4"):
             itemsize = 4 if self.upcast and weights.is_half else weights.dtype.itemsize
@@ -323,10 +324,13 @@ def _parts(model: Any, layer_kinds: list[str]) -> tuple[Parts, ...]:
     import torch
 
     head = model.get_output_embeddings()
+    # Models with experts are quantized layer by layer; what is beside layers stays as it is.
+    within = "model.layers." if has_experts(model.config.model_type) else ""
     linears = {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module is not head and not name.endswith(EXPANDS)
+        if type(module) is torch.nn.Linear and module is not head
+        if name.startswith(within) and not name.endswith(EXPANDS)
     }
     upcast = model._keep_in_fp32_modules  # by transformers, where a model is loaded as float16
     kinds = Counter(
