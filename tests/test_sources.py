@@ -16,7 +16,7 @@ from kvlite.conversation.metrics import Piece
 from kvlite.conversation.passages import LEAST, MOST, spans
 from kvlite.documents import Document
 from kvlite.engine.passage_attention import passage_attention
-from kvlite.engine.speculate import Speculation
+from kvlite.engine.speculate import Pace
 from kvlite.model.chat_template import all_of, question_about
 from tests.conftest import make_tiny
 
@@ -31,11 +31,12 @@ def paid(attentions: Any, layer: int, owner: torch.Tensor, tokens: range) -> tor
 
 
 CASES: list[tuple[str, dict[str, Any], int]] = [
-    ("llama", {"speculate": "off"}, 30),
-    ("llama", {}, ROWS + 40),  # the log is too short for the first ones
+    ("llama", {}, 30),
+    ("llama", {"speculate": "auto"}, ROWS + 40),  # the log is too short for the first ones
     ("gemma2", {}, 60),
     ("gpt-oss", {}, 60),
     ("qwen3-next", {}, 40),
+    ("gemma4-e", {}, 60),
 ]
 
 
@@ -45,7 +46,7 @@ def test_attention_to_passages_is_transformers(
     name: str, settings: dict[str, Any], length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of tokens read and of those generated, one by one and several at once."""
-    monkeypatch.setattr(Speculation, "_choose", lambda own, most: 1 if own.off else min(4, most))
+    monkeypatch.setattr(Pace, "factor", 0.0)
     tiny = make_tiny(name)
     talk = Conversation(tiny.model, Settings(method="full", **settings))
     logs = talk.cache.queries = {index: QueryLog() for index in tiny.model.shape.full_layers}
